@@ -1,0 +1,1 @@
+"""TrainFlow: distributed training on Ray that takes failures as a normal event."""

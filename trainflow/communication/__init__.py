@@ -1,0 +1,1 @@
+"""How tensors cross the wire. torch, no Ray."""

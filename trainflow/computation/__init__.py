@@ -1,0 +1,1 @@
+"""What one rank does in one step. torch, no Ray."""

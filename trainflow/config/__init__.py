@@ -1,0 +1,1 @@
+"""What a job file may say, and how it is read."""

@@ -1,0 +1,1 @@
+"""Who runs where, and what happens when one dies. Ray lives here."""

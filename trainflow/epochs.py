@@ -1,0 +1,119 @@
+"""The values that coordination and ranks exchange when membership changes.
+
+An *epoch* is one generation of membership: who holds which rank, from one change to the next.
+A *version* of the training state is named by the step that produced it and the epoch that
+committed it, so that two histories of the same step number are never mistaken for each other.
+Plain values: no Ray, no torch, no clock.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, order=True)
+class EpochId:
+    """A generation of membership.
+
+    Attributes:
+        incarnation: which life of the coordinator formed it; grows when a coordinator restarts.
+        counter: grows with every epoch that one incarnation forms.
+    """
+
+    incarnation: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.counter}"
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A committed training state: ``step`` optimizer steps done, the last one in ``epoch``."""
+
+    step: int
+    epoch: EpochId
+
+    def __str__(self) -> str:
+        return f"{self.step}@{self.epoch}"
+
+
+INITIAL_EPOCH = EpochId(0, 0)
+INITIAL_VERSION = Version(0, INITIAL_EPOCH)
+
+
+@dataclass(frozen=True)
+class EpochSpec:
+    """Who is to take part in an epoch, and where they meet.
+
+    Attributes:
+        epoch: the id of the epoch to form.
+        members: worker ids; the index is the rank.
+        store_host: host of the TCP store used only while the group connects.
+        store_port: its port.
+    """
+
+    epoch: EpochId
+    members: tuple[str, ...]
+    store_host: str
+    store_port: int
+
+    def rank_of(self, worker_id: str) -> int:
+        """Return the rank of ``worker_id``; raises ValueError if it is not a member."""
+        return self.members.index(worker_id)
+
+    @property
+    def world_size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    """What a worker holds once it is parked and connected for an epoch.
+
+    Attributes:
+        worker_id: who reports.
+        version: the newest version it holds whole, or None if it holds no live state.
+        finished: it knows that every step is done and every rank has left the last step.
+        freed_s: seconds from the request until its old collectives had returned.
+        connected_s: seconds from the request until the new group was connected.
+        parked_s: seconds from the request until the training thread stood still.
+    """
+
+    worker_id: str
+    version: Version | None
+    finished: bool = False
+    freed_s: float = 0.0
+    connected_s: float = 0.0
+    parked_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """How the members of an epoch reach one common state.
+
+    Attributes:
+        spec: the epoch this plan is for.
+        base: the version every member starts from.
+        sources: rank that lacks ``base`` -> rank that sends it.
+        finished: training is over; members only need the final state.
+    """
+
+    spec: EpochSpec
+    base: Version
+    sources: dict[int, int] = field(default_factory=dict[int, int])
+    finished: bool = False
+
+
+class Phase(StrEnum):
+    """What a training thread is doing; stamped in shared memory for the node's Keeper."""
+
+    STARTING = "starting"
+    PARKED = "parked"
+    HEALING = "healing"
+    COMPUTE = "compute"
+    DATA = "data"
+    COMMUNICATE = "communicate"
+    OPTIMIZER = "optimizer"
+    USER = "user"
+    FINISHED = "finished"

@@ -1,0 +1,94 @@
+"""Every error that TrainFlow raises on purpose.
+
+    TrainFlowError
+    ├── ConfigError (ValueError)       a setting the user can mend
+    │   └── EntrypointError            the training function can't be imported or has the wrong shape
+    ├── DataError (ValueError)         a corpus or dataset the user can mend
+    ├── CommunicationError             a collective or a process group failed
+    │   └── GroupMismatchError         ranks disagree on what they are about to exchange
+    ├── StateError                     training state can't be captured, moved or restored
+    ├── TrainingError                  the user's training function, or the model, gave up
+    │   ├── UserCodeError              the training function raised; carries the rank's traceback
+    │   └── TooManySkippedStepsError   non-finite gradients, step after step
+    └── CoordinationError              the cluster can't do what was asked
+        ├── CapacityError              not enough nodes, CPUs or GPUs
+        ├── JobNotFoundError           no job of that name
+        ├── UnreachableError           no Ray cluster, or no coordinator, at that address
+        └── ConflictError              the name, port or job is already taken
+
+`StepAborted` (in `trainflow.computation.step`) is not in this tree: it is control flow, not an error.
+"""
+
+
+class TrainFlowError(Exception):
+    """Root of the tree. ``exit_code`` is what the command line leaves with."""
+
+    exit_code = 1
+
+
+class ConfigError(TrainFlowError, ValueError):
+    """A configuration value is wrong: says what was got, what was expected and the setting."""
+
+    exit_code = 2
+
+
+class EntrypointError(ConfigError):
+    """``entrypoint`` doesn't name an importable training function."""
+
+
+class DataError(TrainFlowError, ValueError):
+    """A corpus is missing, damaged, too small or of another kind than the job expects."""
+
+    exit_code = 2
+
+
+class CommunicationError(TrainFlowError):
+    """A collective failed, or a process group could not be formed."""
+
+
+class GroupMismatchError(CommunicationError):
+    """Ranks of one epoch disagree on bucket layout, parameters or protocol version."""
+
+
+class StateError(TrainFlowError):
+    """Training state can't be captured, sent or restored."""
+
+
+class TrainingError(TrainFlowError):
+    """Training can't go on, whatever the cluster does."""
+
+
+class UserCodeError(TrainingError):
+    """The training function raised. The message holds the rank and its traceback."""
+
+
+class TooManySkippedStepsError(TrainingError):
+    """Gradients were not finite for ``training.max_skipped_steps`` steps in a row."""
+
+
+class CoordinationError(TrainFlowError):
+    """The cluster can't do what was asked."""
+
+
+class CapacityError(CoordinationError):
+    """The cluster has fewer resources than the job's minimum."""
+
+    exit_code = 8
+
+
+class JobNotFoundError(CoordinationError):
+    """No coordinator with that job id runs on the cluster."""
+
+    exit_code = 3
+
+
+class UnreachableError(CoordinationError):
+    """No Ray cluster, or no coordinator, answers at that address."""
+
+    exit_code = 5
+
+
+class ConflictError(CoordinationError):
+    """The job id, port or head is already in use."""
+
+    exit_code = 6
