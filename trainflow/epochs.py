@@ -7,7 +7,7 @@ Plain values: no Ray, no torch, no clock.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 
 
 @dataclass(frozen=True, order=True)
@@ -74,6 +74,7 @@ class MemberReport:
     Attributes:
         worker_id: who reports.
         version: the newest version it holds whole, or None if it holds no live state.
+        tail_done: it ran the code that follows that version's commit to its end.
         finished: it knows that every step is done and every rank has left the last step.
         freed_s: seconds from the request until its old collectives had returned.
         connected_s: seconds from the request until the new group was connected.
@@ -82,6 +83,7 @@ class MemberReport:
 
     worker_id: str
     version: Version | None
+    tail_done: bool = False
     finished: bool = False
     freed_s: float = 0.0
     connected_s: float = 0.0
@@ -96,13 +98,24 @@ class RecoveryPlan:
         spec: the epoch this plan is for.
         base: the version every member starts from.
         sources: rank that lacks ``base`` -> rank that sends it.
+        replay_tail: the code after ``base``'s commit may not have run everywhere: run it again.
         finished: training is over; members only need the final state.
     """
 
     spec: EpochSpec
     base: Version
     sources: dict[int, int] = field(default_factory=dict[int, int])
+    replay_tail: bool = False
     finished: bool = False
+
+
+class Flag(IntFlag):
+    """What one rank tells all others with its commit record, so that all act at the same step."""
+
+    NONE = 0
+    PAUSE = 1
+    STOP = 2
+    FINISHED = 4
 
 
 class Phase(StrEnum):
@@ -117,3 +130,13 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     USER = "user"
     FINISHED = "finished"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a rank that stays in this phase too long is to blame itself."""
+        return self in {Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a rank in this phase waits for other ranks."""
+        return self in {Phase.COMMUNICATE, Phase.HEALING}

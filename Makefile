@@ -1,0 +1,78 @@
+# Everything a person or CI runs. Needs Python 3.11 or newer with venv, and make; `make help` lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The first Python here that is new enough; `make PYTHON=/path/to/python3.12 venv` picks another.
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+BIN := .venv/bin
+STAMP := .venv/installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+# The type checker doesn't ask the network for news of itself.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP) ## make .venv and install TrainFlow with all extras into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "got PYTHON='$(PYTHON)', expected Python 3.11 or newer: make PYTHON=/path/to/python"; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "got a Python without venv, expected one with it: apt-get install python3-venv"; \
+		exit 1; }
+	$(PYTHON) -m venv .venv
+	@if $(call wants_cpu_torch); then \
+		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
+	fi
+	$(BIN)/pip install -c constraints.txt -e '.[lm,bench,dev]'
+	touch $@
+
+# No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.
+define wants_cpu_torch
+! command -v nvidia-smi >/dev/null \
+&& ! $(BIN)/python -c 'import torch' 2>/dev/null \
+&& $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(CPU_TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null \
+&& $(BIN)/pip install --quiet --dry-run --no-deps --report - $(TORCH) 2>/dev/null | grep -qE '^ *"(nvidia|cuda)-'
+endef
+
+demo: $(STAMP) ## train on three simulated nodes while a worker, a node and the coordinator die
+	$(BIN)/python jobs/demo.py
+
+check: $(STAMP) ## format, lint, types, layers, architecture; under a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/architecture
+
+format: $(STAMP) ## format the code and mend what the linter can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: $(STAMP) ## every test
+	$(BIN)/python -m pytest
+
+test-unit: $(STAMP) ## the tests of plain values; under a minute
+	$(BIN)/python -m pytest tests/unit
+
+bench: bench-recovery bench-overhead ## every benchmark
+
+bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
+	$(BIN)/python benchmarks/recovery.py
+
+bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove what was built and measured; the .venv stays
+	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Measurements of TrainFlow beside its peers; run from the repository root."""

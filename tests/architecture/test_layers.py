@@ -1,0 +1,37 @@
+"""Imports point down, and each room knows only the libraries it should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+EXIT_STATUS_SUCCESS = 0
+
+
+def test_imports_keep_the_contracts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename="pyproject.toml", no_cache=True) == EXIT_STATUS_SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("trainflow", ["ray", "torch", "pydantic"]),
+        ("trainflow.errors", ["ray", "torch", "pydantic"]),
+        ("trainflow.epochs", ["ray", "torch", "pydantic"]),
+        ("trainflow.config", ["ray", "torch", "transformers"]),
+        ("trainflow.coordination.coordinator", ["torch", "transformers"]),
+        ("trainflow.coordination.keeper", ["torch", "transformers"]),
+        ("trainflow.communication.group", ["ray", "transformers"]),
+        ("trainflow.computation.session", ["ray", "transformers"]),
+    ],
+)
+def test_importing_a_room_loads_no_more_than_it_needs(module: str, unwanted: list[str]):
+    probe = f"import sys, {module}; print([n for n in {unwanted} if n in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,220 @@
+"""Bounds and cross-field checks of the job file's settings."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainflow.config import JobConfig
+
+SETTINGS: dict[str, Any] = {
+    "name": "pretrain-lm",
+    "entrypoint": "jobs.pretrain_lm:train",
+    "training": {"max_steps": 10, "global_batch_size": 8, "microbatch_size": 2},
+    "data": {"url": "file:///corpus"},
+    "workers": {"minimum": 1, "target": 2},
+}
+
+
+def settings_with(**values: object) -> dict[str, Any]:
+    """The valid settings with some changed; `training__seed` stands for `training.seed`."""
+    settings = copy.deepcopy(SETTINGS)
+    for path, value in values.items():
+        *sections, key = path.split("__")
+        inner = settings
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
+    return settings
+
+
+def test_what_is_left_out_takes_its_default():
+    config = JobConfig.model_validate(SETTINGS)
+    assert config.training.clip_norm == 1.0
+    assert config.training.precision == "fp32"
+    assert config.training.max_skipped_steps == 5
+    assert config.data.order == "shuffled"
+    assert config.workers.spares == 0
+    assert config.workers.resources.CPU == 1
+    assert config.communication.bucket_bytes == 4 * 1024 * 1024
+    assert config.failures.hang_timeout_s == "auto"
+    assert config.labels == {}
+
+
+@pytest.mark.parametrize("values", [{}, {"workers__maximum": None}])
+def test_the_maximum_is_the_target_unless_set(values: dict[str, object]):
+    assert JobConfig.model_validate(settings_with(**values)).workers.maximum == 2
+
+
+def test_a_configuration_is_frozen():
+    config = JobConfig.model_validate(SETTINGS)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.training.seed = 1  # pyright: ignore[reportAttributeAccessIssue]  the point
+
+
+def test_every_setting_is_explained():
+    def unexplained(model: Any, prefix: str = "") -> list[str]:
+        found: list[str] = []
+        for name, field in model.model_fields.items():
+            if not field.description:
+                found.append(prefix + name)
+            if hasattr(field.annotation, "model_fields"):
+                found += unexplained(field.annotation, f"{prefix}{name}.")
+        return found
+
+    assert unexplained(JobConfig) == []
+
+
+def test_a_configuration_survives_a_round_trip_through_json():
+    config = JobConfig.model_validate(
+        settings_with(failures__hang_timeout_s=3.5, args={"lr": 3e-4})
+    )
+    assert JobConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"training__clip_norm": None},
+        {"training__clip_norm": 2},
+        {"training__seed": 2**63 - 1},
+        {"training__global_batch_size": 2, "training__microbatch_size": 1},
+        {"failures__hang_timeout_s": 1},
+        {"failures__max_failures": None},
+        {"workers__resources": {"CPU": 0.5, "GPU": 0.25}},
+        {"communication__backend": "nccl", "workers__resources": {"GPU": 1}},
+        {"data": {"dataset": "jobs.toy:dataset"}},
+        {"name": "0"},
+        {"name": "a" * 63},
+        {"entrypoint": "train:main"},
+    ],
+)
+def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, object]):
+    JobConfig.model_validate(settings_with(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "setting", "expected"),
+    [
+        ({"schema_version": 2}, "schema_version", "should be 1"),
+        ({"name": "Pretrain"}, "name", "match pattern"),
+        ({"name": "-a"}, "name", "match pattern"),
+        ({"name": "a" * 64}, "name", "match pattern"),
+        ({"entrypoint": "jobs.pretrain_lm"}, "entrypoint", "module:function"),
+        ({"entrypoint": "jobs/pretrain_lm.py:train"}, "entrypoint", "module:function"),
+        ({"entrypoint": ":train"}, "entrypoint", "module:function"),
+        ({"training__max_steps": 0}, "training.max_steps", "greater than 0"),
+        ({"training__max_steps": 1.5}, "training.max_steps", "valid integer"),
+        ({"training__max_steps": "10"}, "training.max_steps", "valid integer"),
+        ({"training__max_steps": True}, "training.max_steps", "valid integer"),
+        ({"training__precision": "fp16"}, "training.precision", "'fp32' or 'bf16'"),
+        ({"training__clip_norm": 0}, "training.clip_norm", "greater than 0"),
+        ({"training__clip_norm": float("nan")}, "training.clip_norm", "finite number"),
+        ({"training__clip_norm": float("inf")}, "training.clip_norm", "finite number"),
+        ({"training__seed": -1}, "training.seed", "greater than or equal to 0"),
+        ({"training__seed": 2**63}, "training.seed", "less than or equal to"),
+        ({"training__deterministic": "no"}, "training.deterministic", "valid boolean"),
+        ({"training__deterministic": 1}, "training.deterministic", "valid boolean"),
+        ({"data__order": "stream"}, "data.order", "'shuffled' or 'sequential'"),
+        ({"data__prefetch_batches": 0}, "data.prefetch_batches", "greater than 0"),
+        ({"workers__minimum": 0}, "workers.minimum", "greater than 0"),
+        ({"workers__spares": -1}, "workers.spares", "greater than or equal to 0"),
+        ({"workers__resources": {"CPU": -1}}, "workers.resources.CPU", "greater than or equal"),
+        ({"parallel__mode": "fsdp"}, "parallel.mode", "'ddp'"),
+        ({"communication__backend": "mpi"}, "communication.backend", "'auto', 'gloo' or 'nccl'"),
+        ({"communication__bucket_bytes": 0}, "communication.bucket_bytes", "greater than 0"),
+        ({"communication__compression": "topk"}, "communication.compression", "'none' or 'bf16'"),
+        ({"failures__max_failures": -1}, "failures.max_failures", "greater than or equal to 0"),
+        ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),
+        ({"failures__hang_timeout_s": 0}, "failures.hang_timeout_s", "greater than 0"),
+        ({"failures__lease_s": 1}, "failures.lease_s", "greater than or equal to 3"),
+        ({"monitoring__log_every_steps": 0}, "monitoring.log_every_steps", "greater than 0"),
+        ({"labels": {"team": 3}}, "labels.team", "valid string"),
+        ({"checkpoint": {"url": "s3://b"}}, "checkpoint", "not permitted"),
+        ({"snapshot": {"every_steps": 1}}, "snapshot", "not permitted"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: str, expected: str):
+    with pytest.raises(ValidationError) as refusal:
+        JobConfig.model_validate(settings_with(**values))
+    details = refusal.value.errors()
+    assert all(".".join(map(str, each["loc"])).startswith(setting) for each in details)
+    assert any(expected in each["msg"] for each in details)
+
+
+@pytest.mark.parametrize(
+    ("values", "got", "expected", "change"),
+    [
+        (
+            {"training__global_batch_size": 3, "training__microbatch_size": 4},
+            "training.microbatch_size: got 4",
+            "at most training.global_batch_size = 3",
+            "raise training.global_batch_size",
+        ),
+        (
+            {"training__global_batch_size": 2, "workers__target": 3},
+            "training.global_batch_size: got 2",
+            "at least workers.target = 3",
+            "the global batch is below the world",
+        ),
+        (
+            {"workers__minimum": 3},
+            "workers.minimum: got 3",
+            "at most workers.target = 2",
+            "raise workers.target",
+        ),
+        (
+            {"workers__maximum": 1},
+            "workers.maximum: got 1",
+            "at least workers.target = 2",
+            "lower workers.target",
+        ),
+        (
+            {"data__url": None},
+            "data: got url = None and dataset = None",
+            "exactly one of data.url and data.dataset",
+            "set data.url",
+        ),
+        (
+            {"data__dataset": "jobs.toy:dataset"},
+            "dataset = 'jobs.toy:dataset'",
+            "exactly one of data.url and data.dataset",
+            "set data.url",
+        ),
+        (
+            {"communication__backend": "nccl"},
+            "communication.backend: got 'nccl'",
+            "gloo or auto where workers.resources.GPU = 0",
+            "workers.resources.GPU",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    values: dict[str, object], got: str, expected: str, change: str
+):
+    with pytest.raises(ValidationError) as refusal:
+        JobConfig.model_validate(settings_with(**values))
+    message = str(refusal.value)
+    assert got in message
+    assert expected in message
+    assert change in message
+
+
+WORLD = st.integers(min_value=1, max_value=6)
+
+
+@given(minimum=WORLD, target=WORLD, maximum=WORLD, batch=WORLD)
+def test_a_world_is_accepted_exactly_if_it_is_in_order(
+    minimum: int, target: int, maximum: int, batch: int
+):
+    workers = {"minimum": minimum, "target": target, "maximum": maximum}
+    training = {"max_steps": 1, "global_batch_size": batch, "microbatch_size": 1}
+    settings = settings_with(workers=workers, training=training)
+    if minimum <= target <= maximum and target <= batch:
+        JobConfig.model_validate(settings)
+    else:
+        with pytest.raises(ValidationError):
+            JobConfig.model_validate(settings)

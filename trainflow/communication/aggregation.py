@@ -1,0 +1,137 @@
+"""How one bucket is summed over ranks: the seam at which compressors plug in.
+
+Process: every rank.  Thread: training.  Ranks: all call with the same bucket in the same order.
+Fails: never raises; ``wait()`` says False and the bucket holds garbage.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from trainflow.communication.group import Group, Pending
+
+
+class Handle(Protocol):
+    """A bucket on its way."""
+
+    def wait(self) -> bool:
+        """Block until the bucket holds the sum over ranks; False if it holds garbage."""
+        ...
+
+
+class Aggregator(Protocol):
+    """Sums a flat bucket over ranks, in place."""
+
+    def start(self, bucket: Tensor, group: Group) -> Handle:
+        """Send the bucket off. ``bucket`` is 1-D and must not be touched until ``wait`` returns."""
+        ...
+
+    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
+        """Bytes that one rank sends for a bucket."""
+        ...
+
+
+def _ring_bytes(payload_bytes: int, world_size: int) -> int:
+    return 2 * (world_size - 1) * payload_bytes // world_size
+
+
+class RingSum:
+    """The library's all_reduce in the bucket's own type."""
+
+    def start(self, bucket: Tensor, group: Group) -> Pending:
+        """Start an all_reduce."""
+        return group.all_reduce(bucket)
+
+    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
+        """2 (N-1)/N of the bucket."""
+        return _ring_bytes(num_elements * element_bytes, world_size)
+
+
+class Bfloat16Sum:
+    """An all_reduce in bfloat16: half the bytes, sums rounded to 8 bits of mantissa."""
+
+    def start(self, bucket: Tensor, group: Group) -> Handle:
+        """Cast, then start an all_reduce of the copy."""
+        narrow = bucket.to(torch.bfloat16)
+        return _CopyBack(group.all_reduce(narrow), bucket, narrow)
+
+    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
+        """2 (N-1)/N of two bytes an element."""
+        return _ring_bytes(num_elements * min(element_bytes, torch.bfloat16.itemsize), world_size)
+
+
+class _CopyBack:
+    """Waits for a narrow copy and writes it back to the bucket."""
+
+    def __init__(self, pending: Pending, bucket: Tensor, narrow: Tensor):
+        self._pending = pending
+        self._bucket = bucket
+        self._narrow = narrow
+
+    def wait(self) -> bool:
+        """Block until the copy is reduced, then widen it into the bucket."""
+        done = self._pending.wait()
+        if done:
+            self._bucket.copy_(self._narrow)
+        return done
+
+
+class RankOrderSum:
+    """A two-hop sum in rank order, whatever the library's topology: the same bits on any network.
+
+    Hop 1 gives rank r the r-th part of every rank's bucket, which it sums from rank 0 up; hop 2
+    gathers the sums. As many bytes as a ring.
+    """
+
+    def start(self, bucket: Tensor, group: Group) -> Handle:
+        """Start hop 1. Hop 2 starts in ``wait``, in the order of waiting, equal on all ranks."""
+        part = -(-bucket.numel() // group.world_size)
+        padded = bucket.new_zeros(part * group.world_size)
+        padded[: bucket.numel()] = bucket
+        received = torch.empty_like(padded)
+        return _TwoHops(group, bucket, padded, received)
+
+    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
+        """2 (N-1)/N of the bucket, padded to a multiple of N."""
+        part = -(-num_elements // world_size)
+        return _ring_bytes(part * world_size * element_bytes, world_size)
+
+
+class _TwoHops:
+    def __init__(self, group: Group, bucket: Tensor, padded: Tensor, received: Tensor):
+        self._group = group
+        self._bucket = bucket
+        self._padded = padded
+        self._received = received
+        self._first_hop = group.all_to_all(received, padded)
+
+    def wait(self) -> bool:
+        """Finish hop 1, sum in rank order, run hop 2."""
+        if not self._first_hop.wait():
+            return False
+        parts = self._received.view(self._group.world_size, -1)
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        if not self._group.all_gather(self._padded, total).wait():
+            return False
+        self._bucket.copy_(self._padded[: self._bucket.numel()])
+        return True
+
+
+def choose_aggregator(
+    compression: Literal["none", "bf16"], *, deterministic: bool, topology_free: bool
+) -> Aggregator:
+    """Pick how buckets are summed.
+
+    Args:
+        compression: what the job asks for.
+        deterministic: whether a run must repeat bit for bit.
+        topology_free: whether the library's own order of summation depends on ranks alone (gloo).
+    """
+    if compression == "bf16":
+        return Bfloat16Sum()
+    if deterministic and not topology_free:
+        return RankOrderSum()
+    return RingSum()

@@ -1,0 +1,169 @@
+"""The record that every rank contributes to a commit, and the decision that follows from all of them.
+
+One all_gather of a fixed number of bytes a rank. Every rank decides from the same bytes, so all decide
+alike: there is no second round and nobody to ask. Pure, apart from `exchange`.
+"""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import xxhash
+
+from trainflow.communication.group import Group
+from trainflow.epochs import Flag
+from trainflow.errors import CommunicationError, GroupMismatchError
+
+MAX_SCALARS = 16
+_HEADER = struct.Struct("<8sqqqqQdddd")
+_SCALAR = struct.Struct("<Qdd")
+_MAGIC = b"TFcommit"
+RECORD_BYTES = _HEADER.size + MAX_SCALARS * _SCALAR.size
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A logged value on its way to a weighted mean: ``sum(weight * value)`` and ``sum(weight)``."""
+
+    weighted_sum: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """What one rank says about the step it wants to commit.
+
+    Attributes:
+        incarnation: of the epoch.
+        counter: of the epoch.
+        step: the step's number.
+        flags: requests that all ranks must see at the same step.
+        digest: hash of the reduced gradients.
+        weight: this rank's share of the mean (targets, samples).
+        loss_sum: weight times mean loss, summed over the rank's microbatches.
+        compute_s: time the rank computed in this step, waiting left out.
+        wait_s: time it waited for other ranks.
+        scalars: logged values by `scalar_key`; at most `MAX_SCALARS`.
+    """
+
+    incarnation: int
+    counter: int
+    step: int
+    flags: Flag = Flag.NONE
+    digest: int = 0
+    weight: float = 0.0
+    loss_sum: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    scalars: dict[int, Scalar] = field(default_factory=dict[int, Scalar])
+
+    def pack(self) -> bytes:
+        """Encode in exactly `RECORD_BYTES` bytes."""
+        header = _HEADER.pack(
+            _MAGIC,
+            self.incarnation,
+            self.counter,
+            self.step,
+            int(self.flags),
+            self.digest,
+            self.weight,
+            self.loss_sum,
+            self.compute_s,
+            self.wait_s,
+        )
+        entries = [_SCALAR.pack(k, s.weighted_sum, s.weight) for k, s in self.scalars.items()]
+        return b"".join([header, *entries]).ljust(RECORD_BYTES, b"\0")
+
+
+def unpack(data: bytes) -> CommitRecord:
+    """Decode a record; raises CommunicationError if it isn't one."""
+    magic, *fields = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise CommunicationError(f"not a commit record: starts with {magic!r}")
+    entries = _SCALAR.iter_unpack(data[_HEADER.size : RECORD_BYTES])
+    scalars = {key: Scalar(total, weight) for key, total, weight in entries if key}
+    return CommitRecord(*fields[:3], Flag(fields[3]), *fields[4:], scalars=scalars)
+
+
+def scalar_key(name: str) -> int:
+    """Return the 64-bit key under which a logged name travels; never 0."""
+    return xxhash.xxh3_64_intdigest(name.encode()) or 1
+
+
+@dataclass(frozen=True)
+class CommitDecision:
+    """What all ranks conclude.
+
+    Attributes:
+        total_weight: sum of weights; the gradients' divisor.
+        loss: mean loss over all samples of the step; NaN if no rank had any.
+        flags: union of all flags.
+        suspects: ranks whose gradients differ from the majority's, or all if there is none.
+        scalars: mean over ranks of each logged value, by key.
+    """
+
+    total_weight: float
+    loss: float
+    flags: Flag
+    suspects: tuple[int, ...]
+    scalars: dict[int, float]
+
+
+def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
+    """Draw the one conclusion from the records of all ranks, by rank.
+
+    Raises:
+        GroupMismatchError: the ranks are not at the same step of the same epoch.
+    """
+    positions = {(r.incarnation, r.counter, r.step) for r in records}
+    if len(positions) != 1:
+        raise GroupMismatchError(f"ranks commit different steps: {sorted(positions)}")
+    flags = Flag.NONE
+    for record in records:
+        flags |= record.flags
+    # Plain loops over ranks in order: the same bits on every rank.
+    total_weight = math.fsum(record.weight for record in records)
+    loss_sum = math.fsum(record.loss_sum for record in records)
+    return CommitDecision(
+        total_weight=total_weight,
+        loss=loss_sum / total_weight if total_weight else math.nan,
+        flags=flags,
+        suspects=_suspects([record.digest for record in records]),
+        scalars=_mean_scalars(records),
+    )
+
+
+def _suspects(digests: Sequence[int]) -> tuple[int, ...]:
+    counts = Counter(digests)
+    if len(counts) == 1:
+        return ()
+    digest, votes = counts.most_common(1)[0]
+    if votes * 2 <= len(digests):
+        return tuple(range(len(digests)))
+    return tuple(rank for rank, other in enumerate(digests) if other != digest)
+
+
+def _mean_scalars(records: Sequence[CommitRecord]) -> dict[int, float]:
+    means: dict[int, float] = {}
+    for key in sorted({key for record in records for key in record.scalars}):
+        found = [record.scalars[key] for record in records if key in record.scalars]
+        weight = math.fsum(scalar.weight for scalar in found)
+        means[key] = math.fsum(s.weighted_sum for s in found) / weight if weight else math.nan
+    return means
+
+
+def exchange(record: CommitRecord, group: Group, device: torch.device) -> list[CommitRecord] | None:
+    """Gather every rank's record, by rank; None if the group failed.
+
+    Process: every rank.  Thread: training.  Blocks: until all ranks have come.
+    """
+    record = replace(record, incarnation=group.spec.epoch.incarnation, counter=group.spec.epoch.counter)
+    mine = torch.frombuffer(bytearray(record.pack()), dtype=torch.uint8).to(device)
+    everyone = torch.empty(group.world_size * RECORD_BYTES, dtype=torch.uint8, device=device)
+    if not group.all_gather(everyone, mine).wait():
+        return None
+    data = everyone.cpu().numpy().tobytes()
+    return [unpack(data[i : i + RECORD_BYTES]) for i in range(0, len(data), RECORD_BYTES)]

@@ -1,0 +1,151 @@
+"""Sum gradients over ranks while backward is still running.
+
+A hook on each parameter copies its gradient into the parameter's slot as soon as autograd has finished
+it; a bucket leaves when all its slots are filled and every bucket before it has left, so that all ranks
+issue the same collectives in the same order whatever order autograd took. Gradients that accumulate over
+microbatches stay with autograd until the last one: until then nothing is copied or sent.
+
+Process: every rank.  Thread: training (autograd on CPU runs in it).  Blocks: only in `finish`.
+Ranks: each calls begin, then at most one armed backward, then finish; one without microbatches sends zeros.
+Fails: never raises; `finish` returns None and the gradients are garbage.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from trainflow.communication.aggregation import Aggregator, Handle, RingSum
+from trainflow.communication.buckets import BucketLayout, ParameterSpec, plan_buckets
+from trainflow.communication.group import Group
+
+
+@dataclass(frozen=True)
+class ReducedGradients:
+    """Gradients summed over ranks and microbatches; the parameters' ``grad`` are views of ``flats``.
+
+    Attributes:
+        flats: one 1-D tensor a bucket, flags of the tail left out.
+        digest: hash of their bits; ranks that hold the same sums have the same digest.
+        norm: 2-norm of all of them; not finite if any element isn't, or if its square overflows.
+    """
+
+    flats: tuple[Tensor, ...]
+    digest: int
+    norm: float
+
+    def scale_(self, factor: float) -> None:
+        """Multiply every gradient in place."""
+        for flat in self.flats:
+            flat.mul_(factor)
+
+
+class GradientReducer:
+    """Buckets of one model's gradients."""
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], aggregator: Aggregator, bucket_bytes: int
+    ):
+        self._parameters = [parameter for _, parameter in parameters]
+        specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in parameters]
+        self.layout: BucketLayout = plan_buckets(specs, bucket_bytes)
+        self._aggregator = aggregator
+        self._tail_aggregator = RingSum()
+        device = self._parameters[0].device
+        self._buffers = [
+            torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=device)
+            for bucket in self.layout.buckets
+        ]
+        self._views: list[Tensor] = [torch.empty(0)] * len(specs)
+        self._bucket_of: list[int] = [0] * len(specs)
+        for number, bucket in enumerate(self.layout.buckets):
+            for slot in bucket.slots:
+                flat = self._buffers[number][slot.offset : slot.offset + slot.num_elements]
+                self._views[slot.parameter] = flat.view(specs[slot.parameter].shape)
+                self._bucket_of[slot.parameter] = number
+        self._group: Group | None = None
+        self._armed = False
+        self._handles: list[Handle] = []
+        self._missing: list[int] = []
+        self._filled: list[bool] = []
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+
+    def begin(self, group: Group) -> None:
+        """Forget the last step's gradients, whatever became of them."""
+        self._group = group
+        self._armed = False
+        self._handles = []
+        self._missing = [len(bucket.slots) for bucket in self.layout.buckets]
+        self._filled = [False] * len(self._parameters)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def arm(self) -> None:
+        """The next backward is this rank's last one in the step: send buckets as they fill."""
+        self._armed = True
+
+    def finish(self) -> ReducedGradients | None:
+        """Send what is left, wait for all buckets and point the parameters' ``grad`` at the sums.
+
+        A parameter that no rank used has ``grad`` None, as without TrainFlow. Returns None if a
+        collective failed.
+        """
+        for index, filled in enumerate(self._filled):
+            if not filled:
+                self._fill(index)
+        self._launch_ready()
+        if not all([handle.wait() for handle in self._handles]):
+            return None
+        flags = self._buffers[-1][self.layout.flags_offset :].tolist()
+        for parameter, view, flag in zip(self._parameters, self._views, flags, strict=True):
+            parameter.grad = view if flag > 0 else None
+        return self._summarise()
+
+    def wire_bytes(self, world_size: int) -> int:
+        """Bytes that one rank sends in a step."""
+        sizes = [(buffer.numel(), buffer.element_size()) for buffer in self._buffers]
+        body = sum(self._aggregator.wire_bytes(*size, world_size) for size in sizes[:-1])
+        return body + self._tail_aggregator.wire_bytes(*sizes[-1], world_size)
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def copy_when_armed(_: Tensor) -> None:
+            if self._armed:
+                self._fill(index)
+                self._launch_ready()
+
+        return copy_when_armed
+
+    def _fill(self, index: int) -> None:
+        """Copy a gradient, or zeros, into its slot, and note in the tail whether there was one."""
+        grad = self._parameters[index].grad
+        if grad is None:
+            self._views[index].zero_()
+        else:
+            self._views[index].copy_(grad)
+            self._parameters[index].grad = None
+        self._buffers[-1][self.layout.flags_offset + index] = float(grad is not None)
+        self._filled[index] = True
+        self._missing[self._bucket_of[index]] -= 1
+
+    def _launch_ready(self) -> None:
+        """Send, in order, each bucket whose slots are all filled. The tail goes when all is filled."""
+        assert self._group is not None, "begin() comes before backward"
+        last = len(self._buffers) - 1
+        while (number := len(self._handles)) <= last:
+            if self._missing[number] or (number == last and not all(self._filled)):
+                return
+            aggregator = self._tail_aggregator if number == last else self._aggregator
+            self._handles.append(aggregator.start(self._buffers[number], self._group))
+
+    def _summarise(self) -> ReducedGradients:
+        tail = self._buffers[-1][: self.layout.flags_offset]
+        flats = (*self._buffers[:-1], tail)
+        norms = [torch.linalg.vector_norm(flat.detach(), dtype=torch.float32) for flat in flats]
+        digest = xxhash.xxh3_64()
+        for flat in flats:
+            digest.update(flat.view(torch.uint8).cpu().numpy())
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        return ReducedGradients(flats, digest.intdigest(), float(norm))

@@ -1,0 +1,93 @@
+"""Which samples a rank reads in a step, and the datasets they come from.
+
+Process: every rank.  Thread: training; reading ahead has a thread of its own (`MicrobatchLoader`).
+"""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from trainflow.config.entrypoint import import_function
+from trainflow.config.job import JobConfig
+from trainflow.data.batch import Batch
+from trainflow.data.loader import MapDataset, MicrobatchLoader
+from trainflow.data.order import Microbatch, SampleOrder, deal_microbatches
+from trainflow.data.token_corpus import TokenCorpus
+from trainflow.errors import ConfigError
+
+
+class DataFeed:
+    """The training data of one rank, wherever in the world it stands at the moment."""
+
+    def __init__(self, job: JobConfig, dataset: MapDataset, validation: MapDataset | None):
+        self._job = job
+        self._num_validation_samples = 0 if validation is None else len(validation)
+        order = SampleOrder(len(dataset), job.training.seed, job.data.order)
+        self._loader = MicrobatchLoader(dataset, order, prefetch_batches=job.data.prefetch_batches)
+        self._validation: MicrobatchLoader | None = None
+        if validation is not None:
+            in_order = SampleOrder(len(validation), job.training.seed, "sequential")
+            self._validation = MicrobatchLoader(validation, in_order, prefetch_batches=1)
+
+    def deal(self, consumed_samples: int, world_size: int, rank: int) -> tuple[Microbatch, ...]:
+        """Return this rank's microbatches of the step that begins at ``consumed_samples``."""
+        training = self._job.training
+        return deal_microbatches(
+            consumed_samples, training.global_batch_size, training.microbatch_size, world_size, rank
+        )
+
+    def schedule(self, consumed_samples: int, world_size: int, rank: int) -> None:
+        """Read ahead for this step and the next, as long as the world stays as it is."""
+        following = consumed_samples + self._job.training.global_batch_size
+        starts = (consumed_samples, following)
+        self._loader.schedule([m for start in starts for m in self.deal(start, world_size, rank)])
+
+    def read(self, microbatch: Microbatch) -> Batch:
+        """Return a microbatch; at once if it was scheduled."""
+        return self._loader.get(microbatch)
+
+    def validation_batches(self, world_size: int, rank: int) -> Iterator[Batch]:
+        """Yield this rank's share of one pass over the validation data.
+
+        Raises:
+            ConfigError: the job has none.
+        """
+        if self._validation is None:
+            raise ConfigError(
+                "evaluate: got no validation data, expected some: set data.validation_url, or pack a "
+                "corpus with a validation split"
+            )
+        size = self._job.training.microbatch_size
+        for microbatch in deal_microbatches(0, self._num_validation_samples, size, world_size, rank):
+            yield self._validation.get(microbatch)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._loader.close()
+        if self._validation is not None:
+            self._validation.close()
+
+
+def open_data_feed(job: JobConfig, args: BaseModel) -> DataFeed:
+    """Open the datasets that ``job.data`` names.
+
+    Raises:
+        DataError: a corpus is missing, damaged, or smaller than one batch.
+    """
+    return DataFeed(job, open_dataset(job, args), _open_validation(job))
+
+
+def open_dataset(job: JobConfig, args: BaseModel) -> MapDataset:
+    """Open the training samples."""
+    if job.data.dataset is not None:
+        return import_function(job.data.dataset, setting="data.dataset")(args)
+    assert job.data.url is not None, "the configuration requires one of url and dataset"
+    return TokenCorpus.open(job.data.url)
+
+
+def _open_validation(job: JobConfig) -> MapDataset | None:
+    url = job.data.validation_url or job.data.url
+    if url is None:
+        return None
+    corpus = TokenCorpus.open(url, split="validation")
+    return corpus if len(corpus) else None

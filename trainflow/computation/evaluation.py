@@ -1,0 +1,70 @@
+"""Values that all ranks agree on outside the gradient: evaluation and single numbers.
+
+Process: every rank.  Thread: training.  Ranks: all call, or none.
+Blocks: until every rank has come.  Fails: `StepAborted` when a rank is lost.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainflow.communication.group import Group
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.seeding import isolated_randomness
+from trainflow.computation.step import StepAborted
+from trainflow.computation.training_state import TrainingState
+from trainflow.data.batch import Batch
+
+_COMBINE: dict[str, Callable[[list[float]], float]] = {
+    "sum": math.fsum,
+    "mean": lambda values: math.fsum(values) / len(values),
+    "min": min,
+    "max": max,
+}
+
+
+def gather_numbers(values: list[float], group: Group, device: torch.device) -> list[list[float]]:
+    """Gather the same count of numbers from every rank, by rank; raises StepAborted."""
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    everyone = torch.empty(group.world_size * len(values), dtype=torch.float64, device=device)
+    if not group.all_gather(everyone, mine).wait():
+        raise StepAborted
+    return everyone.view(group.world_size, len(values)).tolist()
+
+
+def reduce_over_ranks(
+    value: float, op: Literal["mean", "sum", "min", "max"], group: Group, device: torch.device
+) -> float:
+    """Combine one number a rank, in rank order."""
+    return _COMBINE[op]([row[0] for row in gather_numbers([value], group, device)])
+
+
+def evaluate(
+    context: RankContext,
+    state: TrainingState,
+    group: Group,
+    fn: Callable[[Batch], tuple[Tensor, float]],
+) -> float:
+    """Take the weighted mean of ``fn`` over one pass of the validation data."""
+    modules = [model.module for model in state.models.values()]
+    were_training = [module.training for module in modules]
+    total, weight_sum = 0.0, 0.0
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad(), isolated_randomness(context.job.training.seed):
+            for batch in context.feed.validation_batches(group.world_size, group.rank):
+                if group.failure is not None:
+                    raise StepAborted
+                mean, weight = fn(batch.to(context.device))
+                total += float(mean) * weight
+                weight_sum += weight
+    finally:
+        for module, training in zip(modules, were_training, strict=True):
+            module.train(training)
+    rows = gather_numbers([total, weight_sum], group, context.device)
+    weight_sum = math.fsum(row[1] for row in rows)
+    return math.fsum(row[0] for row in rows) / weight_sum if weight_sum else math.nan

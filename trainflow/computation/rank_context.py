@@ -1,0 +1,41 @@
+"""What a rank is given to run with."""
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import BaseModel
+
+from trainflow.communication.group import Group
+from trainflow.computation.data_feed import DataFeed
+from trainflow.computation.epoch_gate import EpochGate
+from trainflow.computation.reports import ReportStep
+from trainflow.computation.stamps import StampWriter
+from trainflow.config.job import JobConfig
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Everything around the training function.
+
+    Attributes:
+        job: the job's configuration.
+        args: its ``args``, checked by the training function's own model.
+        job_id: names the run.
+        device: where the model lives.
+        feed: the samples.
+        gate: where epochs come from.
+        stamps: where progress is shown.
+        report: takes a report of each committed step; must not block.
+        rehearsal: a group of this rank alone, to run one step in for nothing, so that the first real
+            one finds all code loaded and all memory touched; None to go without.
+    """
+
+    job: JobConfig
+    args: BaseModel
+    job_id: str
+    device: torch.device
+    feed: DataFeed
+    gate: EpochGate
+    stamps: StampWriter
+    report: ReportStep
+    rehearsal: Group | None

@@ -1,0 +1,65 @@
+"""What a rank tells the coordinator of its steps. Plain values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainflow.epochs import EpochId
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a rank came into an epoch; times are CLOCK_REALTIME, in seconds.
+
+    Attributes:
+        begun_at_s: it was released into the epoch.
+        healed_at_s: it held the epoch's base version.
+        healed: it received its state from a peer.
+    """
+
+    begun_at_s: float
+    healed_at_s: float
+    healed: bool
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One committed step, as one rank saw it.
+
+    Attributes:
+        step: number of the step.
+        epoch: that committed it.
+        rank: who reports.
+        world_size: how many took part.
+        committed_at_s: CLOCK_REALTIME.
+        applied: False if it was skipped.
+        loss: mean over the global batch.
+        grad_norm: of the mean gradient, before clipping.
+        lr: learning rate used.
+        weight: sum over ranks of the weights (targets, samples) that the mean is over.
+        compute_s: this rank's time in the step less `wait_s`.
+        wait_s: this rank's time waiting for collectives.
+        wire_bytes: bytes this rank sent for gradients.
+        scalars: mean over ranks of logged values.
+        pausing: all ranks stop at this step's boundary and wait for another epoch.
+        joined: given in the first step after the rank joined the epoch.
+    """
+
+    step: int
+    epoch: EpochId
+    rank: int
+    world_size: int
+    committed_at_s: float
+    applied: bool
+    loss: float
+    grad_norm: float
+    lr: float
+    weight: float
+    compute_s: float
+    wait_s: float
+    wire_bytes: int
+    scalars: dict[str, float] = field(default_factory=dict[str, float])
+    pausing: bool = False
+    joined: Joined | None = None
+
+
+ReportStep = Callable[[StepReport], None]

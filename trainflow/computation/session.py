@@ -1,0 +1,314 @@
+"""What a training function is given: the model's way in, and the steps.
+
+Process: every rank.  Thread: training.  Ranks: every rank runs the same training function; a spare
+waits in ``steps`` until it is given a rank.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainflow.communication import commit_record
+from trainflow.communication.aggregation import choose_aggregator
+from trainflow.communication.commit_record import CommitRecord
+from trainflow.communication.group import Group
+from trainflow.communication.reducer import GradientReducer
+from trainflow.computation.epoch_gate import SessionClosed, Standing
+from trainflow.computation.evaluation import evaluate, reduce_over_ranks
+from trainflow.computation.healing import heal
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.reports import Joined, StepReport
+from trainflow.computation.seeding import seed_everything
+from trainflow.computation.step import Step, StepAborted, StepMode
+from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
+from trainflow.computation.transaction import Transaction
+from trainflow.data.batch import Batch
+from trainflow.epochs import EpochId, Flag, Phase, Version
+from trainflow.errors import GroupMismatchError, TrainingError
+
+logger = logging.getLogger(__name__)
+
+INITIAL_VERSION = Version(0, EpochId(0, 0))
+
+
+class Session:
+    """One rank's part in a run.
+
+    Attributes:
+        args: the job's ``args``, as the training function's own pydantic model.
+        device: where to put what isn't a module (modules and batches are put there).
+        job_id: names the run.
+    """
+
+    def __init__(self, context: RankContext):
+        self.args: BaseModel = context.args
+        self.device: torch.device = context.device
+        self.job_id: str = context.job_id
+        self._context = context
+        self._state = TrainingState()
+        self._group: Group | None = None
+        self._sealed = False
+        self._tail_done = True
+        self._finished = False
+        self._pausing = False
+        self._retry = 0
+        self._joined: Joined | None = None
+        seed_everything(context.job.training.seed)
+
+    @property
+    def rank(self) -> int | None:
+        """This worker's rank at the moment; None while it is a spare."""
+        return None if self._group is None else self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks at the moment; 0 while this worker is a spare."""
+        return 0 if self._group is None else self._group.world_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is done on every rank."""
+        return self._finished
+
+    def prepare(
+        self,
+        model: Callable[[], nn.Module],
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        *,
+        name: str = "model",
+    ) -> nn.Module:
+        """Build a model with its optimizer and scheduler, and make them part of the transaction.
+
+        Args:
+            model: builds the module; called with seeded generators. All ranks start from rank 0's.
+            optimizer: takes the trainable parameters.
+            scheduler: takes the optimizer; stepped once a commit.
+            name: tells several models apart; each is reduced, clipped and stepped by itself.
+
+        Returns:
+            The module, on the session's device; hold on to it for the whole run.
+
+        Raises:
+            TrainingError: no trainable parameters, a name used twice, or steps have begun.
+        """
+        self._require_unsealed("prepare", name, self._state.models)
+        module = model().to(self.device)
+        trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise TrainingError(
+                f"prepare({name!r}): got a model without trainable parameters, expected at least one"
+            )
+        communication = self._context.job.communication
+        aggregator = choose_aggregator(
+            communication.compression,
+            deterministic=self._context.job.training.deterministic,
+            topology_free=self.device.type == "cpu",
+        )
+        made = optimizer([parameter for _, parameter in trainable])
+        self._state.models[name] = PreparedModel(
+            module,
+            made,
+            None if scheduler is None else scheduler(made),
+            GradientReducer(trainable, aggregator, communication.bucket_bytes),
+        )
+        return module
+
+    def register(
+        self, name: str, state: Stateful, *, on_commit: Callable[[], None] | None = None
+    ) -> None:
+        """Make ``state`` part of the transaction: restored on abort, given to ranks that join.
+
+        Args:
+            name: tells several states apart.
+            state: anything with ``state_dict`` and ``load_state_dict``.
+            on_commit: called on every rank after each applied step (an EMA's update, say).
+
+        Raises:
+            TrainingError: a name used twice, or steps have begun.
+        """
+        self._require_unsealed("register", name, self._state.registered)
+        self._state.registered[name] = Registered(state, on_commit)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Compute in ``training.precision``."""
+        enabled = self._context.job.training.precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def reduce(self, value: float | Tensor, op: Literal["mean", "sum", "min", "max"] = "mean") -> float:
+        """Combine one number over all ranks, the same on each; call it on every rank or on none.
+
+        Raises:
+            StepAborted: a rank was lost; the step comes again.
+            TrainingError: called outside a step.
+        """
+        return reduce_over_ranks(float(value), op, self._require_group("reduce"), self.device)
+
+    def evaluate(self, name: str, fn: Callable[[Batch], tuple[Tensor, float]]) -> float:
+        """Take the weighted mean of ``fn`` over the validation data; call it after ``commit``.
+
+        Modules are in eval mode, without gradients; random numbers and the data position of training
+        are left as they were. After a failure it is done again, without the step being applied again.
+
+        Args:
+            name: what the value is called in the run's metrics.
+            fn: takes a batch; returns its mean and the weight (targets, samples) it was taken over.
+
+        Returns:
+            The mean over all ranks' batches, the same on each.
+
+        Raises:
+            StepAborted: a rank was lost; the tail of the step comes again.
+        """
+        group = self._require_group("evaluate")
+        value = evaluate(self._context, self._state, group, fn)
+        logger.info("step %d: %s %.5f", self._state.version.step if self._state.version else 0, name, value)
+        return value
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps of the run; each is to be computed and committed in a ``with``.
+
+        A spare waits here. Ends on every rank together, when the last step is done everywhere.
+        """
+        if not self._state.models:
+            raise TrainingError("steps: got no model, expected session.prepare(...) before it")
+        self._sealed = True
+        if self._context.rehearsal is not None:
+            yield from self._present(StepMode.REHEARSAL, self._context.rehearsal)
+        else:
+            self._state.version = INITIAL_VERSION
+        while not self._finished:
+            if self._group is None or self._group.failure is not None or self._pausing:
+                yield from self._join_epoch()
+            elif self._state.version == self._last_version():
+                self._leave_together(self._group)
+            else:
+                yield from self._present(StepMode.LIVE, self._group)
+
+    def linger(self) -> None:
+        """After the training function has returned: hold the final state for ranks that join late.
+
+        Returns when the session is closed.
+        """
+        try:
+            while True:
+                for _ in self._join_epoch():
+                    pass
+        except SessionClosed:
+            return
+
+    def _present(self, mode: StepMode, group: Group) -> Iterator[Step]:
+        """Yield one step and see to what became of it."""
+        transaction = Transaction(self._context, self._state, group, mode)
+        self._tail_done = mode is StepMode.REHEARSAL
+        yield Step(transaction.number, self._retry, mode, transaction)
+        self._tail_done = transaction.left_whole
+        self._retry = 0 if transaction.outcome else self._retry + 1
+        if mode is StepMode.LIVE and transaction.outcome is not None:
+            self._after_commit(transaction, group)
+
+    def _after_commit(self, transaction: Transaction, group: Group) -> None:
+        outcome = transaction.outcome
+        assert outcome is not None, "only called after a commit"
+        flags = outcome.decision.flags
+        self._pausing = bool(flags & Flag.PAUSE)
+        joined, self._joined = self._joined, None
+        if group.rank == 0 or joined is not None:
+            committed = outcome.committed
+            self._context.report(
+                StepReport(
+                    step=committed.number,
+                    epoch=group.spec.epoch,
+                    rank=group.rank,
+                    world_size=committed.world_size,
+                    committed_at_s=outcome.committed_at_s,
+                    applied=committed.applied,
+                    loss=committed.loss,
+                    grad_norm=committed.grad_norm,
+                    lr=committed.lr,
+                    weight=outcome.decision.total_weight,
+                    compute_s=outcome.compute_s,
+                    wait_s=outcome.wait_s,
+                    wire_bytes=outcome.wire_bytes,
+                    scalars=outcome.scalars,
+                    pausing=self._pausing,
+                    joined=joined,
+                )
+            )
+        if flags & Flag.STOP:
+            raise SessionClosed
+
+    def _join_epoch(self) -> Iterator[Step]:
+        """Wait for an epoch and take part in it; yields the last step's tail if it must run again."""
+        self._stamp(Phase.PARKED)
+        standing = Standing(self._state.version, tail_done=self._tail_done, finished=self._finished)
+        assignment = self._context.gate.park(standing)
+        group, plan = assignment.group, assignment.plan
+        self._group, self._pausing = group, False
+        self._stamp(Phase.HEALING)
+        healed = heal(self._state, plan, group, self.device) and self._same_layout(group)
+        if not healed:
+            return
+        self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)
+        self._finished = plan.finished
+        if plan.replay_tail and not self._finished and self._state.last_commit is not None:
+            yield from self._present(StepMode.TAIL, group)
+
+    def _same_layout(self, group: Group) -> bool:
+        """Compare bucket layouts with the other ranks; False if the group failed meanwhile."""
+        layouts = [model.reducer.layout.fingerprint for model in self._state.models.values()]
+        mine = CommitRecord(0, 0, 0, digest=hash(tuple(layouts)) & (2**64 - 1))
+        records = commit_record.exchange(mine, group, self.device)
+        if records is None:
+            return False
+        differing = [rank for rank, record in enumerate(records) if record.digest != records[0].digest]
+        if differing:
+            raise GroupMismatchError(
+                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on rank 0, "
+                "expected the same names, shapes and types: the training function must build the same "
+                "model on every rank"
+            )
+        return True
+
+    def _leave_together(self, group: Group) -> None:
+        """End the run once every rank has finished the last step's tail."""
+        assert self._state.version is not None, "a finished rank holds the final state"
+        record = CommitRecord(0, 0, self._state.version.step, flags=Flag.FINISHED)
+        self._finished = commit_record.exchange(record, group, self.device) is not None
+
+    def _last_version(self) -> Version | None:
+        version = self._state.version
+        done = version is not None and version.step >= self._context.job.training.max_steps
+        return version if done else None
+
+    def _require_group(self, call: str) -> Group:
+        if self._group is None or self._finished:
+            raise TrainingError(f"{call}: got a call outside the steps, expected it inside `with step:`")
+        if self._group.failure is not None:
+            raise StepAborted
+        return self._group
+
+    def _require_unsealed(self, call: str, name: str, taken: object) -> None:
+        if self._sealed:
+            raise TrainingError(f"{call}({name!r}): got a call after steps() began, expected it before")
+        if isinstance(taken, dict) and name in taken:
+            raise TrainingError(f"{call}({name!r}): got the name twice, expected another `name=`")
+
+    def _stamp(self, phase: Phase) -> None:
+        version = self._state.version
+        self._context.stamps.stamp(
+            phase,
+            step=0 if version is None else version.step,
+            epoch=EpochId(0, 0) if self._group is None else self._group.spec.epoch,
+            sequence=0 if self._group is None else self._group.sequence,
+        )
+
+

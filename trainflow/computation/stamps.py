@@ -1,0 +1,87 @@
+"""Say where the training thread is, in shared memory, so that others can see it stand still.
+
+One small file a worker. The training thread stamps each change of phase; a pulse thread stamps only that
+the process runs at all, which tells a stopped process from one that waits for it. A reader in another
+process sees each field whole (aligned 8-byte stores) but not always fields of one moment: a detector
+must not conclude from a single reading.
+
+Process: every worker writes its own, the node's Keeper reads.  Thread: training; pulse.  Blocks: never.
+"""
+
+import mmap
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainflow.epochs import EpochId, Phase
+
+_LAYOUT = struct.Struct("<qqqqqqdd")
+_PULSE_OFFSET = _LAYOUT.size - 8
+_PHASES = tuple(Phase)
+PULSE_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A reading of one worker's progress. Times are CLOCK_MONOTONIC of its machine, in seconds."""
+
+    pid: int
+    step: int
+    epoch: EpochId
+    sequence: int
+    phase: Phase
+    progress_at_s: float
+    pulse_at_s: float
+
+
+class StampWriter:
+    """Writes one worker's stamp.
+
+    Raises:
+        OSError: no room for one page on the file system of ``path``.
+    """
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, _LAYOUT.size)
+            self._map = mmap.mmap(descriptor, _LAYOUT.size)
+        finally:
+            os.close(descriptor)
+        self._closed = threading.Event()
+        self.stamp(Phase.STARTING, step=0, epoch=EpochId(0, 0), sequence=0)
+        self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._pulse.start()
+
+    def stamp(self, phase: Phase, *, step: int, epoch: EpochId, sequence: int) -> None:
+        """Record that the training thread enters ``phase``."""
+        now_s = time.monotonic()
+        fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
+        _LAYOUT.pack_into(self._map, 0, *fields, _PHASES.index(phase), now_s, now_s)
+
+    def close(self) -> None:
+        """Stop the pulse and remove the file."""
+        self._closed.set()
+        self._pulse.join()
+        self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(PULSE_INTERVAL_S):
+            struct.pack_into("<d", self._map, _PULSE_OFFSET, time.monotonic())
+
+
+def read_stamp(path: Path) -> Stamp | None:
+    """Read a worker's stamp; None if it has none (not started, or closed)."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) < _LAYOUT.size:
+        return None
+    pid, step, incarnation, counter, sequence, phase, progress, pulse = _LAYOUT.unpack_from(data)
+    return Stamp(pid, step, EpochId(incarnation, counter), sequence, _PHASES[phase], progress, pulse)

@@ -1,0 +1,218 @@
+"""Everything that a commit moves, and that a healed rank must be given: all of it, in one place.
+
+Process: every rank.  Thread: training.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainflow.communication.reducer import GradientReducer
+from trainflow.epochs import Version
+from trainflow.errors import StateError
+
+
+class Stateful(Protocol):
+    """User state that commits with the step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors, numbers, strings, None, and dicts, lists and tuples of them."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take over such a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a commit did.
+
+    Attributes:
+        number: the step's number, from 1.
+        applied: False if the gradients were not finite and the step was skipped.
+        loss: mean over all samples of the step; NaN if there were none.
+        grad_norm: 2-norm of the mean gradient, before clipping.
+        lr: learning rate that the step used, of the first parameter group.
+        world_size: number of ranks that took part.
+    """
+
+    number: int
+    applied: bool
+    loss: float
+    grad_norm: float
+    lr: float
+    world_size: int
+
+
+@dataclass
+class PreparedModel:
+    """A model with what trains it."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    reducer: GradientReducer
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and all buffers, by name; not copies."""
+        named = dict(self.module.named_parameters())
+        named.update(self.module.named_buffers())
+        return {name: tensor.detach() for name, tensor in named.items()}
+
+
+@dataclass
+class Registered:
+    """A user's state, and what to call once a step has been applied."""
+
+    state: Stateful
+    on_commit: Callable[[], None] | None
+
+
+@dataclass
+class TrainingState:
+    """The whole of it. ``version`` is None while the tensors hold no committed state."""
+
+    models: dict[str, PreparedModel] = field(default_factory=dict[str, PreparedModel])
+    registered: dict[str, Registered] = field(default_factory=dict[str, Registered])
+    version: Version | None = None
+    consumed_samples: int = 0
+    skipped_in_a_row: int = 0
+    last_commit: Committed | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the state as a tree whose tensors are the live ones."""
+        return {
+            "models": {name: each.tensors() for name, each in self.models.items()},
+            "optimizers": {name: _optimizer_tree(each.optimizer) for name, each in self.models.items()},
+            "schedulers": {
+                name: each.scheduler.state_dict()
+                for name, each in self.models.items()
+                if each.scheduler is not None
+            },
+            "registered": {name: each.state.state_dict() for name, each in self.registered.items()},
+            "progress": {
+                "consumed_samples": self.consumed_samples,
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "last_commit": None if self.last_commit is None else asdict(self.last_commit),
+            },
+        }
+
+    @torch.no_grad()
+    def load_tree(self, tree: dict[str, Any], version: Version) -> None:
+        """Take over a state that ``tree()`` gave on another rank; copies what isn't already in place.
+
+        Raises:
+            StateError: it is the state of another model.
+        """
+        _require_same_names("models", self.models, tree["models"])
+        _require_same_names("registered state", self.registered, tree["registered"])
+        for name, tensors in tree["models"].items():
+            own = self.models[name].tensors()
+            _require_same_names(f"tensors of {name}", own, tensors)
+            for key, tensor in tensors.items():
+                _copy_into(own[key], tensor)
+        for name, optimizer in tree["optimizers"].items():
+            _load_optimizer(self.models[name].optimizer, optimizer)
+        for name, scheduler in tree["schedulers"].items():
+            own_scheduler = self.models[name].scheduler
+            if own_scheduler is not None:
+                own_scheduler.load_state_dict(scheduler)
+        for name, state in tree["registered"].items():
+            self.registered[name].state.load_state_dict(state)
+        progress = tree["progress"]
+        self.consumed_samples = progress["consumed_samples"]
+        self.skipped_in_a_row = progress["skipped_in_a_row"]
+        last = progress["last_commit"]
+        self.last_commit = None if last is None else Committed(**last)
+        self.version = version
+
+
+@dataclass(frozen=True)
+class StepStart:
+    """What forward and the training function may change before a commit, as it was."""
+
+    buffers: dict[str, dict[str, Tensor]]
+    registered: dict[str, dict[str, Any]]
+
+    @classmethod
+    def capture(cls, state: TrainingState) -> "StepStart":
+        """Copy buffers (BatchNorm statistics) and registered state."""
+        return cls(
+            {
+                name: {key: buffer.clone() for key, buffer in each.module.named_buffers()}
+                for name, each in state.models.items()
+            },
+            {name: deepcopy(each.state.state_dict()) for name, each in state.registered.items()},
+        )
+
+    @torch.no_grad()
+    def restore(self, state: TrainingState) -> None:
+        """Put them back after a step that did not commit."""
+        for name, buffers in self.buffers.items():
+            own = dict(state.models[name].module.named_buffers())
+            for key, buffer in buffers.items():
+                own[key].copy_(buffer)
+        for name, saved in self.registered.items():
+            state.registered[name].state.load_state_dict(deepcopy(saved))
+
+
+def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
+    """Per-parameter state by position, and hyperparameters by group."""
+    position = 0
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        groups.append({key: value for key, value in group.items() if key != "params"})
+        for parameter in group["params"]:
+            if parameter in optimizer.state:
+                state[str(position)] = dict(optimizer.state[parameter])
+            position += 1
+    return {"state": state, "groups": groups}
+
+
+def _load_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for group, values in zip(optimizer.param_groups, tree["groups"], strict=True):
+        group.update(values)
+    for position, parameter in enumerate(parameters):
+        incoming = tree["state"].get(str(position))
+        if incoming is None:
+            optimizer.state.pop(parameter, None)
+            continue
+        own = optimizer.state[parameter]
+        for key, value in incoming.items():
+            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor):
+                _copy_into(own[key], value)
+            else:
+                own[key] = value
+
+
+def _copy_into(own: Tensor, incoming: Tensor) -> None:
+    if own.shape != incoming.shape or own.dtype != incoming.dtype:
+        raise StateError(
+            f"got a tensor {tuple(incoming.shape)} {incoming.dtype}, expected {tuple(own.shape)} "
+            f"{own.dtype}: the training function must build the same model on every rank"
+        )
+    if own.data_ptr() != incoming.data_ptr():
+        own.copy_(incoming)
+
+
+def _require_same_names(what: str, own: dict[str, Any], incoming: dict[str, Any]) -> None:
+    if own.keys() != incoming.keys():
+        raise StateError(
+            f"{what}: got {sorted(incoming)}, expected {sorted(own)}: the training function must "
+            "prepare and register the same on every rank"
+        )
+

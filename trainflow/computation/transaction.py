@@ -1,0 +1,250 @@
+"""What makes a step all or nothing.
+
+Process: every rank.  Thread: training.  Ranks: all run the same step of the same epoch.
+Blocks: in ``commit``, until every rank has come or the epoch is aborted.
+Fails: `StepAborted` on entry to microbatches, backward and commit, never inside autograd.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainflow.communication import commit_record
+from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
+from trainflow.communication.group import Group
+from trainflow.communication.reducer import ReducedGradients
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.seeding import derive_seed, seed_everything
+from trainflow.computation.step import StepAborted, StepMode
+from trainflow.computation.training_state import Committed, StepStart, TrainingState
+from trainflow.data.batch import Batch
+from trainflow.data.order import Microbatch
+from trainflow.epochs import Phase, Version
+from trainflow.errors import TooManySkippedStepsError, TrainingError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A commit with what the coordinator wants to know of it."""
+
+    committed: Committed
+    committed_at_s: float
+    decision: CommitDecision
+    compute_s: float
+    wait_s: float
+    wire_bytes: int
+    scalars: dict[str, float]
+
+
+class Transaction:
+    """One try of one step on one rank."""
+
+    def __init__(self, context: RankContext, state: TrainingState, group: Group, mode: StepMode):
+        self._context = context
+        self._state = state
+        self._group = group
+        self._mode = mode
+        base = 0 if state.version is None else state.version.step
+        self.number = base if mode is StepMode.TAIL else base + 1
+        self.outcome: Outcome | None = None
+        self.left_whole = False
+        self._start: StepStart | None = None
+        self._started_at_s = time.monotonic()
+        self._weight = 0.0
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._scalars: dict[str, tuple[Tensor, float]] = {}
+        self._backward_due = False
+
+    def enter(self) -> None:
+        """Note what an abandoned try must put back, and forget old gradients."""
+        if self._mode is not StepMode.TAIL:
+            self._start = StepStart.capture(self._state)
+            for model in self._state.models.values():
+                model.reducer.begin(self._group)
+
+    def leave(self, error: BaseException | None) -> bool:
+        """End the try; True if ``error`` came from a step that is void anyhow."""
+        if error is None:
+            self.left_whole = True
+            self._stamp(Phase.USER)
+            return False
+        void = isinstance(error, StepAborted) or (
+            self._group.failure is not None and isinstance(error, Exception)
+        )
+        if not void:
+            return False
+        if not isinstance(error, StepAborted):
+            logger.info("step %d is void; its %s is dropped: %s", self.number, type(error).__name__, error)
+        if self._start is not None and self.outcome is None:
+            self._start.restore(self._state)
+        return True
+
+    def microbatches(self) -> Iterator[Batch]:
+        """Yield this rank's microbatches of the step."""
+        if self._mode is StepMode.TAIL:
+            return
+        feed, consumed = self._context.feed, self._state.consumed_samples
+        feed.schedule(consumed, self._group.world_size, self._group.rank)
+        dealt = feed.deal(consumed, self._group.world_size, self._group.rank)
+        for place, microbatch in enumerate(dealt):
+            self._check()
+            self._stamp(Phase.DATA)
+            batch = feed.read(microbatch).to(self._context.device)
+            seed_everything(self._seed(microbatch))
+            if place == len(dealt) - 1:
+                self._arm()
+            self._backward_due = True
+            self._stamp(Phase.COMPUTE)
+            yield batch
+        self._check()
+
+    def backward(self, mean_loss: Tensor, weight: float) -> None:
+        """Run autograd on one microbatch's weighted loss."""
+        self._check()
+        if not self._backward_due:
+            raise TrainingError(
+                f"step {self.number}: got a second backward() for one microbatch, expected one; add the "
+                "losses up and call step.backward once in each turn of the microbatch loop"
+            )
+        self._backward_due = False
+        self._weight += weight
+        self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
+        (mean_loss * weight).backward()
+        self._stamp(Phase.COMPUTE)
+
+    def log(self, scalars: Mapping[str, Tensor | float]) -> None:
+        """Add values to the step's weighted means; each microbatch weighs the same."""
+        for name, value in scalars.items():
+            total, weight = self._scalars.get(name, (torch.zeros((), dtype=torch.float64), 0.0))
+            addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
+            self._scalars[name] = (total + addend, weight + 1.0)
+        if len(self._scalars) > commit_record.MAX_SCALARS:
+            raise TrainingError(
+                f"step.log: got {len(self._scalars)} names in one step, expected at most "
+                f"{commit_record.MAX_SCALARS}; log fewer values"
+            )
+
+    def commit(self) -> Committed:
+        """Reduce, agree, apply."""
+        if self._mode is StepMode.TAIL:
+            assert self._state.last_commit is not None, "a tail is of a committed step"
+            return self._state.last_commit
+        self._check()
+        if self.outcome is not None:
+            raise TrainingError(f"step {self.number}: got a second commit(), expected one in each step")
+        self._stamp(Phase.COMMUNICATE)
+        wait_from_s = time.monotonic()
+        reduced = [model.reducer.finish() for model in self._state.models.values()]
+        gradients = [each for each in reduced if each is not None]
+        if len(gradients) != len(reduced):
+            raise StepAborted
+        decision = self._agree(gradients, wait_from_s)
+        waited_s = time.monotonic() - wait_from_s
+        committed = self._apply(gradients, decision)
+        names = {commit_record.scalar_key(name): name for name in self._scalars}
+        self.outcome = Outcome(
+            committed,
+            time.time(),
+            decision,
+            compute_s=time.monotonic() - self._started_at_s - waited_s,
+            wait_s=waited_s,
+            wire_bytes=sum(
+                m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
+            ),
+            scalars={names[key]: mean for key, mean in decision.scalars.items() if key in names},
+        )
+        self._stamp(Phase.USER)
+        if self._mode is StepMode.REHEARSAL:
+            self._state.version = None
+            raise StepAborted
+        return committed
+
+    def _agree(self, gradients: list[ReducedGradients], wait_from_s: float) -> CommitDecision:
+        """Exchange records; from here on every rank that gets them all decides alike."""
+        digest = 0
+        for each in gradients:
+            digest = (digest * 31 + each.digest) & (2**64 - 1)
+        epoch = self._group.spec.epoch
+        record = CommitRecord(
+            epoch.incarnation,
+            epoch.counter,
+            self.number,
+            flags=self._context.gate.requests,
+            digest=digest,
+            weight=self._weight,
+            loss_sum=float(self._loss_sum),
+            compute_s=wait_from_s - self._started_at_s,
+            wait_s=time.monotonic() - wait_from_s,
+            scalars={
+                commit_record.scalar_key(name): Scalar(float(total), weight)
+                for name, (total, weight) in self._scalars.items()
+            },
+        )
+        records = commit_record.exchange(record, self._group, self._context.device)
+        if records is None:
+            raise StepAborted
+        decision = commit_record.decide_commit(records)
+        if decision.suspects:
+            self._group.fail(f"gradients differ on ranks {list(decision.suspects)}")
+            raise StepAborted
+        return decision
+
+    def _apply(self, gradients: list[ReducedGradients], decision: CommitDecision) -> Committed:
+        """Move everything that a step moves. Until it is done this rank holds no whole state."""
+        state, total = self._state, decision.total_weight
+        norm = math.hypot(*(each.norm for each in gradients)) / total if total else 0.0
+        lr = next(iter(state.models.values())).lr
+        applied = bool(total) and math.isfinite(norm) and math.isfinite(decision.loss)
+        state.version = None
+        self._stamp(Phase.OPTIMIZER)
+        if applied:
+            self._update(gradients, total)
+        state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
+        state.consumed_samples += self._context.job.training.global_batch_size
+        world_size = self._group.world_size
+        state.last_commit = Committed(self.number, applied, decision.loss, norm, lr, world_size)
+        state.version = Version(self.number, self._group.spec.epoch)
+        limit = self._context.job.training.max_skipped_steps
+        if state.skipped_in_a_row >= limit:
+            raise TooManySkippedStepsError(
+                f"step {self.number}: got gradients that are not finite for {state.skipped_in_a_row} steps "
+                f"in a row, expected fewer than training.max_skipped_steps = {limit}; lower the learning "
+                "rate or look at the data of these steps"
+            )
+        return state.last_commit
+
+    def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
+        clip_norm = self._context.job.training.clip_norm
+        for model, each in zip(self._state.models.values(), gradients, strict=True):
+            norm = each.norm / total_weight
+            clip = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
+            each.scale_(clip / total_weight)
+            model.optimizer.step()
+            if model.scheduler is not None:
+                model.scheduler.step()
+            model.optimizer.zero_grad()
+        for registered in self._state.registered.values():
+            if registered.on_commit is not None:
+                registered.on_commit()
+
+    def _check(self) -> None:
+        if self._group.failure is not None:
+            raise StepAborted
+
+    def _arm(self) -> None:
+        for model in self._state.models.values():
+            model.reducer.arm()
+
+    def _seed(self, microbatch: Microbatch) -> int:
+        return derive_seed(self._context.job.training.seed, self.number, microbatch.index)
+
+    def _stamp(self, phase: Phase) -> None:
+        epoch = self._group.spec.epoch
+        self._context.stamps.stamp(phase, step=self.number, epoch=epoch, sequence=self._group.sequence)

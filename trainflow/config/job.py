@@ -1,0 +1,275 @@
+"""What a job file says: every setting, its meaning, its default and its bounds.
+
+Process: any.  Pure: plain values in, a frozen configuration out.
+
+A setting stands here once it does something. Every section refuses keys that it doesn't know, so
+a misspelt setting, or one of a later release, is never silently dropped.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from trainflow.config.problems import Problem, conflicts_context, show, summarize
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_MIB = 1024 * 1024
+_MAX_SEED = 2**63 - 1
+
+
+def _check_function_path(path: str) -> str:
+    module, colon, function = path.partition(":")
+    if not (colon and function.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+        raise ValueError("module:function, as in jobs.pretrain_lm:train")
+    return path
+
+
+FunctionPath = Annotated[str, AfterValidator(_check_function_path)]
+
+
+class Section(BaseModel):
+    """A part of the job file: frozen, strict about types, closed to unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class TrainingConfig(Section):
+    """What one step is, and how many there are."""
+
+    max_steps: PositiveInt
+    """Number of optimizer steps after which the job has succeeded."""
+
+    global_batch_size: PositiveInt
+    """Samples in one step, over all workers; never changes when the world does."""
+
+    microbatch_size: PositiveInt
+    """Samples in one forward and backward pass; bounded by a worker's memory."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type that autocast computes in; parameters and sums stay fp32."""
+
+    clip_norm: PositiveFloat | None = 1.0
+    """Largest norm of the whole gradient; null leaves gradients as they are."""
+
+    seed: Annotated[int, Field(ge=0, le=_MAX_SEED)] = 0
+    """Source of every random number of the run: initialisation, sample order, dropout."""
+
+    deterministic: bool = False
+    """Sum in rank order and use deterministic kernels: slower, and bit-identical between runs."""
+
+    max_skipped_steps: PositiveInt = 5
+    """Steps in a row whose gradient may be not finite before the job stops."""
+
+
+class DataConfig(Section):
+    """Where samples come from, and in which order. Exactly one of ``url`` and ``dataset``."""
+
+    url: str | None = None
+    """Packed token corpus to train on, as any URL that fsspec reads."""
+
+    validation_url: str | None = None
+    """Packed token corpus to evaluate on."""
+
+    dataset: FunctionPath | None = None
+    """Function ``module:function`` that takes the job's args and returns a map-style dataset."""
+
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Order of the samples within a pass; a new permutation each pass when shuffled."""
+
+    prefetch_batches: PositiveInt = 4
+    """Microbatches read ahead in the background."""
+
+
+class ResourcesConfig(Section):
+    """What one worker takes of its node, in Ray's units."""
+
+    CPU: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
+    """CPU cores reserved for one worker."""
+
+    GPU: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    """GPUs reserved for one worker; 0 trains on the CPU."""
+
+
+def _target_when_null(maximum: object, info: ValidationInfo) -> object:
+    """Stand in ``target`` for an absent maximum; 1 where target itself has been refused."""
+    return info.data.get("target", 1) if maximum is None else maximum
+
+
+class WorkersConfig(Section):
+    """How many processes train, and how many stand by."""
+
+    minimum: PositiveInt
+    """Fewest workers that training goes on with; with fewer the job waits."""
+
+    target: PositiveInt
+    """Workers that training starts with, and returns to after losses."""
+
+    maximum: Annotated[PositiveInt, BeforeValidator(_target_when_null)] = Field(
+        default=None, validate_default=True
+    )
+    """Most workers that the job grows to when capacity is offered; ``target`` when null."""
+
+    spares: NonNegativeInt = 0
+    """Warm workers beyond the target, each ready to take a dead worker's rank."""
+
+    resources: ResourcesConfig = ResourcesConfig()
+    """What each worker, spare or not, takes of its node."""
+
+
+class ParallelConfig(Section):
+    """How the model is spread over the workers."""
+
+    mode: Literal["ddp"] = "ddp"
+    """ddp: every worker holds the whole model and a share of each batch."""
+
+
+class CommunicationConfig(Section):
+    """How gradients travel."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Collective library; auto takes nccl where workers have GPUs, else gloo."""
+
+    bucket_bytes: PositiveInt = 4 * _MIB
+    """Gradient bytes summed in one collective; fixes the bucket layout, so part of the result."""
+
+    compression: Literal["none", "bf16"] = "none"
+    """Form of gradients on the wire; bf16 halves the traffic and rounds."""
+
+
+class FailuresConfig(Section):
+    """How much may go wrong, and how soon it is noticed."""
+
+    max_failures: NonNegativeInt | None = 100
+    """Worker failures within ``window_s`` after which the job stops; null never stops it."""
+
+    window_s: PositiveFloat = 3600.0
+    """Seconds for which a failure counts."""
+
+    hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
+    """Seconds without progress after which a worker is killed; auto follows the step time."""
+
+    lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
+    """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
+
+
+class MonitoringConfig(Section):
+    """What the job tells while it runs."""
+
+    log_every_steps: PositiveInt = 1
+    """Steps between two lines of progress."""
+
+
+class JobConfig(Section):
+    """A whole job, checked. Passed to every process of the run as it is."""
+
+    schema_version: Literal[1] = 1
+    """Version of this format."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """What the job is called; job ids begin with it."""
+
+    entrypoint: FunctionPath
+    """Training function ``module:function``; it takes a session and its args."""
+
+    args: dict[str, Any] = {}
+    """Passed to the training function, after its own args model has checked them."""
+
+    training: TrainingConfig
+    """What one step is, and how many there are."""
+
+    data: DataConfig
+    """Where samples come from, and in which order."""
+
+    workers: WorkersConfig
+    """How many processes train, and how many stand by."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    """How the model is spread over the workers."""
+
+    communication: CommunicationConfig = CommunicationConfig()
+    """How gradients travel."""
+
+    failures: FailuresConfig = FailuresConfig()
+    """How much may go wrong, and how soon it is noticed."""
+
+    monitoring: MonitoringConfig = MonitoringConfig()
+    """What the job tells while it runs."""
+
+    runtime_env: dict[str, Any] = {}
+    """Ray runtime environment of the workers: packages, files, environment variables."""
+
+    labels: dict[str, str] = {}
+    """Free text kept with the job, for searching."""
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        problems = [
+            *_batch_conflicts(self.training, self.workers),
+            *_world_conflicts(self.workers),
+            *_source_conflicts(self.data),
+            *_backend_conflicts(self.communication, self.workers),
+        ]
+        if problems:
+            context = conflicts_context(problems)
+            raise PydanticCustomError(
+                "conflicts", "{summary}", context | {"summary": summarize(problems)}
+            )
+        return self
+
+
+def _batch_conflicts(training: TrainingConfig, workers: WorkersConfig) -> list[Problem]:
+    problems: list[Problem] = []
+    batch = training.global_batch_size
+    if training.microbatch_size > batch:
+        expected = f"at most training.global_batch_size = {batch}"
+        change = "lower it or raise training.global_batch_size"
+        got = str(training.microbatch_size)
+        problems.append(Problem("training.microbatch_size", got, expected, change))
+    if batch < workers.target:
+        expected = f"at least workers.target = {workers.target}, one sample a worker"
+        change = "raise it or lower workers.target: the global batch is below the world"
+        problems.append(Problem("training.global_batch_size", str(batch), expected, change))
+    return problems
+
+
+def _world_conflicts(workers: WorkersConfig) -> list[Problem]:
+    problems: list[Problem] = []
+    if workers.minimum > workers.target:
+        expected = f"at most workers.target = {workers.target}"
+        change = "lower it or raise workers.target"
+        problems.append(Problem("workers.minimum", str(workers.minimum), expected, change))
+    if workers.maximum < workers.target:
+        expected = f"at least workers.target = {workers.target}"
+        change = "raise it, lower workers.target, or leave it out"
+        problems.append(Problem("workers.maximum", str(workers.maximum), expected, change))
+    return problems
+
+
+def _source_conflicts(data: DataConfig) -> list[Problem]:
+    if (data.url is None) != (data.dataset is None):
+        return []
+    got = f"url = {show(data.url)} and dataset = {show(data.dataset)}"
+    change = "set data.url to a packed corpus or data.dataset to module:function"
+    return [Problem("data", got, "exactly one of data.url and data.dataset", change)]
+
+
+def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfig) -> list[Problem]:
+    if communication.backend != "nccl" or workers.resources.GPU > 0:
+        return []
+    expected = "gloo or auto where workers.resources.GPU = 0"
+    change = "change it, or give each worker a GPU in workers.resources.GPU"
+    return [Problem("communication.backend", "'nccl'", expected, change)]

@@ -1,0 +1,160 @@
+"""Read settings from a file, the environment and the command line, as plain values.
+
+Process: any.  Blocks: on reading one local file.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import BaseModel
+
+from trainflow.config.problems import Problem, section_model, show
+
+ENVIRONMENT_PREFIX = "TRAINFLOW__"
+_LEVEL_SEPARATOR = "__"
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One setting given outside of the file.
+
+    Attributes:
+        path: the keys that lead to it, outermost first.
+        value: what it is set to.
+        source: the environment variable or the option it came from.
+    """
+
+    path: tuple[str, ...]
+    value: Any
+    source: str
+
+
+def read_file(path: Path) -> Settings | Problem:
+    """Return what a YAML or TOML file says, by its suffix, or why it can't be read."""
+    parsers: dict[str, Callable[[str], object]] = {
+        ".yaml": parse_yaml,
+        ".yml": parse_yaml,
+        ".toml": tomllib.loads,
+    }
+    parse = parsers.get(path.suffix.lower())
+    if parse is None:
+        return _file_problem(path, show(path.suffix), f"a {', '.join(parsers)} file", "rename it")
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _file_problem(path, reason, "a file that can be read", "check the path")
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        return _file_problem(path, _describe(error), f"valid {path.suffix[1:]}", "mend that place")
+    if not isinstance(content, dict | None):
+        return _file_problem(path, show(content), "a section of keys and values", "add the keys")
+    return cast("Settings", content or {})
+
+
+def _file_problem(path: Path, got: str, expected: str, change: str) -> Problem:
+    return Problem("the file", got, expected, change, str(path))
+
+
+def read_environment(
+    environment: Mapping[str, str], model: type[BaseModel]
+) -> Iterator[Override | Problem]:
+    """Yield the override in each ``TRAINFLOW__SECTION__KEY``, or what is wrong with it.
+
+    Names of variables are upper case, so each key is spelt as ``model`` spells it, else lower case.
+    """
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split(_LEVEL_SEPARATOR)
+            yield _read_override(tuple(_spell(keys, model)), environment[name], name)
+
+
+def _spell(keys: Sequence[str], model: type[BaseModel]) -> Iterator[str]:
+    section: type[BaseModel] | None = model
+    for key in keys:
+        fields = section.model_fields if section else {}
+        spelling = next((name for name in fields if name.lower() == key), key)
+        yield spelling
+        section = section_model(fields[spelling]) if spelling in fields else None
+
+
+def read_options(options: Sequence[str]) -> Iterator[Override | Problem]:
+    """Yield the override in each ``a.b=c``, or what is wrong with it."""
+    for option in options:
+        setting, equals, text = option.partition("=")
+        if equals:
+            yield _read_override(tuple(setting.split(".")), text, f"--set {setting}")
+        else:
+            expected = "key=value, as in training.max_steps=10"
+            yield Problem("the option", show(option), expected, "add = and a value", "--set")
+
+
+def _read_override(path: tuple[str, ...], text: str, source: str) -> Override | Problem:
+    if not all(path):
+        expected = f"section.key=value or {ENVIRONMENT_PREFIX}SECTION{_LEVEL_SEPARATOR}KEY"
+        return Problem("its name", show(".".join(path)), expected, "correct or remove it", source)
+    try:
+        return Override(path, parse_yaml(text), source)
+    except yaml.YAMLError as error:
+        got = f"{show(text)} ({_describe(error)})"
+        return Problem(".".join(path), got, "a YAML value", "put it in quotes", source)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return " ".join(str(error).split())
+
+
+def parse_yaml(text: str) -> object:
+    """Return the value of a YAML document; raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_JobFileLoader)
+
+
+class _JobFileLoader(yaml.SafeLoader):
+    """YAML with the scalars of version 1.2, and without duplicate keys.
+
+    Version 1.1, PyYAML's own, reads ``3e-4`` as text, ``no`` as false and ``12:30`` as 750.
+    """
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  starts empty: drops the resolvers of version 1.1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001  PyYAML's
+        """Build a mapping; raises ConstructorError at a key's second appearance."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                message = f"the key {key.value!r} stands a second time"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _construct_int(_loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """Read an integer of YAML 1.2, where only 0o17 is octal: 010 is ten."""
+    is_prefixed = node.value[:2].lower() in {"0x", "0o"}
+    return int(node.value, 0 if is_prefixed else 10)
+
+
+# YAML 1.2.2, section 10.3.2 (core schema), and `_` between digits as in Python.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+(_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+}
+for _name, (_pattern, _first) in _SCALARS.items():
+    _tag = f"tag:yaml.org,2002:{_name}"
+    _JobFileLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  untyped there
+        _tag, re.compile(rf"(?:{_pattern})\Z"), _first
+    )
+_JobFileLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)

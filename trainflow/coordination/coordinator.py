@@ -1,0 +1,259 @@
+"""The coordinator actor: one run, from its first worker to its result.
+
+It hears of what happens (workers ready, gone, done; groups failed; steps committed), asks the pure
+functions of `membership`, `recovery_plan` and `hang_detection` what follows, and carries it out. It holds
+nothing that can't be found again: a coordinator that was killed comes back as a new incarnation, finds its
+workers by name, asks them where they stand, and training goes on meanwhile.
+
+Process: coordinator, a detached actor near the head.  Thread: one event loop; no call blocks it.
+"""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.reports import StepReport
+from trainflow.config.job import JobConfig
+from trainflow.coordination import adoption
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.failure_budget import FailureBudget
+from trainflow.coordination.hang_detection import Progress, derive_hang_timeout_s, judge_progress
+from trainflow.coordination.keeper import HeartbeatReply
+from trainflow.coordination.launch import launch_workers
+from trainflow.coordination.messages import Crashed, Finished, GroupFailed, Ready, WorkerMessage
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
+from trainflow.coordination.status import build_status, list_workers
+from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.errors import TrainFlowError
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.5
+_LINGER_S = 60.0
+_CLOSE_WITHIN_S = 3.0
+_RESPAWN_AFTER_S = 1.5
+_STEP_TIMES_KEPT = 50
+
+
+class Coordinator:
+    """Runs one job."""
+
+    def __init__(self, job_id: str, job_json: str, import_paths: tuple[str, ...], directory: str):
+        self._job_id = job_id
+        self._job = JobConfig.model_validate_json(job_json)
+        self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
+        self._nodes = NodeWatch(job_id, self._job.failures.lease_s, SYSTEM_CLOCK)
+        self._pool = WorkerPool(
+            job_id,
+            self._job,
+            import_paths,
+            on_gone=self._on_gone,
+            on_stillborn=self._on_raised,
+        )
+        self._control = EpochControl(
+            self._job, self._pool, self._record, SYSTEM_CLOCK, fail=self._end
+        )
+        failures = self._job.failures
+        self._budget = FailureBudget(failures.max_failures, failures.window_s)
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._state: RunState | None = None
+        self._retired = asyncio.Event()
+        self._num_spawned = 0
+        self._tasks = {loop.create_task(self._live())}
+
+    # Calls from workers and Keepers
+
+    async def report(self, worker_id: str, messages: list[WorkerMessage]) -> None:
+        """Take a worker's messages; a repeated one changes nothing."""
+        for message in messages:
+            match message:
+                case Ready(description):
+                    self._pool.describe(description)
+                    self._nodes.ensure({description.node_id})
+                    self._control.advance()
+                case StepReport():
+                    self._control.on_step(message)
+                case GroupFailed(epoch, reason):
+                    self._control.on_group_failed(worker_id, epoch, reason)
+                case Finished():
+                    self._on_finished(worker_id)
+                case Crashed(traceback):
+                    self._on_raised(worker_id, traceback)
+
+    async def heartbeat(self, node_id: str, progress: dict[str, Progress]) -> HeartbeatReply:
+        """Take a Keeper's heartbeat."""
+        self._nodes.hear(node_id, progress)
+        self._judge_hangs()
+        return HeartbeatReply(self._control.incarnation, self._hang_timeout_s())
+
+    # Calls from drivers and people
+
+    async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+        """Return where the run stands, with the events and steps after the given ones."""
+        status = build_status(self._job_id, self._job, self._control, self._record)
+        status["state"] = str(self._current_state())
+        status["ending"] = None
+        if self._state is not None and self._state.is_terminal:
+            ending = self._ending.result()
+            status["ending"] = {"reason": ending.reason, "exit_code": ending.exit_code}
+        status["events"] = self._record.events_since(since_event)
+        status["steps"] = self._record.steps_since(since_step)
+        return status
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """Return every worker: rank, node, pid, state, step, seconds since its last progress."""
+        return list_workers(self._pool, self._control.members, self._nodes)
+
+    async def pid(self) -> int:
+        """Return this process's id."""
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """End the run at the next step boundary. Acknowledged at once; repeating it changes nothing."""
+        if self._state is RunState.STOPPING or self._ending.done():
+            return
+        self._state = RunState.STOPPING
+        self._record.add_event("stopping", "asked to stop at the next step boundary")
+        self._start(self._stop_workers())
+
+    async def retire(self) -> None:
+        """The result has been read: the coordinator may go."""
+        self._retired.set()
+
+    # The run's life
+
+    async def _live(self) -> None:
+        try:
+            await self._open()
+        except TrainFlowError as error:
+            self._end(Ending(RunState.FAILED, str(error), error.exit_code))
+        except Exception as error:
+            logger.exception("the run could not be opened")
+            self._end(Ending(RunState.FAILED, f"{type(error).__name__}: {error}", 1))
+        self._start(self._tick())
+        ending = await self._ending
+        await self._close(ending)
+        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _open(self) -> None:
+        if self._pool.find_group():
+            self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
+            estate = await adoption.adopt(self._job_id, self._pool, self._nodes, self._control)
+            for worker_id in estate.silent:
+                self._on_gone(worker_id, "it did not answer the new coordinator")
+            for bundle in estate.vacant:
+                self._start(self._respawn(bundle))
+        else:
+            self._record.add_event("submitted", f"job {self._job_id}")
+            await launch_workers(self._job, self._pool, self._nodes, self._record)
+            await adoption.take_office(self._nodes, self._control)
+        self._control.open()
+
+    async def _close(self, ending: Ending) -> None:
+        self._control.close()
+        await self._pool.close(_CLOSE_WITHIN_S)
+        await self._nodes.close(_CLOSE_WITHIN_S)
+        self._record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
+        result = {"job_id": self._job_id, "state": str(ending.state), "reason": ending.reason}
+        self._record.write_result(result | {"exit_code": ending.exit_code})
+        self._state = ending.state
+
+    async def _tick(self) -> None:
+        while not self._ending.done():
+            await asyncio.sleep(_TICK_S)
+            for node_id in self._nodes.silent_nodes():
+                on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
+                for entry in on_node:
+                    self._on_gone(entry.worker_id, "its node has not been heard within its lease")
+                self._nodes.forget(node_id)
+
+    async def _stop_workers(self) -> None:
+        """Ask for a stop with the next commit, and wait for it as long as a few steps take."""
+        if self._control.request_stop():
+            steps_s = max(self._record.step_times_s(_STEP_TIMES_KEPT), default=1.0)
+            await self._control.wait_stopped(2.0 + 3.0 * steps_s)
+        self._end(STOPPED)
+
+    def _end(self, ending: Ending) -> None:
+        if not self._ending.done():
+            self._ending.set_result(ending)
+
+    # What happens
+
+    def _on_gone(self, worker_id: str, cause: str) -> None:
+        """A worker is gone; heard from Ray, its machine or a detector, whichever is first."""
+        entry = self._pool.entries.get(worker_id)
+        if entry is None or self._ending.done():
+            return
+        rank = self._control.rank_of(worker_id)
+        role = "spare" if rank is None else f"rank {rank}"
+        pid = None if entry.description is None else entry.description.pid
+        text = f"lost {worker_id} ({role}): {cause}"
+        self._record.add_event("failure", text, worker=worker_id, rank=rank, pid=pid, cause=cause)
+        self._pool.drop(worker_id)
+        if entry.description is not None:
+            node_id = entry.description.node_id
+            self._nodes.fence(self._control.incarnation, node_id, worker_id)
+        if self._budget.spend(SYSTEM_CLOCK.monotonic_s()):
+            reason = f"more than failures.max_failures = {self._budget.limit} failures; last: {text}"
+            self._end(Ending(RunState.FAILED, reason, 1))
+            return
+        self._control.on_gone(entry, text)
+        self._start(self._respawn(entry.bundle))
+
+    def _on_raised(self, worker_id: str, traceback: str) -> None:
+        """The job's own code raised: on any other worker it would again."""
+        rank = self._control.rank_of(worker_id)
+        who = worker_id if rank is None else f"rank {rank} ({worker_id})"
+        self._end(Ending(RunState.FAILED, f"{who} raised:\n{traceback}", 1))
+
+    def _on_finished(self, worker_id: str) -> None:
+        entry = self._pool.entries.get(worker_id)
+        if entry is not None:
+            entry.finished = True
+        if self._control.all_finished():
+            self._end(SUCCESS)
+
+    def _judge_hangs(self) -> None:
+        progress = self._nodes.progress_of(set(self._pool.entries))
+        verdict = judge_progress(progress, self._hang_timeout_s())
+        for worker_id, evidence in verdict.hung.items():
+            self._record.add_event("hang", f"{worker_id}: {evidence}", worker=worker_id)
+            self._on_gone(worker_id, f"hung: {evidence}")
+
+    def _hang_timeout_s(self) -> float:
+        configured = self._job.failures.hang_timeout_s
+        return derive_hang_timeout_s(
+            self._record.step_times_s(_STEP_TIMES_KEPT), None if configured == "auto" else configured
+        )
+
+    async def _respawn(self, bundle: int) -> None:
+        """Start a replacement once training goes on, so as not to compete with its recovery."""
+        await self._control.wait_settled()
+        await asyncio.sleep(_RESPAWN_AFTER_S)
+        if self._ending.done() or self._state is RunState.STOPPING:
+            return
+        self._num_spawned += 1
+        serial = f"{self._control.incarnation}.r{self._num_spawned}"
+        entry = self._pool.spawn(bundle, serial, rehearse=True)
+        self._record.add_event("respawned", f"started {entry.worker_id} as a spare")
+
+    def _current_state(self) -> RunState:
+        return self._state or self._control.state
+
+    def _start(self, coroutine: Any) -> None:  # noqa: ANN401  a coroutine
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+CoordinatorActor = ray.remote(max_restarts=-1, num_cpus=0)(Coordinator)

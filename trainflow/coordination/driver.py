@@ -1,0 +1,124 @@
+"""Start runs on a cluster, find them again, and ask them things.
+
+Process: driver (the command line, a test, a benchmark).  Blocks: until the cluster answers.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.coordinator import CoordinatorActor
+from trainflow.errors import JobNotFoundError, UnreachableError
+
+_ANSWER_WITHIN_S = 10.0
+
+
+def connect(address: str) -> None:
+    """Connect this process to a Ray cluster.
+
+    Raises:
+        UnreachableError: none answers there.
+    """
+    try:
+        ray.init(address=address, namespace=names.NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UnreachableError(
+            f"address: got {address!r}, expected a Ray cluster that answers; start one or mend --address "
+            f"or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+
+
+class Run:
+    """A run on the connected cluster."""
+
+    def __init__(self, job_id: str, coordinator: Any):  # noqa: ANN401  an actor handle
+        self.job_id = job_id
+        self._coordinator = coordinator
+
+    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+        """Return where the run stands; see `Coordinator.status`."""
+        return self._ask(self._coordinator.status.remote(since_event, since_step))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return its workers; see `Coordinator.workers`."""
+        return self._ask(self._coordinator.workers.remote())
+
+    def stop(self) -> None:
+        """Stop it at the next step boundary; returns once that is acknowledged."""
+        self._ask(self._coordinator.stop.remote())
+
+    def retire(self) -> None:
+        """Let the coordinator go, once its ending has been read."""
+        self._ask(self._coordinator.retire.remote())
+
+    def coordinator_pid(self) -> int:
+        """Return the pid of the coordinator's process."""
+        return self._ask(self._coordinator.pid.remote())
+
+    def _ask(self, answer: Any) -> Any:  # noqa: ANN401
+        try:
+            return ray.get(answer, timeout=_ANSWER_WITHIN_S)
+        except (RayError, GetTimeoutError) as error:
+            raise UnreachableError(
+                f"job {self.job_id}: its coordinator does not answer ({type(error).__name__}); it may be "
+                "restarting: ask again"
+            ) from error
+
+
+def start_run(job: JobConfig, import_paths: tuple[str, ...] | None = None) -> Run:
+    """Start a job on the connected cluster; returns at once.
+
+    Args:
+        job: what to run.
+        import_paths: where workers find its modules; this process's own paths if None.
+    """
+    job_id = names.new_job_id(job.name)
+    directory = names.home() / "runs" / job_id
+    here = ray.get_runtime_context().get_node_id()
+    coordinator = CoordinatorActor.options(
+        name=names.coordinator_name(job_id),
+        namespace=names.NAMESPACE,
+        lifetime="detached",
+        max_task_retries=-1,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+    ).remote(
+        job_id,
+        job.model_dump_json(),
+        own_import_paths() if import_paths is None else import_paths,
+        str(directory.absolute()),
+    )
+    return Run(job_id, coordinator)
+
+
+def own_import_paths() -> tuple[str, ...]:
+    """Return this process's working directory and the paths that PYTHONPATH adds."""
+    extra = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(Path.cwd()), *[str(Path(path).absolute()) for path in extra if path]]
+    script = sys.path[0]
+    if script and Path(script).is_dir() and str(Path(script).absolute()) not in paths:
+        paths.append(str(Path(script).absolute()))
+    return tuple(paths)
+
+
+def find_run(job_id: str) -> Run:
+    """Find a run of the connected cluster; raises JobNotFoundError."""
+    try:
+        return Run(job_id, ray.get_actor(names.coordinator_name(job_id), names.NAMESPACE))
+    except ValueError as error:
+        known = ", ".join(list_runs()) or "none"
+        raise JobNotFoundError(f"job: got {job_id!r}, expected one of this cluster's: {known}") from error
+
+
+def list_runs() -> list[str]:
+    """Return the ids of the runs whose coordinators are on the connected cluster."""
+    entries = list_named_actors(all_namespaces=True)
+    found = [names.job_of_coordinator(e["name"]) for e in entries if e["namespace"] == names.NAMESPACE]
+    return sorted(job_id for job_id in found if job_id is not None)

@@ -1,0 +1,328 @@
+"""From one epoch to the next: notices that one is broken, and sees the next one formed.
+
+Process: coordinator.  Thread: its event loop; every method returns at once or awaits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ray.exceptions import RayError
+
+from trainflow.clock import Clock
+from trainflow.computation.reports import StepReport
+from trainflow.config.job import JobConfig
+from trainflow.coordination.epoch_former import FormedEpoch, form_epoch
+from trainflow.coordination.membership import (
+    Candidate,
+    FormEpoch,
+    PauseToGrow,
+    Situation,
+    WaitForWorkers,
+    decide_move,
+    next_members,
+)
+from trainflow.coordination.recovery_plan import NoLiveStateError
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import Ending, Loss, RunState
+from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
+from trainflow.epochs import EpochId, EpochSpec, Flag
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 0.03
+_RETRY_AFTER_S = 0.05
+_MAX_ATTEMPTS = 20
+
+
+class EpochControl:
+    """The current epoch of a run.
+
+    Attributes:
+        incarnation: of this coordinator; 0 until it has taken office.
+        members: worker ids of the current epoch, by rank.
+        epoch: its id; None before the first.
+        loss: the recovery under way, or None.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        pool: WorkerPool,
+        record: RunRecord,
+        clock: Clock,
+        *,
+        fail: Callable[[Ending], None],
+    ):
+        self.incarnation = 0
+        self.members: tuple[str, ...] = ()
+        self.epoch: EpochId | None = None
+        self.loss: Loss | None = None
+        self._job = job
+        self._pool = pool
+        self._record = record
+        self._clock = clock
+        self._fail = fail
+        self._is_open = False
+        self._broken = False
+        self._member_lost = False
+        self._pausing = False
+        self._waiting = False
+        self._stop_asked = False
+        self._counter = 0
+        self._num_attempts = 0
+        self._forming: asyncio.Task[None] | None = None
+        self._forming_members: tuple[str, ...] = ()
+        self._settled = asyncio.Event()
+
+    @property
+    def state(self) -> RunState:
+        """The run's state, as far as its epochs tell."""
+        if self.epoch is None and not self._broken:
+            return RunState.PENDING
+        if self._waiting:
+            return RunState.WAITING
+        return RunState.RECOVERING if self.loss or self._broken else RunState.RUNNING
+
+    @property
+    def num_spares(self) -> int:
+        """Warm workers without a rank."""
+        return sum(candidate.worker_id not in self.members for candidate in self._available())
+
+    def rank_of(self, worker_id: str) -> int | None:
+        """Return a worker's rank in the current epoch; None for a spare."""
+        return self.members.index(worker_id) if worker_id in self.members else None
+
+    def all_finished(self) -> bool:
+        """Whether every member's training function has returned."""
+        present = [self._pool.entries.get(member) for member in self.members]
+        return bool(present) and all(entry is None or entry.finished for entry in present)
+
+    def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
+        """Continue an epoch that an earlier coordinator formed."""
+        self.members, self.epoch = spec.members, spec.epoch
+        self._broken = self._member_lost = not intact
+        if intact:
+            self._settled.set()
+        else:
+            self._notice("an epoch was broken while there was no coordinator")
+
+    def open(self) -> None:
+        """From now on epochs are formed."""
+        self._is_open = True
+        self.advance()
+
+    def close(self) -> None:
+        """Form no more epochs."""
+        self._is_open = False
+        if self._forming is not None:
+            self._forming.cancel()
+
+    # What happens
+
+    def on_gone(self, entry: WorkerEntry, text: str) -> None:
+        """A worker was lost."""
+        if entry.worker_id in self.members and not entry.finished:
+            self._broken = self._member_lost = True
+            self._notice(text)
+        self.advance()
+
+    def on_group_failed(self, worker_id: str, epoch: EpochId, reason: str) -> None:
+        """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
+        if epoch == self.epoch and not self._broken:
+            text = f"a collective failed on {worker_id}: {reason[:200]}"
+            asyncio.get_running_loop().call_later(_GRACE_S, self._break_epoch, epoch, text)
+
+    def on_step(self, report: StepReport) -> None:
+        """A member committed a step."""
+        self._record.add_step(report)
+        if report.joined is not None and report.epoch == self.epoch:
+            self._on_joined(report)
+        if report.pausing and report.epoch == self.epoch and not self._broken:
+            self._start_forming(self._wanted(), at_boundary=True)
+
+    def advance(self) -> None:
+        """Look at the situation and do what follows from it."""
+        if not self._is_open or self._stop_asked or self.all_finished():
+            return
+        if self._forming is not None:
+            if all(member in self._pool.entries for member in self._forming_members):
+                return
+            self._forming.cancel()
+            self._forming = None
+            self._broken = True
+        move = decide_move(
+            Situation(
+                members=self.members,
+                broken=self._broken,
+                available=self._available(),
+                minimum=self._job.workers.minimum,
+                target=self._num_wanted(),
+                pausing=self._pausing,
+            )
+        )
+        self._waiting = isinstance(move, WaitForWorkers) and bool(self.members)
+        match move:
+            case FormEpoch(members):
+                self._start_forming(members, at_boundary=False)
+            case PauseToGrow():
+                self._pausing = True
+                self._request(Flag.PAUSE)
+            case WaitForWorkers():
+                self._settled.set()
+            case _:
+                pass
+
+    # Stopping
+
+    def request_stop(self) -> bool:
+        """Ask the members to stop with their next commit; False if none is running."""
+        self._stop_asked = True
+        if self.epoch is None or self._broken or self._forming is not None:
+            return False
+        self._request(Flag.STOP)
+        return True
+
+    async def wait_stopped(self, timeout_s: float) -> None:
+        """Wait until every member has left its training function."""
+        entries = [self._pool.entries[m] for m in self.members if m in self._pool.entries]
+        waits = [asyncio.ensure_future(entry.actor.wait_trained.remote()) for entry in entries]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_s)
+
+    async def wait_settled(self) -> None:
+        """Wait until no recovery is under way, or none is possible without more workers."""
+        await self._settled.wait()
+
+    # How
+
+    def _available(self) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(entry.worker_id, entry.description.node_id)
+            for entry in self._pool.entries.values()
+            if entry.description is not None
+        )
+
+    def _num_wanted(self) -> int:
+        return min(self._job.workers.target, self._pool.num_bundles())
+
+    def _wanted(self) -> tuple[str, ...]:
+        return next_members(self.members, self._available(), self._num_wanted())
+
+    def _break_epoch(self, epoch: EpochId, text: str) -> None:
+        if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
+            return
+        self._record.add_event("failure", text, epoch=str(epoch))
+        self._broken = True
+        self._notice(text)
+        self.advance()
+
+    def _notice(self, text: str) -> None:
+        self._settled.clear()
+        if self.loss is None:
+            self.loss = Loss(self._clock.unix_s(), [])
+        self.loss.causes.append(text)
+
+    def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
+        if self._forming is not None:
+            self._forming.cancel()
+        self._counter += 1
+        description = self._pool.entries[members[0]].description
+        assert description is not None, "members are warm"
+        spec = EpochSpec(
+            EpochId(self.incarnation, self._counter), members, description.host, description.store_port
+        )
+        self._forming_members = members
+        self._forming = asyncio.get_running_loop().create_task(self._form(spec, at_boundary=at_boundary))
+
+    async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
+        actors = {member: self._pool.entries[member].actor for member in spec.members}
+        try:
+            formed = await form_epoch(
+                spec,
+                actors,
+                member_lost=self._member_lost,
+                at_boundary=at_boundary,
+                now_s=self._clock.unix_s,
+            )
+        except NoLiveStateError as error:
+            self._fail(Ending(RunState.FAILED, str(error), 1))
+        except RayError as error:
+            await self._retry_forming(spec, error)
+        else:
+            self._on_formed(formed)
+
+    async def _retry_forming(self, spec: EpochSpec, error: RayError) -> None:
+        """A member failed while the epoch was formed; its death is usually heard of in a moment."""
+        logger.info("epoch %s could not be formed: %s", spec.epoch, error)
+        self._num_attempts += 1
+        if self._num_attempts > _MAX_ATTEMPTS:
+            reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
+            self._fail(Ending(RunState.FAILED, reason, 1))
+            return
+        await asyncio.sleep(_RETRY_AFTER_S)
+        self._forming = None
+        self._broken = True
+        self.advance()
+
+    def _on_formed(self, formed: FormedEpoch) -> None:
+        spec, base = formed.plan.spec, formed.plan.base
+        self.members, self.epoch = spec.members, spec.epoch
+        self._broken = self._member_lost = self._pausing = False
+        self._num_attempts = 0
+        self._forming = None
+        if self.loss is not None:
+            self.loss.asked_at_s, self.loss.begun_at_s = formed.asked_at_s, formed.begun_at_s
+            self.loss.freed_s = max(report.freed_s for report in formed.reports)
+            self.loss.connected_s = max(report.connected_s for report in formed.reports)
+            self.loss.parked_s = max(report.parked_s for report in formed.reports)
+            self.loss.base_step = base.step
+            self.loss.steps_lost = max(0, self._record.last_step - base.step)
+            self.loss.awaited = frozenset(range(spec.world_size))
+        else:
+            self._settled.set()
+        self._record.add_event(
+            "epoch",
+            f"epoch {spec.epoch}: {spec.world_size} members from step {base.step}",
+            epoch=str(spec.epoch),
+            members=list(spec.members),
+            base=str(base),
+        )
+        self.advance()
+
+    def _on_joined(self, report: StepReport) -> None:
+        loss = self.loss
+        assert report.joined is not None, "the caller looked"
+        if loss is None or report.rank not in loss.awaited:
+            return
+        loss.healed_at_s = max(loss.healed_at_s, report.joined.healed_at_s)
+        loss.awaited -= {report.rank}
+        if loss.awaited:
+            return
+        self.loss = None
+        self._settled.set()
+        took_s = report.committed_at_s - loss.noticed_at_s
+        self._record.add_event(
+            "recovered",
+            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the loss "
+            "was noticed",
+            epoch=str(report.epoch),
+            world_size=report.world_size,
+            causes=loss.causes,
+            noticed_at_s=loss.noticed_at_s,
+            asked_at_s=loss.asked_at_s,
+            begun_at_s=loss.begun_at_s,
+            healed_at_s=loss.healed_at_s,
+            committed_at_s=report.committed_at_s,
+            freed_s=loss.freed_s,
+            connected_s=loss.connected_s,
+            parked_s=loss.parked_s,
+            base_step=loss.base_step,
+            steps_lost=loss.steps_lost,
+        )
+
+    def _request(self, flag: Flag) -> None:
+        """Ask one member; its commit record tells the others."""
+        entry = self._pool.entries.get(self.members[0])
+        if entry is not None:
+            entry.actor.request.remote(flag)

@@ -1,0 +1,180 @@
+"""The background actor of a node: watches its workers, speaks for them, and kills them when it must.
+
+Process: keeper, one a node and job, without a share of CPU or GPU.
+Threads: one loop reads stamps and sends heartbeats; calls come in beside it.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.stamps import read_stamp
+from trainflow.coordination import names
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.lease import Lease, is_majority
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.1
+_HEARTBEAT_EVERY_S = 1.0
+_ANSWER_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class HeartbeatReply:
+    """What the coordinator answers a heartbeat.
+
+    Attributes:
+        incarnation: of the coordinator; a Keeper obeys none that is older.
+        hang_timeout_s: a worker that hasn't moved for this long is reported at once.
+    """
+
+    incarnation: int
+    hang_timeout_s: float
+
+
+class Keeper:
+    """Watch and fence of one node."""
+
+    def __init__(self, job_id: str, lease_s: float):
+        self._job_id = job_id
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._stamps = names.stamp_directory(job_id, self._node_id)
+        self._lock = threading.Lock()
+        self._promised = 0
+        self._hang_timeout_s = float("inf")
+        self._peers: list[Any] = []
+        self._lease = Lease(lease_s, SYSTEM_CLOCK.monotonic_s())
+        self._exit = threading.Event()
+        threading.Thread(target=self._loop, name="keeper", daemon=True).start()
+
+    @ray.method(concurrency_group="control")
+    def promise(self, incarnation: int) -> int:
+        """Promise to obey no coordinator older than ``incarnation``.
+
+        Returns:
+            What was promised before; the promise is new, and exclusive, only if that is less.
+        """
+        with self._lock:
+            before, self._promised = self._promised, max(self._promised, incarnation)
+            return before
+
+    @ray.method(concurrency_group="control")
+    def introduce(self, peers: list[Any]) -> None:
+        """Name the Keepers of the other nodes."""
+        with self._lock:
+            self._peers = peers
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> None:
+        """Answer, which is all that a peer wants to know."""
+
+    @ray.method(concurrency_group="control")
+    def fence(self, incarnation: int, worker_id: str) -> bool:
+        """Kill a worker of this node; False if the order is out of date or there is no such worker."""
+        with self._lock:
+            if incarnation < self._promised:
+                return False
+        return self._kill(worker_id)
+
+    @ray.method(concurrency_group="control")
+    def clean_up(self) -> None:
+        """Kill the workers that are left on this node and remove the stamps."""
+        for worker_id in self._read_progress():
+            self._kill(worker_id)
+        shutil.rmtree(self._stamps, ignore_errors=True)
+
+    @ray.method(concurrency_group="watch")
+    def wait_exit(self) -> None:
+        """Never return: the call fails when the process dies."""
+        self._exit.wait()
+
+    def _loop(self) -> None:
+        next_beat_s = 0.0
+        while True:
+            now_s = SYSTEM_CLOCK.monotonic_s()
+            progress = self._read_progress()
+            if now_s >= next_beat_s or self._has_stale(progress):
+                self._beat(progress)
+                next_beat_s = now_s + _HEARTBEAT_EVERY_S
+            if self._lease.is_expired(SYSTEM_CLOCK.monotonic_s()):
+                for worker_id in progress:
+                    logger.warning("%s is cut off: killing %s", self._node_id, worker_id)
+                    self._kill(worker_id)
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+
+    def _has_stale(self, progress: dict[str, Progress]) -> bool:
+        limit_s = self._hang_timeout_s
+        ages_s = (max(p.progress_age_s * p.phase.is_judged, p.pulse_age_s) for p in progress.values())
+        return any(age_s > limit_s for age_s in ages_s)
+
+    def _beat(self, progress: dict[str, Progress]) -> None:
+        """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
+        try:
+            coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
+            answer = coordinator.heartbeat.remote(self._node_id, progress)
+            reply: HeartbeatReply = ray.get(answer, timeout=_ANSWER_WITHIN_S)
+        except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
+            if self._hears_majority():
+                self._lease.renew(SYSTEM_CLOCK.monotonic_s())
+            return
+        with self._lock:
+            self._promised = max(self._promised, reply.incarnation)
+            self._hang_timeout_s = reply.hang_timeout_s
+        self._lease.renew(SYSTEM_CLOCK.monotonic_s())
+
+    def _hears_majority(self) -> bool:
+        with self._lock:
+            peers = list(self._peers)
+        answers = [peer.ping.remote() for peer in peers]
+        done, _ = ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_WITHIN_S) if answers else ([], [])
+        return is_majority(sum(_succeeded(answer) for answer in done), len(peers))
+
+    def _read_progress(self) -> dict[str, Progress]:
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        found: dict[str, Progress] = {}
+        for path in self._stamps.glob("*.stamp"):
+            stamp = read_stamp(path)
+            if stamp is not None:
+                found[path.stem] = Progress(
+                    stamp.pid,
+                    stamp.step,
+                    stamp.epoch,
+                    stamp.phase,
+                    progress_age_s=now_s - stamp.progress_at_s,
+                    pulse_age_s=now_s - stamp.pulse_at_s,
+                )
+        return found
+
+    def _kill(self, worker_id: str) -> bool:
+        path = self._stamps / f"{worker_id}.stamp"
+        stamp = read_stamp(path)
+        path.unlink(missing_ok=True)
+        if stamp is None:
+            return False
+        try:
+            os.kill(stamp.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference
+    try:
+        ray.get(answer)
+    except RayError:
+        return False
+    return True
+
+
+KeeperActor = ray.remote(
+    max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8, "watch": 4}
+)(Keeper)

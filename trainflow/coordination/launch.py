@@ -1,0 +1,52 @@
+"""Start the workers of a run that has none yet.
+
+Process: coordinator.  Thread: its event loop.
+"""
+
+import asyncio
+
+import ray
+
+from trainflow.config.job import JobConfig
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.placement import choose_members, count_slots
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.errors import CapacityError
+
+_PLACE_WITHIN_S = 60.0
+
+
+async def launch_workers(
+    job: JobConfig, pool: WorkerPool, nodes: NodeWatch, record: RunRecord
+) -> None:
+    """Reserve bundles, put a Keeper on each node and a worker in each bundle.
+
+    Raises:
+        CapacityError: fewer workers fit on the cluster than ``workers.minimum``.
+    """
+    wanted = job.workers.target + job.workers.spares
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    slots = count_slots(alive, job.workers.resources.model_dump())
+    if slots < job.workers.minimum:
+        raise CapacityError(
+            f"workers.minimum: got {job.workers.minimum}, expected at most {slots}, which is how many "
+            f"workers with {job.workers.resources.model_dump()} fit on the cluster's {len(alive)} nodes; "
+            "lower workers.minimum or workers.resources, or add nodes"
+        )
+    if slots < wanted:
+        text = f"{wanted} workers with spares were asked for, {slots} fit on the cluster"
+        record.add_event("reduced", text, wanted=wanted, slots=slots)
+    try:
+        await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
+    except TimeoutError as error:
+        raise CapacityError(
+            f"workers: got no room for {min(slots, wanted)} workers within {_PLACE_WITHIN_S:.0f} s, "
+            "expected it to be free: another job holds the cluster's resources; stop it or wait"
+        ) from error
+    bundle_nodes = pool.bundle_nodes()
+    nodes.ensure(set(bundle_nodes.values()))
+    members = choose_members(bundle_nodes, job.workers.target)
+    for bundle in sorted(bundle_nodes):
+        pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
+    record.add_event("launched", f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes")

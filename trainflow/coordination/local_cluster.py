@@ -1,0 +1,158 @@
+"""A Ray cluster of this machine's own: a head, and if wanted several nodes, each a process tree.
+
+A head that a driver starts inside itself (`ray.init()`) takes detached actors with it when the driver
+dies. This one is separate: the driver may die, and training goes on.
+
+Process: driver.  Blocks: until a node has registered.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.errors import CoordinationError
+
+_START_WITHIN_S = 60.0
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+
+
+@dataclass
+class LocalNode:
+    """One node: the ``ray start`` process and all that descends from it."""
+
+    process: subprocess.Popen[bytes]
+    temp_dir: Path
+
+    @property
+    def pid(self) -> int:
+        """Of the process whose children are the node."""
+        return self.process.pid
+
+    def kill(self) -> None:
+        """End every process of the node at once, as a power cut does."""
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End the node in order; what does not end is killed."""
+        tree = self._tree()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(tree, timeout=10)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self.process.pid)
+            return [*root.children(recursive=True), root]
+        except psutil.NoSuchProcess:
+            return []
+
+
+@dataclass
+class LocalCluster:
+    """A head and its nodes. A context manager: leaves no process and no file behind.
+
+    Attributes:
+        address: what other processes connect to.
+        head: the head's node.
+        nodes: the others.
+    """
+
+    address: str
+    head: LocalNode
+    nodes: list[LocalNode] = field(default_factory=list[LocalNode])
+
+    @classmethod
+    def start(cls, *, head_cpus: float, num_nodes: int = 0, node_cpus: float = 2) -> "LocalCluster":
+        """Start a head, then ``num_nodes`` nodes beside it.
+
+        Raises:
+            CoordinationError: it did not come up; holds what it printed last.
+        """
+        cluster = _start_head(head_cpus)
+        try:
+            for _ in range(num_nodes):
+                cluster.nodes.append(_start_node(cluster.address, len(cluster.nodes), node_cpus))
+            for node in cluster.nodes:
+                _wait_started(node)
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def add_node(self, cpus: float) -> LocalNode:
+        """Start one more node."""
+        node = _start_node(self.address, len(self.nodes), cpus)
+        self.nodes.append(node)
+        _wait_started(node)
+        return node
+
+    def stop(self) -> None:
+        """End every process of the cluster, nodes first, and remove its files."""
+        for node in [*self.nodes, self.head]:
+            node.stop()
+            shutil.rmtree(node.temp_dir, ignore_errors=True)
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _start_head(cpus: float) -> LocalCluster:
+    node = _start(["--head", "--port=0", "--include-dashboard=false", f"--num-cpus={cpus:g}"])
+    _wait_started(node)
+    address = (node.temp_dir / "ray_current_cluster").read_text().strip()
+    return LocalCluster(address, node)
+
+
+def _start_node(address: str, index: int, cpus: float) -> LocalNode:
+    """Start a node under a loopback address of its own, so that drivers attach to the head."""
+    host = f"127.0.0.{index + 2}"
+    return _start([f"--address={address}", f"--node-ip-address={host}", f"--num-cpus={cpus:g}"])
+
+
+def _start(arguments: list[str]) -> LocalNode:
+    temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))  # noqa: S108  Ray's socket paths must be short
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    command += [f"--temp-dir={temp_dir}", f"--object-store-memory={_OBJECT_STORE_BYTES}", *arguments]
+    with (temp_dir / "ray-start.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        )
+    return LocalNode(process, temp_dir)
+
+
+def _wait_started(node: LocalNode) -> None:
+    log = node.temp_dir / "ray-start.log"
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + _START_WITHIN_S
+    while "Ray runtime started" not in log.read_text():
+        if node.process.poll() is not None or SYSTEM_CLOCK.monotonic_s() > deadline_s:
+            text = log.read_text()[-2000:]
+            node.stop()
+            raise CoordinationError(
+                f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory and disk "
+                f"space under {node.temp_dir}. It printed:\n{text}"
+            )
+        SYSTEM_CLOCK.sleep(0.05)

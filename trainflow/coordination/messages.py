@@ -1,0 +1,103 @@
+"""What workers tell the coordinator, and what it tells of itself. Plain values, pickled by Ray between
+actors of one job.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainflow.computation.reports import StepReport
+from trainflow.epochs import EpochId, EpochSpec, MemberReport
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is created with.
+
+    Attributes:
+        job_id: names the run.
+        worker_id: names the worker in it; never used twice.
+        job_json: the job's configuration.
+        import_paths: where the training function's module is found.
+        rehearse: it may become a member at any time and must be warm; false for the first members.
+    """
+
+    job_id: str
+    worker_id: str
+    job_json: str
+    import_paths: tuple[str, ...]
+    rehearse: bool
+
+
+@dataclass(frozen=True)
+class WorkerDescription:
+    """A worker as it sees itself.
+
+    Attributes:
+        host: address of its node.
+        store_port: of the rendezvous store it hosts.
+        presence_port: see `trainflow.coordination.presence`.
+        ready: its training thread has reached the steps.
+        spec: the epoch that it is connected for.
+        standing: what it holds, if its training thread is parked.
+        failure: why that epoch's group is broken, or None.
+    """
+
+    worker_id: str
+    node_id: str
+    pid: int
+    host: str
+    store_port: int
+    presence_port: int
+    ready: bool
+    spec: EpochSpec | None = None
+    standing: MemberReport | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker is warm and waits for an epoch."""
+
+    description: WorkerDescription
+
+
+@dataclass(frozen=True)
+class GroupFailed:
+    """A collective of ``epoch`` failed."""
+
+    epoch: EpochId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The training function returned after the last step."""
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """The training function raised."""
+
+    traceback: str
+
+
+WorkerMessage = Ready | GroupFailed | StepReport | Finished | Crashed
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a run's event log.
+
+    Attributes:
+        number: from 1, without gaps.
+        at_s: CLOCK_REALTIME.
+        kind: what happened, in snake case.
+        text: the same for a person.
+        data: its particulars, JSON only.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,106 @@
+"""The Keepers of a run, as the coordinator sees them.
+
+Process: coordinator.  Thread: its event loop.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainflow.clock import Clock
+from trainflow.coordination import names
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper import KeeperActor
+
+
+class NodeWatch:
+    """Keepers by node, what they last said, and when."""
+
+    def __init__(self, job_id: str, lease_s: float, clock: Clock):
+        self._job_id = job_id
+        self._lease_s = lease_s
+        self._clock = clock
+        self._keepers: dict[str, Any] = {}
+        self._heard_at_s: dict[str, float] = {}
+        self._progress: dict[str, dict[str, Progress]] = {}
+
+    def ensure(self, node_ids: set[str]) -> None:
+        """Have a Keeper on each of these nodes, and let them know each other."""
+        fresh = node_ids - self._keepers.keys()
+        for node_id in fresh:
+            self._keepers[node_id] = KeeperActor.options(
+                name=names.keeper_name(self._job_id, node_id),
+                namespace=names.NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            ).remote(self._job_id, self._lease_s)
+            self._heard_at_s[node_id] = self._clock.monotonic_s()
+        if fresh:
+            self._introduce()
+
+    def forget(self, node_id: str) -> None:
+        """A node is gone for good: the others no longer count it."""
+        keeper = self._keepers.pop(node_id, None)
+        self._progress.pop(node_id, None)
+        if keeper is not None:
+            ray.kill(keeper, no_restart=True)
+            self._introduce()
+
+    def hear(self, node_id: str, progress: dict[str, Progress]) -> None:
+        """Take a heartbeat."""
+        self._heard_at_s[node_id] = self._clock.monotonic_s()
+        self._progress[node_id] = progress
+
+    def progress_of(self, worker_ids: set[str]) -> dict[str, Progress]:
+        """Return the newest progress of these workers, as far as it is known."""
+        return {
+            worker_id: progress
+            for node in self._progress.values()
+            for worker_id, progress in node.items()
+            if worker_id in worker_ids
+        }
+
+    def silent_nodes(self) -> list[str]:
+        """Return the nodes whose lease has run out: their Keepers have killed their workers."""
+        now_s = self._clock.monotonic_s()
+        limit_s = self._lease_s + 1.0
+        return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
+
+    async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
+        """Ask the Keepers to obey this incarnation; returns what those that answered had promised."""
+        asked = [asyncio.ensure_future(k.promise.remote(incarnation)) for k in self._keepers.values()]
+        done, _ = await asyncio.wait(asked, timeout=timeout_s)
+        return [task.result() for task in done if task.exception() is None]
+
+    @property
+    def num_keepers(self) -> int:
+        """Number of Keepers that count for a majority."""
+        return len(self._keepers)
+
+    def fence(self, incarnation: int, node_id: str, worker_id: str) -> None:
+        """Have a worker killed from its own node."""
+        keeper = self._keepers.get(node_id)
+        if keeper is not None:
+            keeper.fence.remote(incarnation, worker_id)
+
+    async def close(self, timeout_s: float) -> None:
+        """Clean every node up and end the Keepers."""
+        cleaning = [asyncio.ensure_future(k.clean_up.remote()) for k in self._keepers.values()]
+        if cleaning:
+            done, _ = await asyncio.wait(cleaning, timeout=timeout_s)
+            for task in done:
+                with contextlib.suppress(RayError):
+                    task.result()
+        for keeper in self._keepers.values():
+            ray.kill(keeper, no_restart=True)
+        self._keepers.clear()
+
+    def _introduce(self) -> None:
+        for node_id, keeper in self._keepers.items():
+            peers = [peer for other, peer in self._keepers.items() if other != node_id]
+            keeper.introduce.remote(peers)

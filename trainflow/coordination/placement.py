@@ -1,0 +1,31 @@
+"""How many workers fit, and which of them begin as members. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+
+def count_slots(nodes: Sequence[Mapping[str, float]], worker: Mapping[str, float]) -> int:
+    """Return how many workers that need ``worker`` fit on nodes that have ``nodes`` resources."""
+    wanted = {kind: amount for kind, amount in worker.items() if amount > 0}
+    total = 0
+    for node in nodes:
+        fits = [int(node.get(kind, 0.0) / amount) for kind, amount in wanted.items()]
+        total += min(fits, default=1)
+    return total
+
+
+def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[int, ...]:
+    """Choose the bundles whose workers begin as members, evenly over nodes.
+
+    The fuller a node is with members the fewer of the spares are elsewhere, so that evenness keeps the
+    loss of any one node within what the spares of the others can take, where that is possible at all.
+    """
+    load: Counter[str] = Counter()
+    left = sorted(bundle_nodes)
+    chosen: list[int] = []
+    while left and len(chosen) < num_members:
+        bundle = min(left, key=lambda b: (load[bundle_nodes[b]], b))
+        left.remove(bundle)
+        load[bundle_nodes[bundle]] += 1
+        chosen.append(bundle)
+    return tuple(chosen)

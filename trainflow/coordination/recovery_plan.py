@@ -1,0 +1,51 @@
+"""From what the members of a new epoch hold to the one state they all start from.
+
+Pure. Rests on one fact: a rank applies a step only after it has seen every rank's commit record, so two
+survivors differ by at most the last step, and the newer state is always whole and right.
+"""
+
+from collections.abc import Sequence
+
+from trainflow.epochs import EpochSpec, MemberReport, RecoveryPlan
+from trainflow.errors import CoordinationError
+
+
+class NoLiveStateError(CoordinationError):
+    """No member holds a whole state: every rank that had one is gone."""
+
+
+def plan_recovery(
+    spec: EpochSpec, reports: Sequence[MemberReport], *, member_lost: bool
+) -> RecoveryPlan:
+    """Choose the base version and who gives it to whom.
+
+    Args:
+        spec: the epoch to start.
+        reports: one of each member, in any order.
+        member_lost: a member of the epoch before is gone; whether it ran the code after its last
+            commit to the end can't be known.
+
+    Raises:
+        NoLiveStateError: none of them holds a whole state.
+    """
+    by_rank = {spec.rank_of(report.worker_id): report for report in reports}
+    versions = [report.version for report in reports if report.version is not None]
+    if not versions:
+        raise NoLiveStateError(
+            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state; the ranks that "
+            "had one are gone"
+        )
+    base = max(versions)
+    holders = sorted(rank for rank, report in by_rank.items() if report.version == base)
+    if base.step == 0:
+        holders = holders[:1]  # nothing is committed yet: whatever was built elsewhere doesn't count
+    laggards = sorted(by_rank.keys() - set(holders))
+    finished = any(report.finished for report in reports)
+    tail_open = member_lost or not all(by_rank[rank].tail_done for rank in holders)
+    return RecoveryPlan(
+        spec=spec,
+        base=base,
+        sources={rank: holders[i % len(holders)] for i, rank in enumerate(laggards)},
+        replay_tail=base.step > 0 and tail_open and not finished,
+        finished=finished,
+    )

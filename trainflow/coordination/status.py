@@ -1,0 +1,58 @@
+"""What a run looks like from outside.
+
+Process: coordinator.  Thread: its event loop.  Blocks: never; asks nobody.
+"""
+
+from typing import Any
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.config.job import JobConfig
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.worker_pool import WorkerPool
+
+
+def build_status(
+    job_id: str, job: JobConfig, control: EpochControl, record: RunRecord
+) -> dict[str, Any]:
+    """Return the run's status as JSON, its state and its histories left out."""
+    return {
+        "job_id": job_id,
+        "name": job.name,
+        "directory": str(record.directory),
+        "max_steps": job.training.max_steps,
+        "step": record.last_step,
+        "world_size": len(control.members),
+        "spares": control.num_spares,
+        "epoch": None if control.epoch is None else str(control.epoch),
+        "incarnation": control.incarnation,
+        "failures": record.num_failures,
+        "as_of_s": SYSTEM_CLOCK.unix_s(),
+    }
+
+
+def list_workers(
+    pool: WorkerPool, members: tuple[str, ...], nodes: NodeWatch
+) -> list[dict[str, Any]]:
+    """Return the workers as JSON: members by rank, then spares, then those that are starting."""
+    progress = nodes.progress_of(set(pool.entries))
+    rows: list[dict[str, Any]] = []
+    for entry in pool.entries.values():
+        seen = progress.get(entry.worker_id)
+        rank = members.index(entry.worker_id) if entry.worker_id in members else None
+        warm = "spare" if entry.description is not None else "starting"
+        rows.append(
+            {
+                "worker_id": entry.worker_id,
+                "rank": rank,
+                "state": "member" if rank is not None else warm,
+                "node_id": None if entry.description is None else entry.description.node_id,
+                "host": None if entry.description is None else entry.description.host,
+                "pid": None if entry.description is None else entry.description.pid,
+                "step": None if seen is None else seen.step,
+                "phase": None if seen is None else str(seen.phase),
+                "lag_s": None if seen is None else seen.progress_age_s,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["state"]))

@@ -1,0 +1,129 @@
+"""The worker actor: one process that trains, and a few calls by which it is steered.
+
+Process: worker, in a bundle of the job's placement group.
+Threads: ``run`` is training; ``control`` calls run beside it and never wait for a step.
+"""
+
+import os
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util import get_node_ip_address
+
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.messages import Ready, WorkerDescription, WorkerSpec
+from trainflow.coordination.presence import PresenceSocket
+from trainflow.coordination.reporter import Reporter
+from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan
+
+if TYPE_CHECKING:
+    from trainflow.computation.epoch_gate import EpochGate
+
+CONCURRENCY_GROUPS = {"control": 8, "watch": 4}
+
+
+class Worker:
+    """One slot of the world, member or spare."""
+
+    def __init__(self, spec: WorkerSpec):
+        sys.path[:0] = [path for path in spec.import_paths if path not in sys.path]
+        from torch.distributed import TCPStore  # noqa: PLC0415  the paths above come first
+
+        from trainflow.computation.stamps import StampWriter  # noqa: PLC0415
+        from trainflow.coordination.worker_runtime import make_gate  # noqa: PLC0415
+
+        self._spec = spec
+        self._host = get_node_ip_address()
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._presence = PresenceSocket(self._host)
+        self._store = TCPStore(
+            self._host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+        self._reporter = Reporter(spec.job_id, spec.worker_id)
+        self._stamps = StampWriter(
+            names.stamp_directory(spec.job_id, self._node_id) / f"{spec.worker_id}.stamp"
+        )
+        job = JobConfig.model_validate_json(spec.job_json)
+        self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter)
+        self._trained = threading.Event()
+        self._exit = threading.Event()
+
+    def run(self) -> None:
+        """Train until the run is over. Called once, by whoever created the worker."""
+        from trainflow.coordination.worker_runtime import run_training  # noqa: PLC0415
+
+        threading.Thread(target=self._announce, name="announce", daemon=True).start()
+        run_training(
+            self._spec,
+            gate=self._gate,
+            host=self._host,
+            stamps=self._stamps,
+            reporter=self._reporter,
+        )
+        self._trained.set()
+
+    @ray.method(concurrency_group="control")
+    def describe(self) -> WorkerDescription:
+        """Tell all about this worker."""
+        standing = self._gate.standing
+        return WorkerDescription(
+            worker_id=self._spec.worker_id,
+            node_id=self._node_id,
+            pid=os.getpid(),
+            host=self._host,
+            store_port=self._store.port,
+            presence_port=self._presence.port,
+            ready=self._gate.has_parked,
+            spec=self._gate.spec,
+            standing=None
+            if standing is None
+            else MemberReport(
+                self._spec.worker_id,
+                standing.version,
+                tail_done=standing.tail_done,
+                finished=standing.finished,
+            ),
+            failure=self._gate.failure,
+        )
+
+    @ray.method(concurrency_group="control")
+    def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
+        """Connect for an epoch and stand still; see `EpochGate.form`."""
+        return self._gate.form(spec, at_boundary=at_boundary)
+
+    @ray.method(concurrency_group="control")
+    def begin(self, plan: RecoveryPlan) -> None:
+        """Go; see `EpochGate.begin`."""
+        self._gate.begin(plan)
+
+    @ray.method(concurrency_group="control")
+    def request(self, flag: Flag) -> None:
+        """Tell all ranks ``flag`` with the next commit."""
+        self._gate.request(flag)
+
+    @ray.method(concurrency_group="control")
+    def close(self) -> None:
+        """End training here: the training function is unwound and ``run`` returns."""
+        self._gate.close()
+        self._stamps.close()
+
+    @ray.method(concurrency_group="watch")
+    def wait_trained(self) -> None:
+        """Return once ``run`` is over."""
+        self._trained.wait()
+
+    @ray.method(concurrency_group="watch")
+    def wait_exit(self) -> None:
+        """Never return: the call fails when the process dies."""
+        self._exit.wait()
+
+    def _announce(self) -> None:
+        self._gate.wait_parked()
+        self._reporter.send(Ready(self.describe()))
+
+
+WorkerActor = ray.remote(max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)(Worker)

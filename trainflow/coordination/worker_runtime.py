@@ -1,0 +1,127 @@
+"""Set up one rank inside a worker process and run the training function in it.
+
+Process: worker.  Thread: training.
+"""
+
+import logging
+import os
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from trainflow.communication.gloo import GlooConnector
+from trainflow.communication.group import Group, connect_group
+from trainflow.communication.nccl import NcclConnector
+from trainflow.communication.transport import Connector
+from trainflow.computation.data_feed import open_data_feed
+from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.session import Session
+from trainflow.computation.stamps import StampWriter
+from trainflow.config.entrypoint import resolve_entrypoint
+from trainflow.config.job import JobConfig
+from trainflow.coordination.messages import Crashed, Finished, GroupFailed, WorkerSpec
+from trainflow.coordination.reporter import Reporter
+from trainflow.epochs import EpochId, EpochSpec
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 15.0
+_COLLECTIVE_TIMEOUT_S = 1800.0
+
+
+def choose_device(job: JobConfig) -> torch.device:
+    """Return the GPU that Ray gave this worker, or the CPU."""
+    return torch.device("cuda", 0) if job.workers.resources.GPU > 0 else torch.device("cpu")
+
+
+def make_connector(job: JobConfig, host: str, device: torch.device) -> Connector:
+    """Choose the library that carries collectives."""
+    backend = job.communication.backend
+    if backend == "nccl" or (backend == "auto" and device.type == "cuda"):
+        return NcclConnector(device, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
+    return GlooConnector(host, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
+
+
+def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -> EpochGate:
+    """Make the worker's gate; its groups report their failures to the coordinator."""
+    connector = make_connector(job, host, choose_device(job))
+
+    def on_failure(epoch: EpochId, reason: str) -> None:
+        reporter.send(GroupFailed(epoch, reason))
+
+    def connect(epoch_spec: EpochSpec, rank: int) -> Group:
+        return connect_group(
+            epoch_spec, rank, connector, on_failure=on_failure, timeout_s=_CONNECT_TIMEOUT_S
+        )
+
+    return EpochGate(spec.worker_id, connect)
+
+
+def run_training(
+    spec: WorkerSpec, *, gate: EpochGate, host: str, stamps: StampWriter, reporter: Reporter
+) -> None:
+    """Run the training function inside TorchTrainer, and hold its final state until the run is over."""
+    job = JobConfig.model_validate_json(spec.job_json)
+
+    def train() -> None:
+        session = _open_session(spec, job, gate=gate, host=host, stamps=stamps, reporter=reporter)
+        entrypoint = resolve_entrypoint(job.entrypoint)
+        _run_entrypoint(session, lambda: entrypoint.function(session, session.args))
+        reporter.send(Finished())
+        session.linger()
+
+    try:
+        TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
+    except SessionClosed:
+        logger.info("%s: the session was closed", spec.worker_id)
+    except Exception:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
+        reporter.send(Crashed(traceback.format_exc()))
+
+
+def _run_entrypoint(session: Session, run: Callable[[], object]) -> None:
+    run()
+    if not session.finished:
+        raise RuntimeError(
+            "the training function returned before the last step; expected it to go through "
+            "session.steps() to its end"
+        )
+
+
+def _open_session(
+    spec: WorkerSpec,
+    job: JobConfig,
+    *,
+    gate: EpochGate,
+    host: str,
+    stamps: StampWriter,
+    reporter: Reporter,
+) -> Session:
+    device = choose_device(job)
+    torch.set_num_threads(max(1, int(job.workers.resources.CPU)))
+    torch.use_deterministic_algorithms(job.training.deterministic)
+    args = resolve_entrypoint(job.entrypoint).check_args(job.args)
+    rehearsal = _solo_group(make_connector(job, host, device)) if spec.rehearse else None
+    context = RankContext(
+        job=job,
+        args=args,
+        job_id=spec.job_id,
+        device=device,
+        feed=open_data_feed(job, args),
+        gate=gate,
+        stamps=stamps,
+        report=reporter.send_step,
+        rehearsal=rehearsal,
+    )
+    return Session(context)
+
+
+def _solo_group(connect: Connector) -> Group:
+    """Connect a group of this process alone."""
+    spec = EpochSpec(EpochId(0, 0), (f"pid-{os.getpid()}",), "", 0)
+    transport = connect(dist.HashStore(), 0, 1)
+    return Group(spec, 0, transport, lambda _epoch, reason: logger.warning("rehearsal: %s", reason))
