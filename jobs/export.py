@@ -4,11 +4,13 @@ Process: one rank, after the last step.  Thread: training.  Blocks: on the local
 The same weights give the same safetensors bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
 
 from trainflow.data.token_corpus import TokenCorpus
 from trainflow.errors import ConfigError
@@ -19,8 +21,13 @@ if TYPE_CHECKING:
 _MODEL_FILES = ("config.json", "adapter_config.json")
 
 
-def export_model(model: "PreTrainedModel", corpus: TokenCorpus, folder: Path) -> None:
-    """Write ``model``, or a peft adapter, with the tokenizer of ``corpus``, in place of ``folder``.
+def export_model(model: nn.Module, corpus: TokenCorpus, folder: Path) -> None:
+    """Write ``model`` and the tokenizer of ``corpus``, in place of ``folder``.
+
+    Args:
+        model: a transformers model; or a peft model, of which the adapter is written.
+        corpus: what it was trained on.
+        folder: a new one, an empty one, or that of an earlier export.
 
     Raises:
         ConfigError: ``folder`` holds something that isn't an earlier export.
@@ -29,7 +36,7 @@ def export_model(model: "PreTrainedModel", corpus: TokenCorpus, folder: Path) ->
 
     logging.disable_progress_bar()  # it would run across the job's own lines
     with _replace_folder(folder) as fresh:
-        model.save_pretrained(fresh)
+        cast("PreTrainedModel", model).save_pretrained(fresh)
         load_tokenizer(corpus).save_pretrained(fresh)
 
 
@@ -52,13 +59,14 @@ def require_export_folder(folder: Path | None) -> None:
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     if found and found.isdisjoint(_MODEL_FILES):
         raise ConfigError(
-            f"args.export_dir: got {str(folder)!r}, which holds other files ({min(found)}), expected "
-            "a new folder, an empty one, or an earlier export to replace; change args.export_dir"
+            f"args.export_dir: got {str(folder)!r}, which holds other files ({min(found)}), "
+            "expected a new folder, an empty one, or an earlier export to replace; change "
+            "args.export_dir"
         )
 
 
 @contextmanager
-def _replace_folder(folder: Path) -> Iterator[Path]:
+def _replace_folder(folder: Path) -> Generator[Path]:
     """Yield an empty folder that takes the place of ``folder`` once the block is done."""
     require_export_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,11 @@ first function that needs them.  Thread: training.  Ranks: all run the same line
 import json
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from jobs.export import export_model, require_export_folder
@@ -41,7 +41,7 @@ class Args(BaseModel):
     rank: PositiveInt = 8
     """Rank of the update that an adapter adds to a matrix."""
 
-    alpha: PositiveFloat = 16
+    alpha: PositiveInt = 16
     """The update is scaled by ``alpha / rank``."""
 
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -93,8 +93,7 @@ def train(session: Session, args: Args) -> None:
                 session.evaluate("held_out_loss", lambda b: (mean_loss(b), b.num_targets))
 
     if session.rank == 0 and args.export_dir is not None:
-        # Merging changes the weights, and this rank may still have to give them to another.
-        exported = deepcopy(model).merge_and_unload() if args.merge else model
+        exported = merge(model) if args.merge else model
         export_model(exported, corpus, args.export_dir)
 
 
@@ -108,8 +107,8 @@ def require_same_tokenizer(base_model: Path, corpus: TokenCorpus) -> None:
         model_tokenizer = json.loads((base_model / "tokenizer.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"args.base_model: got {str(base_model)!r} ({error}), expected the folder of an exported "
-            "model; run jobs/pretrain_lm.yaml, or change args.base_model"
+            f"args.base_model: got {str(base_model)!r} ({error}), expected the folder of an "
+            "exported model; run jobs/pretrain_lm.yaml, or change args.base_model"
         ) from error
     if model_tokenizer["model"] != json.loads(corpus.read_tokenizer())["model"]:
         raise ConfigError(
@@ -135,3 +134,11 @@ def build_model(args: Args) -> "PeftModel | PeftMixedModel":
         target_modules=args.target_modules,
     )
     return get_peft_model(base, lora)
+
+
+def merge(model: nn.Module) -> nn.Module:
+    """Return a plain model with the adapters added in.
+
+    A copy: merging changes weights, and this rank may still have to give its own to another.
+    """
+    return cast("PeftModel", deepcopy(model)).merge_and_unload()

@@ -36,6 +36,11 @@ def connect(address: str) -> None:
         ) from error
 
 
+def disconnect() -> None:
+    """Leave the cluster; detached actors, so every run, go on."""
+    ray.shutdown()
+
+
 class Run:
     """A run on the connected cluster."""
 

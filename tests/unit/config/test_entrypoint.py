@@ -11,11 +11,12 @@ from trainflow.errors import ConfigError, EntrypointError
 MODULE = """
 from __future__ import annotations
 from typing import TYPE_CHECKING
-from functools import wraps
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from trainflow import Session
+
+from user_decorators import logged
 
 class Optimizer(BaseModel):
     lr: float = Field(gt=0)
@@ -38,16 +39,27 @@ def not_annotated(session, args): ...
 def plain_dict(session, args: dict): ...
 def unknown_annotation(session, args: Missing): ...
 
-@wraps(train)
-def wrapped(*args): ...
+@logged
+def wrapped(session, args: Args): ...
 
 not_a_function = 3
+"""
+
+DECORATORS = """
+from functools import wraps
+
+def logged(function):
+    @wraps(function)
+    def call(*args):
+        return function(*args)
+    return call
 """
 
 
 @pytest.fixture(autouse=True)
 def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "user_job.py").write_text(MODULE)
+    (tmp_path / "user_decorators.py").write_text(DECORATORS)
     (tmp_path / "broken_job.py").write_text("raise KeyError('boom')\n")
     (tmp_path / "lacking_job.py").write_text("import no_such_library\n")
     (tmp_path / "garbled_job.py").write_text("def train(:\n")

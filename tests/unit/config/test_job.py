@@ -106,6 +106,8 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"entrypoint": "jobs.pretrain_lm"}, "entrypoint", "module:function"),
         ({"entrypoint": "jobs/pretrain_lm.py:train"}, "entrypoint", "module:function"),
         ({"entrypoint": ":train"}, "entrypoint", "module:function"),
+        ({"entrypoint": "jobs.toy:"}, "entrypoint", "module:function"),
+        ({"entrypoint": "jobs.toy:a.b"}, "entrypoint", "module:function"),
         ({"training__max_steps": 0}, "training.max_steps", "greater than 0"),
         ({"training__max_steps": 1.5}, "training.max_steps", "valid integer"),
         ({"training__max_steps": "10"}, "training.max_steps", "valid integer"),

@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> TokenCorpus:
 
 @pytest.fixture
 def run_job(corpus: TokenCorpus, tmp_path: Path) -> RunJob:
-    """Run an entrypoint for a few steps as a world of one rank; returns the reports of its steps."""
+    """Run an entrypoint as a world of one rank; returns the reports of its steps."""
 
     def run(entrypoint: str, max_steps: int, **args: Any) -> list[StepReport]:
         job = JobConfig.model_validate(

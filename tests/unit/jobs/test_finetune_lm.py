@@ -66,6 +66,18 @@ def test_base_and_adapter_load_as_one_model(
     assert not torch.allclose(logits["adapter"], logits["base"])
 
 
+def test_merging_leaves_the_trained_model_as_it_was(base_model: Path):
+    model = finetune_lm.build_model(finetune_lm.Args(base_model=base_model, rank=2))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(parameter)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    finetune_lm.merge(model)
+    assert model.state_dict().keys() == before.keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
 def test_a_corpus_of_another_tokenizer_is_refused(base_model: Path, tmp_path: Path):
     text = tmp_path / "other.txt"
     text.write_text("Nothing alike, nothing the same. " * 100)

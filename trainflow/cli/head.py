@@ -1,0 +1,166 @@
+"""The head that ``trainflow run`` starts where it is given no cluster, and how others find it.
+
+A record of the head lies in TRAINFLOW_HOME/head.json for as long as it runs: commands in other
+terminals take the address from it, and ``trainflow down`` the pid, should the driver have been
+killed. A record whose process is gone, or is another one by now, is stale and is removed.
+
+Process: driver.  Blocks: while the head starts and stops.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from trainflow.config.job import WorkersConfig
+from trainflow.coordination import names
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.errors import ConflictError
+
+_END_WITHIN_S = 10.0
+_START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    """A head of this machine.
+
+    Attributes:
+        address: what drivers connect to.
+        pid: of the process whose descendants are the head's node.
+        started_at_s: CLOCK_REALTIME when that process started: tells it from a later one's pid.
+        temp_dir: its files.
+    """
+
+    address: str
+    pid: int
+    started_at_s: float
+    temp_dir: str
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> "HeadRecord":
+        """Describe the head of a cluster that this process has started."""
+        pid = cluster.head.pid
+        started_at_s = psutil.Process(pid).create_time()
+        return cls(cluster.address, pid, started_at_s, str(cluster.head.temp_dir))
+
+    def find_process(self) -> psutil.Process | None:
+        """Return the head's process; None if it is gone."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.started_at_s) < _START_TIME_TOLERANCE_S
+            if is_same and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+
+def locate_record() -> Path:
+    """Return where the record of this user's head lies."""
+    return names.home() / "head.json"
+
+
+def read_head() -> HeadRecord | None:
+    """Return the head that runs; None, and a stale record is removed, if there is none."""
+    try:
+        record = HeadRecord(**json.loads(locate_record().read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):  # written whole or not at all: somebody edited it
+        locate_record().unlink(missing_ok=True)
+        return None
+    if record.find_process() is None:
+        forget_head(record)
+        return None
+    return record
+
+
+def write_head(record: HeadRecord) -> None:
+    """Record a head, unless another one is recorded.
+
+    Raises:
+        ConflictError: another one runs.
+    """
+    path = locate_record()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(json.dumps(asdict(record)))
+    try:
+        refuse_second_head()
+        path.hardlink_to(whole)  # fails if a head was recorded since: two runs can't both win
+    except FileExistsError:
+        refuse_second_head()
+        raise
+    finally:
+        whole.unlink()
+
+
+def refuse_second_head() -> None:
+    """Raise ConflictError if a head runs already."""
+    if other := read_head():
+        raise ConflictError(
+            f"head: got one that runs already, at {other.address} (pid {other.pid}); expected none, "
+            f"since no cluster was named; train on it with --address {other.address}, or end it, "
+            "and the runs on it, with `trainflow down`"
+        )
+
+
+def forget_head(record: HeadRecord) -> None:
+    """Remove a head's files and its record, unless the record is another head's by now."""
+    temp_dir = Path(record.temp_dir)
+    if (temp_dir / "ray-start.log").exists():
+        shutil.rmtree(temp_dir, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if json.loads(locate_record().read_text()).get("pid") == record.pid:
+            locate_record().unlink()
+
+
+def end_head(record: HeadRecord) -> None:
+    """End a head that another process has started, and all that runs on it."""
+    if process := record.find_process():
+        tree = [*process.children(recursive=True), process]
+        process.terminate()
+        _, alive = psutil.wait_procs(tree, timeout=_END_WITHIN_S)
+        for survivor in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                survivor.kill()
+        psutil.wait_procs(alive, timeout=_END_WITHIN_S)
+    forget_head(record)
+
+
+@contextlib.contextmanager
+def own_head(workers: WorkersConfig) -> Iterator[LocalCluster]:
+    """Run a head of this machine's own, large enough for the job, while the context lasts.
+
+    A KeyboardInterrupt kills it instead of ending it in order.
+
+    Raises:
+        ConflictError: another one runs.
+        CoordinationError: it did not come up.
+    """
+    refuse_second_head()
+    cluster = LocalCluster.start(head_cpus=count_head_cpus(workers, os.cpu_count() or 1))
+    record = HeadRecord.of(cluster)
+    try:
+        write_head(record)
+        yield cluster
+        cluster.stop()
+    except BaseException:
+        cluster.head.kill()
+        cluster.stop()
+        raise
+    finally:
+        forget_head(record)
+
+
+def count_head_cpus(workers: WorkersConfig, num_cores: int) -> float:
+    """Return the CPUs a head declares: its cores, or more if the job's workers won't fit.
+
+    They are Ray's units of accounting: on a machine of few cores workers share them.
+    """
+    wanted = (workers.target + workers.spares) * workers.resources.CPU
+    return max(float(num_cores), wanted)
