@@ -1,7 +1,7 @@
 """The training that every measured system runs: one small Llama on seeded random tokens.
 
-Process: every rank of every system.  Knows neither Ray nor torchft, so that what differs between two
-measurements is the system and not the work.
+Process: every rank of every system.  Knows neither Ray nor torchft, so that what differs between
+two measurements is the system and not the work.
 
 The sizes give a step of .1 to .3 s for three ranks with one torch thread each on two cores.
 """

@@ -92,6 +92,7 @@ def train(session: Session, args: Args) -> None:
             if done.number % args.evaluate_every == 0:
                 session.evaluate("held_out_loss", lambda b: (mean_loss(b), b.num_targets))
 
+    # Every rank comes here, once no step can come again.
     if session.rank == 0 and args.export_dir is not None:
         exported = merge(model) if args.merge else model
         export_model(exported, corpus, args.export_dir)

@@ -10,9 +10,9 @@ first function that needs it.  Thread: training.  Ranks: all run the same lines.
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -41,7 +41,7 @@ class Args(BaseModel):
     """Transformer blocks."""
 
     num_heads: PositiveInt = 4
-    """Attention heads; must divide ``hidden_size``."""
+    """Attention heads; ``hidden_size`` is an even multiple of it."""
 
     lr: PositiveFloat = 1e-3
     """Learning rate after the warm-up."""
@@ -60,6 +60,12 @@ class Args(BaseModel):
 
     export_dir: Path | None = None
     """Folder for the trained model and its tokenizer; null writes none."""
+
+    @model_validator(mode="after")
+    def _require_even_head_size(self) -> Self:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(f"hidden_size to be an even multiple of num_heads = {self.num_heads}")
+        return self
 
 
 def train(session: Session, args: Args) -> None:
@@ -84,6 +90,7 @@ def train(session: Session, args: Args) -> None:
             if done.number % args.evaluate_every == 0:
                 session.evaluate("held_out_loss", lambda b: (mean_loss(b), b.num_targets))
 
+    # Every rank comes here, once no step can come again.
     if session.rank == 0 and args.export_dir is not None:
         export_model(model, corpus, args.export_dir)
 

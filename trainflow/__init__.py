@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainflow.computation.aborted import StepAborted
     from trainflow.computation.session import Session
-    from trainflow.computation.step import Step, StepAborted
+    from trainflow.computation.step import Step
     from trainflow.computation.training_state import Committed
     from trainflow.data.batch import Batch
 
@@ -20,7 +21,7 @@ _HOMES = {
     "Committed": "trainflow.computation.training_state",
     "Session": "trainflow.computation.session",
     "Step": "trainflow.computation.step",
-    "StepAborted": "trainflow.computation.step",
+    "StepAborted": "trainflow.computation.aborted",
 }
 
 

@@ -2,7 +2,7 @@
 
     TrainFlowError
     ├── ConfigError (ValueError)       a setting the user can mend
-    │   └── EntrypointError            the training function can't be imported or has the wrong shape
+    │   └── EntrypointError            the training function can't be imported, or has a wrong shape
     ├── DataError (ValueError)         a corpus or dataset the user can mend
     ├── CommunicationError             a collective or a process group failed
     │   └── GroupMismatchError         ranks disagree on what they are about to exchange
@@ -16,7 +16,8 @@
         ├── UnreachableError           no Ray cluster, or no coordinator, at that address
         └── ConflictError              the name, port or job is already taken
 
-`StepAborted` (in `trainflow.computation.step`) is not in this tree: it is control flow, not an error.
+`StepAborted` (in `trainflow.computation.aborted`) is not in this tree: it is control flow, not an
+error.
 """
 
 

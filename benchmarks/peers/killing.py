@@ -66,7 +66,10 @@ def _execute_kill(plan: KillPlan, harness: Harness, rng: random.Random) -> Kill:
     step_s = median_step_s(events, victim.generation)
     phase_ratio = rng.random()
     _wait_until(
-        harness, plan.timeout_s, "finish a step", lambda seen: _newest_step(seen, victim.pid) != victim
+        harness,
+        plan.timeout_s,
+        "finish a step",
+        lambda seen: _newest_step(seen, victim.pid) != victim,
     )
     step_start_s = _newest_step(harness.tail.events, victim.pid).unix_s
     harness.clock.sleep(max(0.0, step_start_s + phase_ratio * step_s - harness.clock.unix_s()))

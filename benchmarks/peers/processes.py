@@ -23,7 +23,7 @@ def become_measured(log_path: Path) -> None:
 
 
 def stop_tree(process: SpawnProcess, grace_s: float) -> None:
-    """Stop a child with SIGTERM, after ``grace_s`` with SIGKILL, and then what is left of its own."""
+    """Stop a child by SIGTERM, after ``grace_s`` seconds by SIGKILL, then what it leaves behind."""
     try:
         descendants = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

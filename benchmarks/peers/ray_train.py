@@ -94,7 +94,7 @@ def main() -> None:
     arguments = parser.parse_args()
     work_dir = Path(tempfile.mkdtemp(prefix="ray-train-"))
     samples = measure(arguments.kills, arguments.seed, work_dir)
-    print(summarize("ray_train", samples))  # noqa: T201
+    print(summarize("ray_train", samples))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """From events and kills to recovery figures.  Pure: plain values in, plain values out.
 
-What counts as recovered is the same for every system: a step that all ranks of a membership *formed
-after the kill* have finished.  A step that was in flight at the kill and that survivors still finish
-under the old membership does not count.
+What counts as recovered is the same for every system: a step that all ranks of a membership
+*formed after the kill* have finished.  A step that was in flight at the kill, and that survivors
+still finish under the old membership, does not count.
 """
 
 from collections import defaultdict
@@ -52,20 +52,22 @@ class RecoverySample:
 
 
 @dataclass(frozen=True)
-class _Recovered:
+class Recovery:
+    """The end of a recovery: when the last rank finished which step."""
+
     unix_s: float
     step: int
 
 
-def find_recovery(events: Iterable[Event], kill: Kill) -> _Recovered | None:
-    """Find the first step that all ranks of a later membership finished; None while there is none."""
+def find_recovery(events: Iterable[Event], kill: Kill) -> Recovery | None:
+    """Find the first step that all ranks of a later membership have finished, if there is one."""
     finished: dict[tuple[int, int], dict[int, Event]] = defaultdict(dict)
     for event in events:
         later = event.generation > kill.generation and event.unix_s > kill.unix_s
         if event.name == STEP and later and event.rank >= 0:
             finished[event.generation, event.step][event.rank] = event
     complete = [
-        _Recovered(max(e.unix_s for e in by_rank.values()), step)
+        Recovery(max(e.unix_s for e in by_rank.values()), step)
         for (_, step), by_rank in finished.items()
         if len(by_rank) == next(iter(by_rank.values())).world_size
     ]
@@ -119,7 +121,7 @@ def median_step_s(events: Iterable[Event], generation: int) -> float:
 
 
 def _phases(
-    events: Iterable[Event], kill: Kill, recovered: _Recovered, milestones: Sequence[Milestone]
+    events: Iterable[Event], kill: Kill, recovered: Recovery, milestones: Sequence[Milestone]
 ) -> dict[str, float]:
     """Cut the recovery at each milestone; a milestone that did not happen takes no time."""
     during = [e for e in events if kill.unix_s < e.unix_s <= recovered.unix_s and e.pid != kill.pid]
@@ -136,11 +138,13 @@ def _phases(
 
 def summarize(name: str, samples: Sequence[RecoverySample]) -> str:
     """Describe the samples of one system in a few lines: medians, then each kill as it was."""
-    beyond_s = [sample.recovery_s - sample.step_s for sample in samples]
+    recovery_s = median(sample.recovery_s for sample in samples)
+    step_s = median(sample.step_s for sample in samples)
+    beyond_s = median(sample.recovery_s - sample.step_s for sample in samples)
+    steps_lost = median(sample.steps_lost for sample in samples)
     lines = [
-        f"{name}: {len(samples)} kills, medians: recovery {median(s.recovery_s for s in samples):.3f} s, "
-        f"step {median(s.step_s for s in samples):.3f} s, beyond a step {median(beyond_s):.3f} s, "
-        f"steps lost {median(s.steps_lost for s in samples):g}"
+        f"{name}: medians of {len(samples)} kills: recovery {recovery_s:.3f} s, "
+        f"step {step_s:.3f} s, beyond a step {beyond_s:.3f} s, steps lost {steps_lost:g}"
     ]
     for sample in samples:
         phases = "  ".join(f"{phase} {seconds:.3f}" for phase, seconds in sample.phases.items())

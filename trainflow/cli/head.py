@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def read_head() -> HeadRecord | None:
 
 
 def write_head(record: HeadRecord) -> None:
-    """Record a head, unless another one is recorded.
+    """Record a head, whole or not at all, unless another one is recorded.
 
     Raises:
         ConflictError: another one runs.
@@ -90,8 +90,7 @@ def write_head(record: HeadRecord) -> None:
     whole = path.with_suffix(f".{os.getpid()}")
     whole.write_text(json.dumps(asdict(record)))
     try:
-        refuse_second_head()
-        path.hardlink_to(whole)  # fails if a head was recorded since: two runs can't both win
+        path.hardlink_to(whole)  # of two runs that start at once, one fails here
     except FileExistsError:
         refuse_second_head()
         raise
@@ -103,9 +102,9 @@ def refuse_second_head() -> None:
     """Raise ConflictError if a head runs already."""
     if other := read_head():
         raise ConflictError(
-            f"head: got one that runs already, at {other.address} (pid {other.pid}); expected none, "
-            f"since no cluster was named; train on it with --address {other.address}, or end it, "
-            "and the runs on it, with `trainflow down`"
+            f"head: got one that runs already, at {other.address} (pid {other.pid}); expected none "
+            f"where no cluster is named; train on it with --address {other.address}, or end it and "
+            "the runs on it with `trainflow down`"
         )
 
 
@@ -133,7 +132,7 @@ def end_head(record: HeadRecord) -> None:
 
 
 @contextlib.contextmanager
-def own_head(workers: WorkersConfig) -> Iterator[LocalCluster]:
+def own_head(workers: WorkersConfig) -> Generator[LocalCluster]:
     """Run a head of this machine's own, large enough for the job, while the context lasts.
 
     A KeyboardInterrupt kills it instead of ending it in order.

@@ -68,8 +68,8 @@ def _check_corpora(config: JobConfig) -> int | None:
     batch = config.training.global_batch_size
     if num_samples < batch:
         raise DataError(
-            f"data.url: got a corpus of {num_samples} samples at {data.url!r}; expected at least one "
-            f"global batch, training.global_batch_size = {batch}; lower it or pack more text "
+            f"data.url: got a corpus of {num_samples} samples at {data.url!r}; expected at least "
+            f"one global batch, training.global_batch_size = {batch}; lower it or pack more text "
             f"({HOW_TO_PACK})"
         )
     return num_samples
@@ -82,3 +82,22 @@ def _count_samples(url: str, split: Split, *, setting: str) -> int:
         raise DataError(
             f"{setting}: got {url!r}; expected a packed token corpus; change {setting}: {error}"
         ) from error
+
+
+def describe_job(job: CheckedJob) -> str:
+    """Return what would run, for a person."""
+    config = job.config
+    training, workers = config.training, config.workers
+    resources = workers.resources
+    data = config.data.dataset or f"{config.data.url} ({job.num_samples} samples)"
+    lines = {
+        "name": config.name,
+        "entrypoint": config.entrypoint,
+        "args": job.args.model_dump_json(),
+        "data": f"{data}, {config.data.order}",
+        "training": f"{training.max_steps} steps of {training.global_batch_size} samples in "
+        f"microbatches of {training.microbatch_size}, {training.precision}",
+        "workers": f"{workers.target} (at least {workers.minimum}) and {workers.spares} spares, "
+        f"each with {resources.CPU:g} CPU and {resources.GPU:g} GPU",
+    }
+    return "\n".join(["the job is valid", *(f"  {name:<11}{text}" for name, text in lines.items())])

@@ -1,8 +1,8 @@
 """Which gradients travel together: a pure function of the parameter list.
 
 The layout must be the same on every rank of every epoch, or a promoted spare would issue mismatched
-collectives; and another layout changes the last bits of the sums. So it depends on nothing that happens
-at run time (torch's DDP regroups its buckets after the first backward).
+collectives; and another layout changes the last bits of the sums. So it depends on nothing that
+happens at run time (torch's DDP regroups its buckets after the first backward).
 
 Matrices fill buckets in reverse order of declaration, which is about the order in which backward
 finishes them. What is small shares one tail bucket, together with one flag a parameter that tells

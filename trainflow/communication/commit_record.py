@@ -1,7 +1,7 @@
-"""The record that every rank contributes to a commit, and the decision that follows from all of them.
+"""The record that every rank contributes to a commit, and the decision that follows from them.
 
-One all_gather of a fixed number of bytes a rank. Every rank decides from the same bytes, so all decide
-alike: there is no second round and nobody to ask. Pure, apart from `exchange`.
+One all_gather of a fixed number of bytes a rank. Every rank decides from the same bytes, so all
+decide alike: there is no second round and nobody to ask. Pure, apart from `exchange`.
 """
 
 import math
@@ -80,12 +80,12 @@ class CommitRecord:
 
 def unpack(data: bytes) -> CommitRecord:
     """Decode a record; raises CommunicationError if it isn't one."""
-    magic, *fields = _HEADER.unpack_from(data)
+    magic, incarnation, counter, step, flags, *rest = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise CommunicationError(f"not a commit record: starts with {magic!r}")
     entries = _SCALAR.iter_unpack(data[_HEADER.size : RECORD_BYTES])
     scalars = {key: Scalar(total, weight) for key, total, weight in entries if key}
-    return CommitRecord(*fields[:3], Flag(fields[3]), *fields[4:], scalars=scalars)
+    return CommitRecord(incarnation, counter, step, Flag(flags), *rest, scalars=scalars)
 
 
 def scalar_key(name: str) -> int:
@@ -160,7 +160,9 @@ def exchange(record: CommitRecord, group: Group, device: torch.device) -> list[C
 
     Process: every rank.  Thread: training.  Blocks: until all ranks have come.
     """
-    record = replace(record, incarnation=group.spec.epoch.incarnation, counter=group.spec.epoch.counter)
+    record = replace(
+        record, incarnation=group.spec.epoch.incarnation, counter=group.spec.epoch.counter
+    )
     mine = torch.frombuffer(bytearray(record.pack()), dtype=torch.uint8).to(device)
     everyone = torch.empty(group.world_size * RECORD_BYTES, dtype=torch.uint8, device=device)
     if not group.all_gather(everyone, mine).wait():

@@ -7,6 +7,7 @@ Ranks: all of an epoch connect together.
 import json
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,13 +24,15 @@ _device_lock = threading.Lock()
 class GlooTransport:
     """One epoch's gloo group."""
 
-    def __init__(self, group: dist.ProcessGroupGloo, own_port: int, peers: frozenset[sockets.Address]):
-        self._group = group
+    def __init__(
+        self, group: dist.ProcessGroupGloo, own_port: int, peers: frozenset[sockets.Address]
+    ):
+        self._group: Any = group  # the stubs leave the collectives out
         self._own_port = own_port
         self._peers = peers
 
     def all_reduce(self, tensor: Tensor) -> Work:
-        """Sum in place; a ring, so the order of summation depends on ranks alone, never on timing."""
+        """Sum in place; a ring: the order of summation depends on ranks alone, never on timing."""
         return self._group.allreduce([tensor])
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
@@ -66,14 +69,15 @@ class GlooConnector:
         self.collective_timeout_s = collective_timeout_s
 
     def __call__(self, store: Store, rank: int, world_size: int) -> GlooTransport:
-        """Connect with the other ranks; raises RuntimeError or DistStoreError after the store's timeout."""
+        """Connect with all ranks; RuntimeError or DistStoreError after the store's timeout."""
         device, own_port = self._create_device()
         store.set(f"gloo/{rank}", json.dumps([self.host, own_port]))
-        options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  the only way to choose the device
+        gloo: Any = dist.ProcessGroupGloo  # the stubs leave out the options that it takes
+        options = gloo._Options()  # noqa: SLF001  the only way to choose the device
         options._devices = [device]  # noqa: SLF001
         options._timeout = timedelta(seconds=self.collective_timeout_s)  # noqa: SLF001
         options._threads = _NUM_THREADS  # noqa: SLF001
-        group = dist.ProcessGroupGloo(store, rank, world_size, options)
+        group = gloo(store, rank, world_size, options)
         peers: list[sockets.Address] = []
         for peer in range(world_size):
             if peer != rank:

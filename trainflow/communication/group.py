@@ -2,8 +2,8 @@
 
 A collective that fails inside autograd must not raise there: FSDP2 never recovers from it, and a
 half-run backward leaves hooks in an unknown state. So every collective returns a `Pending`; after a
-failure all of them, running and future, complete at once with garbage and say so through ``wait()``.
-Only the step decides what follows.
+failure all of them, running and future, complete at once with garbage and say so through
+``wait()``. Only the step decides what follows.
 
 Process: every rank.  Thread: training issues and waits, control aborts.
 """
@@ -78,7 +78,7 @@ class Group:
         return self._start(lambda: self._transport.all_gather(output, tensor))
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Pending:
-        """Send the r-th equal part of ``tensor`` to rank r; ``output`` holds the parts by sender."""
+        """Send the r-th equal part of ``tensor`` to rank r; ``output`` holds parts by sender."""
         return self._start(lambda: self._transport.all_to_all(output, tensor))
 
     def send(self, tensor: Tensor, to_rank: int) -> Pending:
@@ -117,8 +117,11 @@ class Group:
 
 
 def wait_all(pending: Sequence[Pending]) -> bool:
-    """Wait for each; True if all hold their results."""
-    return all([one.wait() for one in pending])
+    """Wait for each, whatever became of those before; True if all hold their results."""
+    succeeded = True
+    for one in pending:
+        succeeded = one.wait() and succeeded
+    return succeeded
 
 
 def connect_group(
@@ -146,5 +149,7 @@ def connect_group(
         )
         transport = connect(PrefixStore(str(spec.epoch), store), rank, spec.world_size)
     except RuntimeError as error:  # DistStoreError and DistNetworkError are RuntimeErrors
-        raise CommunicationError(f"epoch {spec.epoch}: rank {rank} could not connect: {error}") from error
+        raise CommunicationError(
+            f"epoch {spec.epoch}: rank {rank} could not connect: {error}"
+        ) from error
     return Group(spec, rank, transport, on_failure)

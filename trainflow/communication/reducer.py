@@ -1,12 +1,14 @@
 """Sum gradients over ranks while backward is still running.
 
-A hook on each parameter copies its gradient into the parameter's slot as soon as autograd has finished
-it; a bucket leaves when all its slots are filled and every bucket before it has left, so that all ranks
-issue the same collectives in the same order whatever order autograd took. Gradients that accumulate over
-microbatches stay with autograd until the last one: until then nothing is copied or sent.
+A hook on each parameter copies its gradient into the parameter's slot as soon as autograd has
+finished it; a bucket leaves when all its slots are filled and every bucket before it has left, so
+that all ranks issue the same collectives in the same order whatever order autograd took. Gradients
+that accumulate over microbatches stay with autograd until the last one: until then nothing is
+copied or sent.
 
 Process: every rank.  Thread: training (autograd on CPU runs in it).  Blocks: only in `finish`.
-Ranks: each calls begin, then at most one armed backward, then finish; one without microbatches sends zeros.
+Ranks: each calls begin, then at most one armed backward, then finish; one without microbatches
+sends zeros.
 Fails: never raises; `finish` returns None and the gradients are garbage.
 """
 
@@ -24,7 +26,7 @@ from trainflow.communication.group import Group
 
 @dataclass(frozen=True)
 class ReducedGradients:
-    """Gradients summed over ranks and microbatches; the parameters' ``grad`` are views of ``flats``.
+    """Gradients summed over ranks and microbatches; the parameters' ``grad`` are views of them.
 
     Attributes:
         flats: one 1-D tensor a bucket, flags of the tail left out.
@@ -46,7 +48,10 @@ class GradientReducer:
     """Buckets of one model's gradients."""
 
     def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], aggregator: Aggregator, bucket_bytes: int
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        aggregator: Aggregator,
+        bucket_bytes: int,
     ):
         self._parameters = [parameter for _, parameter in parameters]
         specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in parameters]
@@ -97,7 +102,10 @@ class GradientReducer:
             if not filled:
                 self._fill(index)
         self._launch_ready()
-        if not all([handle.wait() for handle in self._handles]):
+        succeeded = True
+        for handle in self._handles:  # each of them, whatever became of those before
+            succeeded = handle.wait() and succeeded
+        if not succeeded:
             return None
         flags = self._buffers[-1][self.layout.flags_offset :].tolist()
         for parameter, view, flag in zip(self._parameters, self._views, flags, strict=True):
@@ -131,7 +139,7 @@ class GradientReducer:
         self._missing[self._bucket_of[index]] -= 1
 
     def _launch_ready(self) -> None:
-        """Send, in order, each bucket whose slots are all filled. The tail goes when all is filled."""
+        """Send, in order, each bucket whose slots are filled; the tail once all slots are."""
         assert self._group is not None, "begin() comes before backward"
         last = len(self._buffers) - 1
         while (number := len(self._handles)) <= last:
@@ -146,6 +154,6 @@ class GradientReducer:
         norms = [torch.linalg.vector_norm(flat.detach(), dtype=torch.float32) for flat in flats]
         digest = xxhash.xxh3_64()
         for flat in flats:
-            digest.update(flat.view(torch.uint8).cpu().numpy())
+            digest.update(flat.view(torch.uint8).cpu().numpy().data)
         norm = torch.linalg.vector_norm(torch.stack(norms))
         return ReducedGradients(flats, digest.intdigest(), float(norm))

@@ -1,7 +1,7 @@
 """The seam between collectives and the library that carries them.
 
-One transport serves one epoch. It is connected eagerly, never touches the rendezvous store again once
-it is up, and can be aborted from any thread.
+One transport serves one epoch. It is connected eagerly, never touches the rendezvous store again
+once it is up, and can be aborted from any thread.
 """
 
 from datetime import timedelta
@@ -22,8 +22,8 @@ class Work(Protocol):
 class Transport(Protocol):
     """What one epoch's group of ranks can do. Tensors are contiguous and on the transport's device.
 
-    Each method starts the operation and returns at once. All ranks issue the same collectives in the
-    same order; ``send`` and ``recv`` are matched by pair and order.
+    Each method starts the operation and returns at once. All ranks issue the same collectives in
+    the same order; ``send`` and ``recv`` are matched by pair and order.
     """
 
     def all_reduce(self, tensor: Tensor) -> Work:

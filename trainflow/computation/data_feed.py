@@ -4,6 +4,7 @@ Process: every rank.  Thread: training; reading ahead has a thread of its own (`
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -54,11 +55,13 @@ class DataFeed:
         """
         if self._validation is None:
             raise ConfigError(
-                "evaluate: got no validation data, expected some: set data.validation_url, or pack a "
-                "corpus with a validation split"
+                "evaluate: got no validation data, expected some: set data.validation_url, or pack "
+                "a corpus with a validation split"
             )
         size = self._job.training.microbatch_size
-        for microbatch in deal_microbatches(0, self._num_validation_samples, size, world_size, rank):
+        for microbatch in deal_microbatches(
+            0, self._num_validation_samples, size, world_size, rank
+        ):
             yield self._validation.get(microbatch)
 
     def close(self) -> None:
@@ -80,7 +83,8 @@ def open_data_feed(job: JobConfig, args: BaseModel) -> DataFeed:
 def open_dataset(job: JobConfig, args: BaseModel) -> MapDataset:
     """Open the training samples."""
     if job.data.dataset is not None:
-        return import_function(job.data.dataset, setting="data.dataset")(args)
+        make = import_function(job.data.dataset, setting="data.dataset")
+        return cast("MapDataset", make(args))  # the job's own code: it says so, nothing checks it
     assert job.data.url is not None, "the configuration requires one of url and dataset"
     return TokenCorpus.open(job.data.url)
 

@@ -1,11 +1,12 @@
 """Where the control thread hands epochs to the training thread.
 
-The control side forms an epoch in two calls. ``form`` aborts the old group, connects the new one and
-waits until the training thread stands still; it may be called again, for a newer epoch, while an older
-call is under way, and the older one then fails. ``begin`` releases the training thread into the formed
-epoch. The training side makes one call: ``park``.
+The control side forms an epoch in two calls. ``form`` aborts the old group, connects the new one
+and waits until the training thread stands still; it may be called again, for a newer epoch, while
+an older call is under way, and the older one then fails. ``begin`` releases the training thread
+into the formed epoch. The training side makes one call: ``park``.
 
-Process: every worker.  Thread: control calls form, begin, abort, request, close; training calls park.
+Process: every worker.
+Thread: control calls form, begin, abort, request, close; training calls park.
 """
 
 import threading
@@ -20,7 +21,7 @@ from trainflow.errors import CoordinationError
 Connect = Callable[[EpochSpec, int], Group]
 
 
-class SessionClosed(BaseException):  # noqa: N818  control flow: unwinds the training function
+class SessionClosed(BaseException):
     """The run is over for this worker: raised out of the training function's loop."""
 
 
@@ -70,8 +71,8 @@ class EpochGate:
 
         Args:
             spec: the epoch to form.
-            at_boundary: let the training thread park by itself first (it was asked to pause), so that
-                no step is abandoned.
+            at_boundary: let the training thread park by itself first (it was asked to pause), so
+                that no step is abandoned.
 
         Raises:
             CoordinationError: a newer epoch is already being formed, or the session is closed.
@@ -120,7 +121,9 @@ class EpochGate:
         """
         with self._changed:
             if self._group is None or self._target != plan.spec.epoch:
-                raise CoordinationError(f"epoch {plan.spec.epoch} is out of date; at {self._target}")
+                raise CoordinationError(
+                    f"epoch {plan.spec.epoch} is out of date; at {self._target}"
+                )
             self._requests = Flag.NONE
             self._assignment = Assignment(self._group, plan, time.time())
             self._changed.notify_all()
@@ -206,5 +209,3 @@ class EpochGate:
                 raise SessionClosed
             assignment, self._assignment = self._assignment, None
             return assignment
-
-

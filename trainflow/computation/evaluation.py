@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from trainflow.communication.group import Group
+from trainflow.computation.aborted import StepAborted
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.seeding import isolated_randomness
-from trainflow.computation.step import StepAborted
 from trainflow.computation.training_state import TrainingState
 from trainflow.data.batch import Batch
 

@@ -1,7 +1,7 @@
 """Give a rank the state that its peers have.
 
-A source sends one JSON description, then all small tensors in one message, then each large tensor by
-itself, straight out of and into the memory it lives in.
+A source sends one JSON description, then all small tensors in one message, then each large tensor
+by itself, straight out of and into the memory it lives in.
 
 Process: every rank of an epoch that lacks, or was chosen to send, the base version.
 Thread: training, parked between steps.  Blocks: until sent or received.
@@ -37,7 +37,10 @@ def heal(state: TrainingState, plan: RecoveryPlan, group: Group, device: torch.d
 
 def _send_state(state: TrainingState, group: Group, target: int, device: torch.device) -> bool:
     flat = flatten_state(state.tree())
-    described = [[path, str(t.dtype).removeprefix("torch."), list(t.shape)] for path, t in flat.tensors.items()]
+    described = [
+        [path, str(t.dtype).removeprefix("torch."), list(t.shape)]
+        for path, t in flat.tensors.items()
+    ]
     text = json.dumps({"skeleton": flat.skeleton, "tensors": described}).encode()
     small = [t for t in flat.tensors.values() if _is_small(t)]
     packed = torch.cat([_as_bytes(t.to(device)) for t in small]) if small else None
@@ -50,7 +53,9 @@ def _send_state(state: TrainingState, group: Group, target: int, device: torch.d
     return wait_all([group.send(message, target) for message in messages])
 
 
-def _receive_state(state: TrainingState, plan: RecoveryPlan, group: Group, device: torch.device) -> bool:
+def _receive_state(
+    state: TrainingState, plan: RecoveryPlan, group: Group, device: torch.device
+) -> bool:
     source = plan.sources[group.rank]
     size = torch.zeros(1, dtype=torch.int64, device=device)
     if not group.recv(size, source).wait():
@@ -60,7 +65,10 @@ def _receive_state(state: TrainingState, plan: RecoveryPlan, group: Group, devic
         return False
     message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
     own = flatten_state(state.tree()).tensors
-    tensors = [_landing_place(own.get(path), dtype, shape, device) for path, dtype, shape in message["tensors"]]
+    tensors = [
+        _landing_place(own.get(path), dtype, shape, device)
+        for path, dtype, shape in message["tensors"]
+    ]
     small = [t for t in tensors if _is_small(t)]
     packed = torch.empty(sum(t.nbytes for t in small), dtype=torch.uint8, device=device)
     pending = [group.recv(packed, source)] if small else []
@@ -73,10 +81,14 @@ def _receive_state(state: TrainingState, plan: RecoveryPlan, group: Group, devic
     return True
 
 
-def _landing_place(own: Tensor | None, dtype_name: str, shape: list[int], device: torch.device) -> Tensor:
-    """Return the live tensor if the incoming one can be received right into it, else fresh memory."""
+def _landing_place(
+    own: Tensor | None, dtype_name: str, shape: list[int], device: torch.device
+) -> Tensor:
+    """Return the live tensor if the incoming one can be received into it, else fresh memory."""
     dtype: torch.dtype = getattr(torch, dtype_name)
-    fits = own is not None and own.dtype == dtype and list(own.shape) == shape and own.is_contiguous()
+    fits = (
+        own is not None and own.dtype == dtype and list(own.shape) == shape and own.is_contiguous()
+    )
     if own is not None and fits and (own.device == device or own.nbytes < _PACK_BELOW_BYTES):
         return own
     return torch.empty(shape, dtype=dtype, device=device)

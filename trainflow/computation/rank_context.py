@@ -26,8 +26,8 @@ class RankContext:
         gate: where epochs come from.
         stamps: where progress is shown.
         report: takes a report of each committed step; must not block.
-        rehearsal: a group of this rank alone, to run one step in for nothing, so that the first real
-            one finds all code loaded and all memory touched; None to go without.
+        rehearsal: a group of this rank alone, to run one step in for nothing, so that the first
+            real one finds all code loaded and all memory touched; None to go without.
     """
 
     job: JobConfig

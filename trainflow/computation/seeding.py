@@ -5,7 +5,7 @@ A microbatch draws the same numbers on whichever rank, in whichever epoch, at wh
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,14 +22,14 @@ def seed_everything(seed: int) -> None:
     """Seed torch (all devices), Python's `random` and NumPy's global generator."""
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  user code may draw from the global generator
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextmanager
-def isolated_randomness(seed: int) -> Iterator[None]:
+def isolated_randomness(seed: int) -> Generator[None]:
     """Seed everything inside, and leave the generators outside as they were."""
     python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002
+    numpy_state = np.random.get_state()
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         seed_everything(seed)
@@ -37,4 +37,4 @@ def isolated_randomness(seed: int) -> Iterator[None]:
             yield
         finally:
             random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+            np.random.set_state(numpy_state)

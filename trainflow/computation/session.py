@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,13 +20,14 @@ from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import GradientReducer
+from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.healing import heal
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.computation.seeding import seed_everything
-from trainflow.computation.step import Step, StepAborted, StepMode
+from trainflow.computation.step import Step
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
@@ -49,7 +49,7 @@ class Session:
     """
 
     def __init__(self, context: RankContext):
-        self.args: BaseModel = context.args
+        self.args = context.args
         self.device: torch.device = context.device
         self.job_id: str = context.job_id
         self._context = context
@@ -72,6 +72,11 @@ class Session:
     def world_size(self) -> int:
         """Number of ranks at the moment; 0 while this worker is a spare."""
         return 0 if self._group is None else self._group.world_size
+
+    @property
+    def epoch(self) -> EpochId | None:
+        """The generation of membership that this rank is in; None while it is a spare."""
+        return None if self._group is None else self._group.spec.epoch
 
     @property
     def finished(self) -> bool:
@@ -105,7 +110,8 @@ class Session:
         trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise TrainingError(
-                f"prepare({name!r}): got a model without trainable parameters, expected at least one"
+                f"prepare({name!r}): got a model without trainable parameters, "
+                "expected at least one"
             )
         communication = self._context.job.communication
         aggregator = choose_aggregator(
@@ -138,12 +144,14 @@ class Session:
         self._require_unsealed("register", name, self._state.registered)
         self._state.registered[name] = Registered(state, on_commit)
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self) -> AbstractContextManager[object]:
         """Compute in ``training.precision``."""
         enabled = self._context.job.training.precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
 
-    def reduce(self, value: float | Tensor, op: Literal["mean", "sum", "min", "max"] = "mean") -> float:
+    def reduce(
+        self, value: float | Tensor, op: Literal["mean", "sum", "min", "max"] = "mean"
+    ) -> float:
         """Combine one number over all ranks, the same on each; call it on every rank or on none.
 
         Raises:
@@ -155,8 +163,9 @@ class Session:
     def evaluate(self, name: str, fn: Callable[[Batch], tuple[Tensor, float]]) -> float:
         """Take the weighted mean of ``fn`` over the validation data; call it after ``commit``.
 
-        Modules are in eval mode, without gradients; random numbers and the data position of training
-        are left as they were. After a failure it is done again, without the step being applied again.
+        Modules are in eval mode, without gradients; random numbers and the data position of
+        training are left as they were. After a failure it is done again, without the step being
+        applied again.
 
         Args:
             name: what the value is called in the run's metrics.
@@ -170,7 +179,9 @@ class Session:
         """
         group = self._require_group("evaluate")
         value = evaluate(self._context, self._state, group, fn)
-        logger.info("step %d: %s %.5f", self._state.version.step if self._state.version else 0, name, value)
+        logger.info(
+            "step %d: %s %.5f", self._state.version.step if self._state.version else 0, name, value
+        )
         return value
 
     def steps(self) -> Iterator[Step]:
@@ -247,7 +258,7 @@ class Session:
             raise SessionClosed
 
     def _join_epoch(self) -> Iterator[Step]:
-        """Wait for an epoch and take part in it; yields the last step's tail if it must run again."""
+        """Wait for an epoch and join it; yields the last step's tail if that must run again."""
         self._stamp(Phase.PARKED)
         standing = Standing(self._state.version, tail_done=self._tail_done, finished=self._finished)
         assignment = self._context.gate.park(standing)
@@ -269,12 +280,14 @@ class Session:
         records = commit_record.exchange(mine, group, self.device)
         if records is None:
             return False
-        differing = [rank for rank, record in enumerate(records) if record.digest != records[0].digest]
+        differing = [
+            rank for rank, record in enumerate(records) if record.digest != records[0].digest
+        ]
         if differing:
             raise GroupMismatchError(
-                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on rank 0, "
-                "expected the same names, shapes and types: the training function must build the same "
-                "model on every rank"
+                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on rank "
+                "0, expected the same names, shapes and types: the training function must build "
+                "the same model on every rank"
             )
         return True
 
@@ -291,14 +304,18 @@ class Session:
 
     def _require_group(self, call: str) -> Group:
         if self._group is None or self._finished:
-            raise TrainingError(f"{call}: got a call outside the steps, expected it inside `with step:`")
+            raise TrainingError(
+                f"{call}: got a call outside the steps, expected it inside `with step:`"
+            )
         if self._group.failure is not None:
             raise StepAborted
         return self._group
 
     def _require_unsealed(self, call: str, name: str, taken: object) -> None:
         if self._sealed:
-            raise TrainingError(f"{call}({name!r}): got a call after steps() began, expected it before")
+            raise TrainingError(
+                f"{call}({name!r}): got a call after steps() began, expected it before"
+            )
         if isinstance(taken, dict) and name in taken:
             raise TrainingError(f"{call}({name!r}): got the name twice, expected another `name=`")
 
@@ -310,5 +327,3 @@ class Session:
             epoch=EpochId(0, 0) if self._group is None else self._group.spec.epoch,
             sequence=0 if self._group is None else self._group.sequence,
         )
-
-

@@ -1,11 +1,12 @@
 """Say where the training thread is, in shared memory, so that others can see it stand still.
 
-One small file a worker. The training thread stamps each change of phase; a pulse thread stamps only that
-the process runs at all, which tells a stopped process from one that waits for it. A reader in another
-process sees each field whole (aligned 8-byte stores) but not always fields of one moment: a detector
-must not conclude from a single reading.
+One small file a worker. The training thread stamps each change of phase; a pulse thread stamps only
+that the process runs at all, which tells a stopped process from one that waits for it. A reader in
+another process sees each field whole (aligned 8-byte stores) but not always fields of one moment: a
+detector must not conclude from a single reading.
 
-Process: every worker writes its own, the node's Keeper reads.  Thread: training; pulse.  Blocks: never.
+Process: every worker writes its own, the node's Keeper reads.  Thread: training; pulse.
+Blocks: never.
 """
 
 import mmap
@@ -84,4 +85,6 @@ def read_stamp(path: Path) -> Stamp | None:
     if len(data) < _LAYOUT.size:
         return None
     pid, step, incarnation, counter, sequence, phase, progress, pulse = _LAYOUT.unpack_from(data)
-    return Stamp(pid, step, EpochId(incarnation, counter), sequence, _PHASES[phase], progress, pulse)
+    return Stamp(
+        pid, step, EpochId(incarnation, counter), sequence, _PHASES[phase], progress, pulse
+    )

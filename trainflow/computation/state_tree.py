@@ -1,7 +1,7 @@
 """Take a nested state apart into plain JSON and a list of tensors, and put it together again.
 
-State crosses machines and lies in storage as data: no pickle. What JSON can't hold exactly and isn't a
-tensor is refused by path, so that nothing is silently lost.
+State crosses machines and lies in storage as data: no pickle. What JSON can't hold exactly and
+isn't a tensor is refused by path, so that nothing is silently lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,8 @@ def flatten_state(tree: Tree) -> FlatState:
     """Take ``tree`` apart.
 
     Args:
-        tree: nested dicts (with str or int keys), lists and tuples of tensors, numbers, strings and None.
+        tree: nested dicts (with str or int keys), lists and tuples of tensors, numbers, strings
+            and None.
 
     Raises:
         StateError: it holds something else; says where.
@@ -43,7 +44,7 @@ def flatten_state(tree: Tree) -> FlatState:
 
 
 def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
-    """Put a state together from its skeleton and its tensors, in the order of `FlatState.tensors`."""
+    """Put a state together from its skeleton and its tensors, ordered as `FlatState.tensors`."""
     match skeleton:
         case {"tensor": int(index)}:
             return tensors[index]
@@ -62,15 +63,17 @@ def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
         tensors[path] = node.detach()
         return {"tensor": len(tensors) - 1}
     if isinstance(node, Mapping):
-        return {"dict": [[_key(k, path), _strip(v, f"{path}/{k}", tensors)] for k, v in node.items()]}
+        return {
+            "dict": [[_key(k, path), _strip(v, f"{path}/{k}", tensors)] for k, v in node.items()]
+        }
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
         return {kind: [_strip(value, f"{path}/{i}", tensors) for i, value in enumerate(node)]}
     if node is None or isinstance(node, bool | int | float | str):
         return node
     raise StateError(
-        f"state at {path or '/'}: got {type(node).__name__}; expected tensors, numbers, strings, None, "
-        "dicts, lists or tuples; convert it in state_dict()"
+        f"state at {path or '/'}: got {type(node).__name__}; expected tensors, numbers, strings, "
+        "None, dicts, lists or tuples; convert it in state_dict()"
     )
 
 

@@ -4,49 +4,35 @@ Process: every rank.  Thread: training.
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from trainflow.computation.aborted import StepMode
 from trainflow.computation.training_state import Committed
+from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
 from trainflow.errors import TrainingError
-
-if TYPE_CHECKING:
-    from trainflow.computation.transaction import Transaction
-
-
-class StepAborted(BaseException):  # noqa: N818  control flow, and no `except Exception` may eat it
-    """This try of the step is void. Let it pass: ``with step`` takes it, and the step comes again."""
-
-
-class StepMode(StrEnum):
-    """Why a step is presented."""
-
-    LIVE = "live"
-    TAIL = "tail"
-    REHEARSAL = "rehearsal"
 
 
 class Step:
     """A step to be computed and committed, inside ``with step:``.
 
-    A step is a transaction. Until ``commit`` returns, nothing it did counts: if a rank dies, every rank
-    abandons the step, and it comes again with the same samples. The code after ``commit`` runs at least
-    once: after a failure the last committed step is presented once more, with no microbatches, and
-    ``commit`` returns what it returned before.
+    A step is a transaction. Until ``commit`` returns, nothing it did counts: if a rank dies, every
+    rank abandons the step, and it comes again with the same samples. The code after ``commit`` runs
+    at least once: after a failure the last committed step is presented once more, with no
+    microbatches, and ``commit`` returns what it returned before.
 
     Attributes:
         number: from 1 to ``training.max_steps``.
         retry: how often this step was abandoned before.
+        replayed: it was committed before, and only the code after ``commit`` is to run again.
     """
 
-    def __init__(self, number: int, retry: int, mode: StepMode, transaction: "Transaction"):
+    def __init__(self, number: int, retry: int, mode: StepMode, transaction: Transaction):
         self.number = number
         self.retry = retry
-        self.mode = mode
+        self.replayed = mode is StepMode.TAIL
         self._transaction = transaction
         self._committed: Committed | None = None
 
@@ -75,14 +61,14 @@ class Step:
         self._transaction.backward(mean_loss, weight)
 
     def log(self, **scalars: Tensor | float) -> None:
-        """Record values of this microbatch; their weighted mean over all ranks is kept if it commits."""
+        """Record values of this microbatch; a commit keeps their weighted mean over all ranks."""
         self._transaction.log(scalars)
 
     def commit(self) -> Committed:
         """Agree with all ranks that the step is whole, then apply it.
 
-        Unscale, clip, optimizer, scheduler, zero gradients, ``on_commit`` callbacks: on every rank or
-        on none. A gradient that isn't finite is skipped on all ranks alike.
+        Unscale, clip, optimizer, scheduler, zero gradients, ``on_commit`` callbacks: on every rank
+        or on none. A gradient that isn't finite is skipped on all ranks alike.
 
         Raises:
             StepAborted: the step is void.
@@ -104,7 +90,7 @@ class Step:
         """End the step. Takes what an abandoned step raised, and nothing else."""
         if kind is None and self._committed is None:
             raise TrainingError(
-                f"step {self.number}: got to the end of `with step:` without commit(), expected one "
-                "call of step.commit() in each step"
+                f"step {self.number}: got to the end of `with step:` without commit(), expected "
+                "one call of step.commit() in each step"
             )
         return self._transaction.leave(error)

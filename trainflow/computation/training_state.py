@@ -67,7 +67,7 @@ class PreparedModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and all buffers, by name; not copies."""
-        named = dict(self.module.named_parameters())
+        named: dict[str, Tensor] = dict(self.module.named_parameters())
         named.update(self.module.named_buffers())
         return {name: tensor.detach() for name, tensor in named.items()}
 
@@ -95,7 +95,9 @@ class TrainingState:
         """Return the state as a tree whose tensors are the live ones."""
         return {
             "models": {name: each.tensors() for name, each in self.models.items()},
-            "optimizers": {name: _optimizer_tree(each.optimizer) for name, each in self.models.items()},
+            "optimizers": {
+                name: _optimizer_tree(each.optimizer) for name, each in self.models.items()
+            },
             "schedulers": {
                 name: each.scheduler.state_dict()
                 for name, each in self.models.items()
@@ -111,7 +113,7 @@ class TrainingState:
 
     @torch.no_grad()
     def load_tree(self, tree: dict[str, Any], version: Version) -> None:
-        """Take over a state that ``tree()`` gave on another rank; copies what isn't already in place.
+        """Take over a state that ``tree()`` gave on another rank; copies what isn't in place yet.
 
         Raises:
             StateError: it is the state of another model.
@@ -215,4 +217,3 @@ def _require_same_names(what: str, own: dict[str, Any], incoming: dict[str, Any]
             f"{what}: got {sorted(incoming)}, expected {sorted(own)}: the training function must "
             "prepare and register the same on every rank"
         )
-

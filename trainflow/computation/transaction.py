@@ -18,9 +18,9 @@ from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import ReducedGradients
+from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.seeding import derive_seed, seed_everything
-from trainflow.computation.step import StepAborted, StepMode
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
@@ -81,7 +81,9 @@ class Transaction:
         if not void:
             return False
         if not isinstance(error, StepAborted):
-            logger.info("step %d is void; its %s is dropped: %s", self.number, type(error).__name__, error)
+            logger.info(
+                "step %d is void; its %s is dropped: %s", self.number, type(error).__name__, error
+            )
         if self._start is not None and self.outcome is None:
             self._start.restore(self._state)
         return True
@@ -110,8 +112,8 @@ class Transaction:
         self._check()
         if not self._backward_due:
             raise TrainingError(
-                f"step {self.number}: got a second backward() for one microbatch, expected one; add the "
-                "losses up and call step.backward once in each turn of the microbatch loop"
+                f"step {self.number}: got a second backward() for one microbatch, expected one; "
+                "add the losses up and call step.backward once in each turn of the microbatch loop"
             )
         self._backward_due = False
         self._weight += weight
@@ -138,7 +140,9 @@ class Transaction:
             return self._state.last_commit
         self._check()
         if self.outcome is not None:
-            raise TrainingError(f"step {self.number}: got a second commit(), expected one in each step")
+            raise TrainingError(
+                f"step {self.number}: got a second commit(), expected one in each step"
+            )
         self._stamp(Phase.COMMUNICATE)
         wait_from_s = time.monotonic()
         reduced = [model.reducer.finish() for model in self._state.models.values()]
@@ -214,9 +218,10 @@ class Transaction:
         limit = self._context.job.training.max_skipped_steps
         if state.skipped_in_a_row >= limit:
             raise TooManySkippedStepsError(
-                f"step {self.number}: got gradients that are not finite for {state.skipped_in_a_row} steps "
-                f"in a row, expected fewer than training.max_skipped_steps = {limit}; lower the learning "
-                "rate or look at the data of these steps"
+                f"step {self.number}: got gradients that are not finite for "
+                f"{state.skipped_in_a_row} steps in a row, expected fewer than "
+                f"training.max_skipped_steps = {limit}; lower the learning rate or look at the "
+                "data of these steps"
             )
         return state.last_commit
 
@@ -247,4 +252,6 @@ class Transaction:
 
     def _stamp(self, phase: Phase) -> None:
         epoch = self._group.spec.epoch
-        self._context.stamps.stamp(phase, step=self.number, epoch=epoch, sequence=self._group.sequence)
+        self._context.stamps.stamp(
+            phase, step=self.number, epoch=epoch, sequence=self._group.sequence
+        )

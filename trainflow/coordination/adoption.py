@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -95,8 +95,12 @@ def _is_training(description: WorkerDescription) -> bool:
 def _find_workers(job_id: str) -> dict[str, Any]:
     prefix = names.worker_name(job_id, "")
     found: dict[str, Any] = {}
-    for entry in list_named_actors(all_namespaces=True):
+    # Ray annotates what it returns for one namespace: names alone.
+    entries = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))
+    for entry in entries:
         if entry["namespace"] == names.NAMESPACE and entry["name"].startswith(prefix):
             with contextlib.suppress(ValueError, RayError):  # gone since it was listed
-                found[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], names.NAMESPACE)
+                found[entry["name"].removeprefix(prefix)] = ray.get_actor(
+                    entry["name"], names.NAMESPACE
+                )
     return found

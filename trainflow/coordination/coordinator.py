@@ -1,9 +1,9 @@
 """The coordinator actor: one run, from its first worker to its result.
 
 It hears of what happens (workers ready, gone, done; groups failed; steps committed), asks the pure
-functions of `membership`, `recovery_plan` and `hang_detection` what follows, and carries it out. It holds
-nothing that can't be found again: a coordinator that was killed comes back as a new incarnation, finds its
-workers by name, asks them where they stand, and training goes on meanwhile.
+functions of `membership`, `recovery_plan` and `hang_detection` what follows, and carries it out. It
+holds nothing that can't be found again: a coordinator that was killed comes back as a new
+incarnation, finds its workers by name, asks them where they stand, and training goes on meanwhile.
 
 Process: coordinator, a detached actor near the head.  Thread: one event loop; no call blocks it.
 """
@@ -117,7 +117,7 @@ class Coordinator:
         return os.getpid()
 
     async def stop(self) -> None:
-        """End the run at the next step boundary. Acknowledged at once; repeating it changes nothing."""
+        """End the run at the next step boundary. Acknowledged at once; a repeat changes nothing."""
         if self._state is RunState.STOPPING or self._ending.done():
             return
         self._state = RunState.STOPPING
@@ -146,7 +146,9 @@ class Coordinator:
 
     async def _open(self) -> None:
         if self._pool.find_group():
-            self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
+            self._record.add_event(
+                "coordinator_restarted", "a new coordinator looks for its workers"
+            )
             estate = await adoption.adopt(self._job_id, self._pool, self._nodes, self._control)
             for worker_id in estate.silent:
                 self._on_gone(worker_id, "it did not answer the new coordinator")
@@ -154,7 +156,9 @@ class Coordinator:
                 self._start(self._respawn(bundle))
         else:
             self._record.add_event("submitted", f"job {self._job_id}")
-            await launch_workers(self._job, self._pool, self._nodes, self._record)
+            self._control.designated = await launch_workers(
+                self._job, self._pool, self._nodes, self._record
+            )
             await adoption.take_office(self._nodes, self._control)
         self._control.open()
 
@@ -204,7 +208,9 @@ class Coordinator:
             node_id = entry.description.node_id
             self._nodes.fence(self._control.incarnation, node_id, worker_id)
         if self._budget.spend(SYSTEM_CLOCK.monotonic_s()):
-            reason = f"more than failures.max_failures = {self._budget.limit} failures; last: {text}"
+            reason = (
+                f"more than failures.max_failures = {self._budget.limit} failures; last: {text}"
+            )
             self._end(Ending(RunState.FAILED, reason, 1))
             return
         self._control.on_gone(entry, text)
@@ -233,7 +239,8 @@ class Coordinator:
     def _hang_timeout_s(self) -> float:
         configured = self._job.failures.hang_timeout_s
         return derive_hang_timeout_s(
-            self._record.step_times_s(_STEP_TIMES_KEPT), None if configured == "auto" else configured
+            self._record.step_times_s(_STEP_TIMES_KEPT),
+            None if configured == "auto" else configured,
         )
 
     async def _respawn(self, bundle: int) -> None:

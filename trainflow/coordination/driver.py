@@ -3,15 +3,15 @@
 Process: driver (the command line, a test, a benchmark).  Blocks: until the cluster answers.
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
@@ -19,6 +19,8 @@ from trainflow.coordination.coordinator import CoordinatorActor
 from trainflow.errors import JobNotFoundError, UnreachableError
 
 _ANSWER_WITHIN_S = 10.0
+# A resource that Ray gives the head, also one that was restarted.
+_ON_HEAD = "node:__internal_head__"
 
 
 def connect(address: str) -> None:
@@ -28,11 +30,16 @@ def connect(address: str) -> None:
         UnreachableError: none answers there.
     """
     try:
-        ray.init(address=address, namespace=names.NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=address,
+            namespace=names.NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UnreachableError(
-            f"address: got {address!r}, expected a Ray cluster that answers; start one or mend --address "
-            f"or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
+            f"--address or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
 
 
@@ -73,8 +80,8 @@ class Run:
             return ray.get(answer, timeout=_ANSWER_WITHIN_S)
         except (RayError, GetTimeoutError) as error:
             raise UnreachableError(
-                f"job {self.job_id}: its coordinator does not answer ({type(error).__name__}); it may be "
-                "restarting: ask again"
+                f"job {self.job_id}: its coordinator does not answer ({type(error).__name__}); "
+                "it may be restarting: ask again"
             ) from error
 
 
@@ -87,13 +94,12 @@ def start_run(job: JobConfig, import_paths: tuple[str, ...] | None = None) -> Ru
     """
     job_id = names.new_job_id(job.name)
     directory = names.home() / "runs" / job_id
-    here = ray.get_runtime_context().get_node_id()
     coordinator = CoordinatorActor.options(
         name=names.coordinator_name(job_id),
         namespace=names.NAMESPACE,
         lifetime="detached",
         max_task_retries=-1,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+        resources={_ON_HEAD: 0.001},
     ).remote(
         job_id,
         job.model_dump_json(),
@@ -119,11 +125,16 @@ def find_run(job_id: str) -> Run:
         return Run(job_id, ray.get_actor(names.coordinator_name(job_id), names.NAMESPACE))
     except ValueError as error:
         known = ", ".join(list_runs()) or "none"
-        raise JobNotFoundError(f"job: got {job_id!r}, expected one of this cluster's: {known}") from error
+        raise JobNotFoundError(
+            f"job: got {job_id!r}, expected one of this cluster's: {known}"
+        ) from error
 
 
 def list_runs() -> list[str]:
     """Return the ids of the runs whose coordinators are on the connected cluster."""
-    entries = list_named_actors(all_namespaces=True)
-    found = [names.job_of_coordinator(e["name"]) for e in entries if e["namespace"] == names.NAMESPACE]
+    # Ray annotates what it returns for one namespace: names alone.
+    entries = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))
+    found = [
+        names.job_of_coordinator(e["name"]) for e in entries if e["namespace"] == names.NAMESPACE
+    ]
     return sorted(job_id for job_id in found if job_id is not None)

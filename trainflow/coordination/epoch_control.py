@@ -43,6 +43,7 @@ class EpochControl:
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         loss: the recovery under way, or None.
+        designated: workers that are to form the first epoch, chosen by node.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class EpochControl:
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.loss: Loss | None = None
+        self.designated: frozenset[str] = frozenset()
         self._job = job
         self._pool = pool
         self._record = record
@@ -197,10 +199,14 @@ class EpochControl:
     # How
 
     def _available(self) -> tuple[Candidate, ...]:
+        """Return the warm workers; before the first epoch the designated, unless one was lost."""
+        wait_for = self.designated if self.epoch is None else frozenset[str]()
+        choosy = wait_for <= self._pool.entries.keys()
         return tuple(
             Candidate(entry.worker_id, entry.description.node_id)
             for entry in self._pool.entries.values()
             if entry.description is not None
+            and (not wait_for or not choosy or entry.worker_id in wait_for)
         )
 
     def _num_wanted(self) -> int:
@@ -230,10 +236,15 @@ class EpochControl:
         description = self._pool.entries[members[0]].description
         assert description is not None, "members are warm"
         spec = EpochSpec(
-            EpochId(self.incarnation, self._counter), members, description.host, description.store_port
+            EpochId(self.incarnation, self._counter),
+            members,
+            description.host,
+            description.store_port,
         )
         self._forming_members = members
-        self._forming = asyncio.get_running_loop().create_task(self._form(spec, at_boundary=at_boundary))
+        self._forming = asyncio.get_running_loop().create_task(
+            self._form(spec, at_boundary=at_boundary)
+        )
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
@@ -304,8 +315,8 @@ class EpochControl:
         took_s = report.committed_at_s - loss.noticed_at_s
         self._record.add_event(
             "recovered",
-            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the loss "
-            "was noticed",
+            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the "
+            "loss was noticed",
             epoch=str(report.epoch),
             world_size=report.world_size,
             causes=loss.causes,

@@ -34,9 +34,9 @@ class HangVerdict:
 def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVerdict:
     """Name the members that hang.
 
-    A worker whose process does not even pulse is stopped. One that pulses but has not moved while it
-    computes hangs. One that waits in a collective is a victim. Code of the user's after a commit may
-    take as long as it likes.
+    A worker whose process does not even pulse is stopped. One that pulses but has not moved while
+    it computes hangs. One that waits in a collective is a victim. Code of the user's after a commit
+    may take as long as it likes.
     """
     hung: dict[str, str] = {}
     for worker_id, progress in members.items():
@@ -59,8 +59,9 @@ def derive_hang_timeout_s(step_times_s: list[float], configured: float | None) -
 
     Args:
         step_times_s: the last steps, any order.
-        configured: what the job asks for; None derives it: ten of the slowest recent steps, at least
-            10 s, and 120 s while fewer than five steps are known (first steps load and compile).
+        configured: what the job asks for; None derives it: ten of the slowest recent steps, at
+            least 10 s, and 120 s while fewer than five steps are known (first steps load and
+            compile).
     """
     if configured is not None:
         return configured

@@ -1,4 +1,4 @@
-"""The background actor of a node: watches its workers, speaks for them, and kills them when it must.
+"""The background actor of a node: watches its workers, speaks for them, kills them when it must.
 
 Process: keeper, one a node and job, without a share of CPU or GPU.
 Threads: one loop reads stamps and sends heartbeats; calls come in beside it.
@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -79,7 +79,7 @@ class Keeper:
 
     @ray.method(concurrency_group="control")
     def fence(self, incarnation: int, worker_id: str) -> bool:
-        """Kill a worker of this node; False if the order is out of date or there is no such worker."""
+        """Kill a worker of this node; False if the order is outdated or there is no such worker."""
         with self._lock:
             if incarnation < self._promised:
                 return False
@@ -113,7 +113,9 @@ class Keeper:
 
     def _has_stale(self, progress: dict[str, Progress]) -> bool:
         limit_s = self._hang_timeout_s
-        ages_s = (max(p.progress_age_s * p.phase.is_judged, p.pulse_age_s) for p in progress.values())
+        ages_s = (
+            max(p.progress_age_s * p.phase.is_judged, p.pulse_age_s) for p in progress.values()
+        )
         return any(age_s > limit_s for age_s in ages_s)
 
     def _beat(self, progress: dict[str, Progress]) -> None:
@@ -121,7 +123,7 @@ class Keeper:
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
             answer = coordinator.heartbeat.remote(self._node_id, progress)
-            reply: HeartbeatReply = ray.get(answer, timeout=_ANSWER_WITHIN_S)
+            reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
             if self._hears_majority():
                 self._lease.renew(SYSTEM_CLOCK.monotonic_s())
@@ -135,7 +137,11 @@ class Keeper:
         with self._lock:
             peers = list(self._peers)
         answers = [peer.ping.remote() for peer in peers]
-        done, _ = ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_WITHIN_S) if answers else ([], [])
+        done, _ = (
+            ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_WITHIN_S)
+            if answers
+            else ([], [])
+        )
         return is_majority(sum(_succeeded(answer) for answer in done), len(peers))
 
     def _read_progress(self) -> dict[str, Progress]:
@@ -175,6 +181,7 @@ def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference
     return True
 
 
-KeeperActor = ray.remote(
+# Ray's annotation of `remote` leaves concurrency_groups out.
+KeeperActor = cast("Any", ray.remote)(
     max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8, "watch": 4}
 )(Keeper)

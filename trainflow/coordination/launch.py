@@ -19,8 +19,11 @@ _PLACE_WITHIN_S = 60.0
 
 async def launch_workers(
     job: JobConfig, pool: WorkerPool, nodes: NodeWatch, record: RunRecord
-) -> None:
+) -> frozenset[str]:
     """Reserve bundles, put a Keeper on each node and a worker in each bundle.
+
+    Returns:
+        The ids of the workers that are to form the first epoch.
 
     Raises:
         CapacityError: fewer workers fit on the cluster than ``workers.minimum``.
@@ -30,9 +33,9 @@ async def launch_workers(
     slots = count_slots(alive, job.workers.resources.model_dump())
     if slots < job.workers.minimum:
         raise CapacityError(
-            f"workers.minimum: got {job.workers.minimum}, expected at most {slots}, which is how many "
-            f"workers with {job.workers.resources.model_dump()} fit on the cluster's {len(alive)} nodes; "
-            "lower workers.minimum or workers.resources, or add nodes"
+            f"workers.minimum: got {job.workers.minimum}, expected at most {slots}, which is how "
+            f"many workers with {job.workers.resources.model_dump()} fit on the cluster's "
+            f"{len(alive)} nodes; lower workers.minimum or workers.resources, or add nodes"
         )
     if slots < wanted:
         text = f"{wanted} workers with spares were asked for, {slots} fit on the cluster"
@@ -41,12 +44,18 @@ async def launch_workers(
         await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
     except TimeoutError as error:
         raise CapacityError(
-            f"workers: got no room for {min(slots, wanted)} workers within {_PLACE_WITHIN_S:.0f} s, "
-            "expected it to be free: another job holds the cluster's resources; stop it or wait"
+            f"workers: got no room for {min(slots, wanted)} workers within {_PLACE_WITHIN_S:.0f} "
+            "s, expected it to be free: another job holds the cluster's resources; stop it or wait"
         ) from error
     bundle_nodes = pool.bundle_nodes()
     nodes.ensure(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)
+    designated: set[str] = set()
     for bundle in sorted(bundle_nodes):
-        pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
-    record.add_event("launched", f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes")
+        entry = pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
+        if bundle in members:
+            designated.add(entry.worker_id)
+    record.add_event(
+        "launched", f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes"
+    )
+    return frozenset(designated)

@@ -1,8 +1,8 @@
 """For how long a node may go on without hearing from anyone. Pure but for the time it is given.
 
 A Keeper that hears neither the coordinator nor a majority of the Keepers is cut off: the others may
-already have replaced its workers. It kills them before a replacement can be in place. While only the
-coordinator is down the Keepers still hear each other, and training goes on.
+already have replaced its workers. It kills them before a replacement can be in place. While only
+the coordinator is down the Keepers still hear each other, and training goes on.
 """
 
 

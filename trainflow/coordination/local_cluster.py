@@ -1,7 +1,7 @@
 """A Ray cluster of this machine's own: a head, and if wanted several nodes, each a process tree.
 
-A head that a driver starts inside itself (`ray.init()`) takes detached actors with it when the driver
-dies. This one is separate: the driver may die, and training goes on.
+A head that a driver starts inside itself (`ray.init()`) takes detached actors with it when the
+driver dies. This one is separate: the driver may die, and training goes on.
 
 Process: driver.  Blocks: until a node has registered.
 """
@@ -129,9 +129,20 @@ def _start_node(address: str, index: int, cpus: float) -> LocalNode:
 
 
 def _start(arguments: list[str]) -> LocalNode:
-    temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))  # noqa: S108  Ray's socket paths must be short
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    command += [f"--temp-dir={temp_dir}", f"--object-store-memory={_OBJECT_STORE_BYTES}", *arguments]
+    temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    ]
+    command += [
+        f"--temp-dir={temp_dir}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        *arguments,
+    ]
     with (temp_dir / "ray-start.log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -152,7 +163,7 @@ def _wait_started(node: LocalNode) -> None:
             text = log.read_text()[-2000:]
             node.stop()
             raise CoordinationError(
-                f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory and disk "
-                f"space under {node.temp_dir}. It printed:\n{text}"
+                f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory "
+                f"and disk space under {node.temp_dir}. It printed:\n{text}"
             )
         SYSTEM_CLOCK.sleep(0.05)

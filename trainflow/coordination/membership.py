@@ -1,7 +1,7 @@
 """Who holds which rank next: a pure function of who is there.
 
-No Ray, no torch, no clock. The invariants that the property tests hold: never two members with one rank,
-a survivor keeps its rank while the world stays the same, no member that isn't available.
+No Ray, no torch, no clock. The invariants that the property tests hold: never two members with one
+rank, a survivor keeps its rank while the world stays the same, no member that isn't available.
 """
 
 from collections import Counter

@@ -1,5 +1,6 @@
-"""What workers tell the coordinator, and what it tells of itself. Plain values, pickled by Ray between
-actors of one job.
+"""What workers tell the coordinator, and what it tells of itself.
+
+Plain values, pickled by Ray between actors of one job.
 """
 
 from dataclasses import dataclass, field

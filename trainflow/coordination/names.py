@@ -48,5 +48,5 @@ def home() -> Path:
 
 
 def stamp_directory(job_id: str, node_id: str) -> Path:
-    """Return where a node's workers of a job stamp their progress: memory, private to the machine."""
-    return Path("/dev/shm/trainflow") / job_id / node_id  # noqa: S108  shared memory is the point
+    """Return where a node's workers of a job stamp progress: memory, private to the machine."""
+    return Path("/dev/shm/trainflow") / job_id / node_id

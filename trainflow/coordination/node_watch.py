@@ -72,8 +72,10 @@ class NodeWatch:
         return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
-        """Ask the Keepers to obey this incarnation; returns what those that answered had promised."""
-        asked = [asyncio.ensure_future(k.promise.remote(incarnation)) for k in self._keepers.values()]
+        """Ask the Keepers to obey this incarnation; returns what those that answer had promised."""
+        asked = [
+            asyncio.ensure_future(k.promise.remote(incarnation)) for k in self._keepers.values()
+        ]
         done, _ = await asyncio.wait(asked, timeout=timeout_s)
         return [task.result() for task in done if task.exception() is None]
 

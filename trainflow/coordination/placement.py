@@ -17,8 +17,9 @@ def count_slots(nodes: Sequence[Mapping[str, float]], worker: Mapping[str, float
 def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[int, ...]:
     """Choose the bundles whose workers begin as members, evenly over nodes.
 
-    The fuller a node is with members the fewer of the spares are elsewhere, so that evenness keeps the
-    loss of any one node within what the spares of the others can take, where that is possible at all.
+    The fuller a node is with members the fewer of the spares are elsewhere, so that evenness keeps
+    the loss of any one node within what the spares of the others can take, where that is possible
+    at all.
     """
     load: Counter[str] = Counter()
     left = sorted(bundle_nodes)

@@ -1,8 +1,8 @@
 """A worker's death, seen through a socket.
 
-Ray reports the death of an actor through its node; when the node dies with it, that takes seconds. A
-worker therefore listens on a port and never accepts: whoever connects holds a connection that the kernel
-closes the moment the process is gone.
+Ray reports the death of an actor through its node; when the node dies with it, that takes seconds.
+A worker therefore listens on a port and never accepts: whoever connects holds a connection that the
+kernel closes the moment the process is gone.
 
 Process: `PresenceSocket` in every worker, `wait_gone` in the coordinator.
 """
@@ -24,7 +24,7 @@ class PresenceSocket:
 
 
 async def wait_gone(host: str, port: int) -> str:
-    """Return once the process that listens at ``host``:``port`` is gone, and say how that was seen."""
+    """Return once the process that listens at ``host``:``port`` is gone, and how that was seen."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError as error:

@@ -1,7 +1,7 @@
 """From what the members of a new epoch hold to the one state they all start from.
 
-Pure. Rests on one fact: a rank applies a step only after it has seen every rank's commit record, so two
-survivors differ by at most the last step, and the newer state is always whole and right.
+Pure. Rests on one fact: a rank applies a step only after it has seen every rank's commit record, so
+two survivors differ by at most the last step, and the newer state is always whole and right.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ def plan_recovery(
     versions = [report.version for report in reports if report.version is not None]
     if not versions:
         raise NoLiveStateError(
-            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state; the ranks that "
-            "had one are gone"
+            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state; the ranks "
+            "that had one are gone"
         )
     base = max(versions)
     holders = sorted(rank for rank, report in by_rank.items() if report.version == base)
-    if base.step == 0:
-        holders = holders[:1]  # nothing is committed yet: whatever was built elsewhere doesn't count
+    if base.step == 0:  # nothing is committed yet: whatever was built elsewhere doesn't count
+        holders = holders[:1]
     laggards = sorted(by_rank.keys() - set(holders))
     finished = any(report.finished for report in reports)
     tail_open = member_lost or not all(by_rank[rank].tail_done for rank in holders)

@@ -1,7 +1,7 @@
 """Bring a worker's messages to the coordinator, in order, each at least once.
 
-The coordinator may be dead for seconds while training goes on: messages wait and are sent again, and the
-coordinator takes a repeated one as what it is.
+The coordinator may be dead for seconds while training goes on: messages wait and are sent again,
+and the coordinator takes a repeated one as what it is.
 
 Process: every worker.  Threads: any sends, one delivers.  Blocks: never the sender.
 """

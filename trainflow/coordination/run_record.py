@@ -1,7 +1,7 @@
 """What happened in a run, kept in files that outlive its actors.
 
-``events.jsonl`` and ``metrics.jsonl`` are append-only, one JSON object a line, whole lines only; a torn
-last line is dropped on reading. ``result.json`` is written once, at the end.
+``events.jsonl`` and ``metrics.jsonl`` are append-only, one JSON object a line, whole lines only; a
+torn last line is dropped on reading. ``result.json`` is written once, at the end.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """

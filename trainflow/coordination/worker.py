@@ -7,8 +7,9 @@ Threads: ``run`` is training; ``control`` calls run beside it and never wait for
 import os
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
 from ray.util import get_node_ip_address
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
 
 CONCURRENCY_GROUPS = {"control": 8, "watch": 4}
+
+_Method = TypeVar("_Method", bound=Callable[..., object])
+
+
+def _in_group(name: str) -> Callable[[_Method], _Method]:
+    """Run a method in a thread of this concurrency group, beside ``run``.
+
+    It is `ray.method`, whose annotations know neither keyword-only parameters nor a call from
+    within the actor.
+    """
+    return cast("Any", ray.method(concurrency_group=name))
 
 
 class Worker:
@@ -66,7 +78,7 @@ class Worker:
         )
         self._trained.set()
 
-    @ray.method(concurrency_group="control")
+    @_in_group("control")
     def describe(self) -> WorkerDescription:
         """Tell all about this worker."""
         standing = self._gate.standing
@@ -90,33 +102,33 @@ class Worker:
             failure=self._gate.failure,
         )
 
-    @ray.method(concurrency_group="control")
+    @_in_group("control")
     def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         """Connect for an epoch and stand still; see `EpochGate.form`."""
         return self._gate.form(spec, at_boundary=at_boundary)
 
-    @ray.method(concurrency_group="control")
+    @_in_group("control")
     def begin(self, plan: RecoveryPlan) -> None:
         """Go; see `EpochGate.begin`."""
         self._gate.begin(plan)
 
-    @ray.method(concurrency_group="control")
+    @_in_group("control")
     def request(self, flag: Flag) -> None:
         """Tell all ranks ``flag`` with the next commit."""
         self._gate.request(flag)
 
-    @ray.method(concurrency_group="control")
+    @_in_group("control")
     def close(self) -> None:
         """End training here: the training function is unwound and ``run`` returns."""
         self._gate.close()
         self._stamps.close()
 
-    @ray.method(concurrency_group="watch")
+    @_in_group("watch")
     def wait_trained(self) -> None:
         """Return once ``run`` is over."""
         self._trained.wait()
 
-    @ray.method(concurrency_group="watch")
+    @_in_group("watch")
     def wait_exit(self) -> None:
         """Never return: the call fails when the process dies."""
         self._exit.wait()
@@ -126,4 +138,5 @@ class Worker:
         self._reporter.send(Ready(self.describe()))
 
 
-WorkerActor = ray.remote(max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)(Worker)
+# Ray's annotation of `remote` leaves concurrency_groups out.
+WorkerActor = cast("Any", ray.remote)(max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)(Worker)

@@ -101,11 +101,9 @@ class WorkerPool:
         await self._group.ready()
 
     def find_group(self) -> bool:
-        """Take over the placement group that an earlier coordinator made; False if there is none."""
+        """Take over the placement group of an earlier coordinator; False if there is none."""
         try:
-            self._group = get_placement_group(
-                names.placement_group_name(self._job_id)
-            )
+            self._group = get_placement_group(names.placement_group_name(self._job_id))
         except ValueError:
             return False
         return True
@@ -132,7 +130,9 @@ class WorkerPool:
         )
         resources = self._job.workers.resources
         strategy = PlacementGroupSchedulingStrategy(self._require_group(), bundle)
-        options: dict[str, Any] = {"runtime_env": self._job.runtime_env} if self._job.runtime_env else {}
+        options: dict[str, Any] = (
+            {"runtime_env": self._job.runtime_env} if self._job.runtime_env else {}
+        )
         actor = WorkerActor.options(
             name=names.worker_name(self._job_id, worker_id),
             namespace=names.NAMESPACE,
@@ -171,7 +171,9 @@ class WorkerPool:
         """End every worker, gently within ``timeout_s``, and give the placement group back."""
         for task in self._tasks:
             task.cancel()
-        closing = [asyncio.ensure_future(entry.actor.close.remote()) for entry in self.entries.values()]
+        closing = [
+            asyncio.ensure_future(entry.actor.close.remote()) for entry in self.entries.values()
+        ]
         if closing:
             await asyncio.wait(closing, timeout=timeout_s)
         for worker_id in list(self.entries):

@@ -65,7 +65,7 @@ def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -
 def run_training(
     spec: WorkerSpec, *, gate: EpochGate, host: str, stamps: StampWriter, reporter: Reporter
 ) -> None:
-    """Run the training function inside TorchTrainer, and hold its final state until the run is over."""
+    """Run the training function in TorchTrainer, and hold its final state until the run is over."""
     job = JobConfig.model_validate_json(spec.job_json)
 
     def train() -> None:

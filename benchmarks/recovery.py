@@ -1,0 +1,101 @@
+"""Seconds from SIGKILL to the next committed step of every rank: TrainFlow, Ray Train, torchft.
+
+    make bench-recovery            # or: python -m benchmarks.recovery [--quick]
+
+The same model, steps and machine for all, one after the other in one run; members are killed at seeded
+random phases of their step. ``trainflow`` has two hot spares, ``trainflow_no_spare`` none (the world
+shrinks, and grows back before the next kill), ``ray_train`` restarts its worker group, ``torchft`` runs
+FIXED_WITH_SPARES. Figures are medians; the raw samples are printed above the result.
+
+Process: the harness; one measured system at a time.
+"""
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import trainflow_recovery
+from benchmarks.peers import ray_train, torchft_ddp
+from benchmarks.peers.samples import RecoverySample, summarize
+from benchmarks.report import Row, publish
+
+Measure = Callable[[int, int, Path], list[RecoverySample]]
+
+FULL_KILLS = {"trainflow": 15, "trainflow_no_spare": 9, "torchft": 9, "ray_train": 9}
+QUICK_KILLS = {"trainflow": 2}
+SYSTEMS: dict[str, Measure] = {
+    "trainflow": trainflow_recovery.measure,
+    "trainflow_no_spare": partial(trainflow_recovery.measure, num_spares=0),
+    "torchft": torchft_ddp.measure,
+    "ray_train": ray_train.measure,
+}
+
+
+def measure_all(num_kills: dict[str, int], seed: int) -> dict[str, list[RecoverySample]]:
+    """Measure each system in a folder of its own, which is removed."""
+    found: dict[str, list[RecoverySample]] = {}
+    for system, count in num_kills.items():
+        work_dir = Path(tempfile.mkdtemp(prefix=f"{system}-"))
+        found[system] = SYSTEMS[system](count, seed, work_dir)
+        shutil.rmtree(work_dir, ignore_errors=True)
+        print(summarize(system, found[system]), flush=True)
+    return found
+
+
+def to_rows(found: dict[str, list[RecoverySample]]) -> list[Row]:
+    """Reduce samples to medians, and to each peer's ratio to TrainFlow."""
+    rows = [row for system, samples in found.items() for row in _system_rows(system, samples)]
+    ours = _beyond_step_s(found["trainflow"])
+    for peer in found.keys() & {"ray_train", "torchft"}:
+        rows.append(Row(peer, "slower_than_trainflow_ratio", _beyond_step_s(found[peer]) / ours, "1"))
+    return rows
+
+
+def _beyond_step_s(samples: Sequence[RecoverySample]) -> float:
+    return median(sample.recovery_s - sample.step_s for sample in samples)
+
+
+def _system_rows(system: str, samples: Sequence[RecoverySample]) -> list[Row]:
+    rows = [
+        Row(system, "recovery_beyond_step_s", _beyond_step_s(samples), "s"),
+        Row(system, "recovery_s", median(sample.recovery_s for sample in samples), "s"),
+        Row(system, "recovery_max_s", max(sample.recovery_s for sample in samples), "s"),
+        Row(system, "step_s", median(sample.step_s for sample in samples), "s"),
+        Row(system, "steps_lost", max(sample.steps_lost for sample in samples), "steps"),
+        Row(system, "kills", len(samples), "kills"),
+    ]
+    rows += [
+        Row(system, f"phase_{phase}_s", median(sample.phases[phase] for sample in samples), "s")
+        for phase in samples[0].phases
+    ]
+    return rows
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="TrainFlow alone, two kills")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    num_kills = QUICK_KILLS if arguments.quick else FULL_KILLS
+    found = measure_all(num_kills, arguments.seed)
+    conditions: dict[str, Any] = {
+        "members": trainflow_recovery.NUM_MEMBERS,
+        "kills": num_kills,
+        "seed": arguments.seed,
+        "torchft_mode": "FIXED_WITH_SPARES",
+        "raw_recovery_s": {
+            system: [round(sample.recovery_s, 4) for sample in samples]
+            for system, samples in found.items()
+        },
+    }
+    publish("recovery", conditions, to_rows(found), quick=arguments.quick)
+
+
+if __name__ == "__main__":
+    main()

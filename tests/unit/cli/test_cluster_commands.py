@@ -1,0 +1,61 @@
+"""Finding runs and writing what they answer."""
+
+import pytest
+
+from tests.unit.cli.fakes import FakeCluster, FakeRun, make_event, make_status
+from trainflow.cli import cluster_commands as on_cluster
+from trainflow.cli.head import HeadRecord
+from trainflow.errors import ConfigError, JobNotFoundError, UnreachableError
+
+
+@pytest.mark.usefixtures("home")
+def test_an_address_is_given_or_that_of_the_own_head(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UnreachableError, match="--address"):
+        on_cluster.find_address(None)
+    record = HeadRecord("10.0.0.1:6379", 1, 1.0, "/tmp/tf-x")
+    monkeypatch.setattr(on_cluster, "read_head", lambda: record)
+    assert on_cluster.find_address(None) == "10.0.0.1:6379"
+    assert on_cluster.find_address("10.0.0.2:6379") == "10.0.0.2:6379"
+
+
+def test_the_only_run_needs_no_name(cluster: FakeCluster):
+    cluster.runs["one"] = FakeRun(job_id="one")
+    assert on_cluster.choose_run(None).job_id == "one"
+
+
+def test_of_several_runs_one_is_to_be_named(cluster: FakeCluster):
+    cluster.runs |= {"one": FakeRun(job_id="one"), "two": FakeRun(job_id="two")}
+    with pytest.raises(ConfigError, match="one, two"):
+        on_cluster.choose_run(None)
+    assert on_cluster.choose_run("two").job_id == "two"
+
+
+@pytest.mark.parametrize("job_id", [None, "other"])
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_is_not_there_is_not_found(job_id: str | None):
+    with pytest.raises(JobNotFoundError):
+        on_cluster.choose_run(job_id)
+
+
+def test_a_run_that_ends_meanwhile_is_left_out_of_the_list(cluster: FakeCluster):
+    cluster.runs["gone"] = FakeRun([UnreachableError("gone")])
+    cluster.runs["here"] = FakeRun([make_status(job_id="here")])
+    assert [run["job_id"] for run in on_cluster.list_runs()] == ["here"]
+
+
+def test_a_table_is_aligned_and_shows_what_is_unknown():
+    rows = [{"a": 1, "b": None, "c": 0.26}, {"a": "long", "b": "x", "c": None}]
+    table = on_cluster.format_table(rows, {"A": "a", "B": "b", "LAG": "c"})
+    assert table.splitlines() == ["A     B  LAG", "1     -  0.3", "long  x  -"]
+
+
+def test_a_table_without_rows_is_its_headings():
+    assert on_cluster.format_table([], {"A": "a", "B": "b"}) == "A  B"
+
+
+def test_a_status_shows_figures_and_the_newest_events():
+    events = [make_event(n, text=f"number {n}") for n in range(1, 9)]
+    lines = on_cluster.format_status(make_status(epoch=None, events=events)).splitlines()
+    assert "state        running" in lines
+    assert "epoch        -" in lines
+    assert [line.split()[-1] for line in lines[-5:]] == ["4", "5", "6", "7", "8"]

@@ -1,0 +1,78 @@
+"""Everything a job can be refused for before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from trainflow.cli.preflight import check_job, describe_job
+from trainflow.data.pack import PackOptions, pack_corpus
+from trainflow.data.token_corpus import TokenCorpus
+from trainflow.errors import ConfigError, DataError, EntrypointError
+
+NO_DATASET = "data.dataset=null"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> TokenCorpus:
+    """A corpus of few samples."""
+    (tmp_path / "text.txt").write_text(" ".join(map(str, range(400))))
+    url = str(tmp_path / "corpus")
+    options = PackOptions(vocab_size=300, sequence_length=16, held_out_every=10)
+    pack_corpus(str(tmp_path / "text.txt"), url, options=options)
+    return TokenCorpus.open(url)
+
+
+def test_a_job_with_a_dataset_of_its_own_passes(job_file: Path):
+    checked = check_job(job_file)
+    assert checked.args.model_dump() == {"lr": 0.5}
+    assert checked.num_samples is None
+
+
+def test_a_job_with_a_corpus_passes(job_file: Path, corpus: TokenCorpus):
+    checked = check_job(job_file, [NO_DATASET, f"data.url={corpus.url}"])
+    assert checked.num_samples == corpus.num_samples > 8
+
+
+def test_a_corpus_of_exactly_one_batch_passes_and_a_smaller_one_does_not(
+    job_file: Path, corpus: TokenCorpus
+):
+    url = f"data.url={corpus.url}"
+    batch = corpus.num_samples
+    check_job(job_file, [NO_DATASET, url, f"training.global_batch_size={batch}"])
+    with pytest.raises(DataError) as refusal:
+        check_job(job_file, [NO_DATASET, url, f"training.global_batch_size={batch + 1}"])
+    for named in ("data.url", f"{batch} samples", f"training.global_batch_size = {batch + 1}"):
+        assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("setting", ["data.url", "data.validation_url"])
+def test_a_missing_corpus_is_refused_by_its_setting(setting: str, job_file: Path, tmp_path: Path):
+    override = f"{setting}={tmp_path}/nowhere"
+    dataset = [NO_DATASET] if setting == "data.url" else []
+    with pytest.raises(DataError, match=f"^{setting}: got .*nowhere.*trainflow data pack"):
+        check_job(job_file, [*dataset, override])
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("entrypoint=no_such_module:train", "entrypoint: got no_such_module:train"),
+        ("entrypoint=tiny_job_of_a_test:make_points", "entrypoint"),
+        ("data.dataset=tiny_job_of_a_test:no_such_function", "data.dataset"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(override: str, named: str, job_file: Path):
+    with pytest.raises(EntrypointError, match=named):
+        check_job(job_file, [override])
+
+
+@pytest.mark.parametrize("setting", ["args.lr", "args.rate", "training.steps"])
+def test_a_wrong_setting_is_refused_by_its_name(setting: str, job_file: Path):
+    with pytest.raises(ConfigError, match=setting):
+        check_job(job_file, [f"{setting}=wrong"])
+
+
+def test_what_would_run_is_described(job_file: Path):
+    text = describe_job(check_job(job_file))
+    for named in ("tiny_job_of_a_test:train", '{"lr":0.5}', "10 steps of 8 samples", "0 spares"):
+        assert named in text

@@ -1,0 +1,41 @@
+"""Signals as a wish."""
+
+import signal
+
+import pytest
+
+from trainflow.cli.stop_signals import STOP_SIGNALS, StopSignals
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_first_signal_is_noted(number: signal.Signals):
+    with StopSignals() as signals:
+        signals.second_interrupts = True
+        signal.raise_signal(number)
+    assert signals.received == 1
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_second_signal_interrupts_once_that_is_safe(number: signal.Signals):
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signals.second_interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+
+
+def test_a_library_that_takes_the_signals_is_overruled():
+    with StopSignals() as signals:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.install()
+        signal.raise_signal(signal.SIGTERM)
+    assert signals.received == 1
+
+
+def test_the_handlers_from_before_come_back():
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with StopSignals() as signals:
+        signals.install()
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before

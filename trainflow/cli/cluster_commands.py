@@ -1,0 +1,130 @@
+"""What the commands about runs on a cluster do: list, look at, and stop them.
+
+Process: driver.  Blocks: until the cluster answers, some seconds at most.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainflow.cli.head import locate_record, read_head
+from trainflow.cli.progress import Answer, describe_event
+from trainflow.coordination import driver
+from trainflow.coordination.driver import Run
+from trainflow.errors import ConfigError, JobNotFoundError, UnreachableError
+
+WORKER_COLUMNS = {
+    "RANK": "rank",
+    "WORKER": "worker_id",
+    "HOST": "host",
+    "PID": "pid",
+    "STATE": "state",
+    "STEP": "step",
+    "PHASE": "phase",
+    "LAG_S": "lag_s",
+}
+RUN_COLUMNS = {
+    "JOB_ID": "job_id",
+    "STATE": "state",
+    "STEP": "step",
+    "OF": "max_steps",
+    "WORLD": "world_size",
+    "SPARES": "spares",
+    "FAILURES": "failures",
+}
+_UNKNOWN = "-"
+_EVENTS_SHOWN = 5
+
+
+@contextmanager
+def connected(address: str | None) -> Generator[None]:
+    """Connect to the cluster at ``address``, or to the head of this machine if it is None.
+
+    Raises:
+        UnreachableError: there is none.
+    """
+    try:
+        driver.connect(find_address(address))
+        yield
+    finally:
+        driver.disconnect()
+
+
+def find_address(given: str | None) -> str:
+    """Return the given address, else that of the recorded head; raises UnreachableError."""
+    if given:
+        return given
+    if head := read_head():
+        return head.address
+    raise UnreachableError(
+        f"address: got none, and no head of this machine runs by {locate_record()}; expected a Ray "
+        "cluster: give --address, or set TRAINFLOW_ADDRESS or RAY_ADDRESS"
+    )
+
+
+def choose_run(job_id: str | None) -> Run:
+    """Return the named run; the only one there is, if no name is given.
+
+    Raises:
+        JobNotFoundError: no such run, or none at all.
+        ConfigError: a name is needed to tell several apart.
+    """
+    if job_id is not None:
+        return driver.find_run(job_id)
+    match driver.list_runs():
+        case []:
+            raise JobNotFoundError(
+                "JOB_ID: got none, and no run is on this cluster; expected one: start it with "
+                "`trainflow run`, or name another cluster with --address"
+            )
+        case [only]:
+            return driver.find_run(only)
+        case several:
+            raise ConfigError(
+                f"JOB_ID: got none; expected one of {', '.join(several)}: name the run"
+            )
+
+
+def list_runs() -> list[Answer]:
+    """Return the status of each run on the cluster, those that end meanwhile left out."""
+    found: list[Answer] = []
+    for job_id in driver.list_runs():
+        try:
+            found.append(driver.find_run(job_id).status())
+        except (JobNotFoundError, UnreachableError):
+            continue
+    return found
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """Return rows as aligned text.
+
+    Args:
+        rows: each a mapping; None is shown as a dash.
+        columns: heading -> key.
+    """
+    lines = [list(columns), *([_show(row[key]) for key in columns.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (map(str.ljust, line, widths) for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def _show(value: object) -> str:
+    match value:
+        case None:
+            return _UNKNOWN
+        case float():
+            return f"{value:.1f}"
+        case _:
+            return str(value)
+
+
+def format_status(status: Answer) -> str:
+    """Return a run's status as text: figures first, then its newest events."""
+    figures = {
+        key: value for key, value in status.items() if key not in {"events", "steps", "ending"}
+    }
+    width = max(map(len, figures))
+    lines = [f"{key.ljust(width)}  {_show(value)}" for key, value in figures.items()]
+    lines += [f"  {describe_event(event)}" for event in status["events"][-_EVENTS_SHOWN:]]
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""The ``trainflow`` command.
+
+What a command does is imported when it is called: ``trainflow --help`` loads neither Ray nor torch.
+
+Process: driver, or any.
+"""
+
+import errno
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainflow.cli.data_command import data_app
+from trainflow.cli.exit_codes import EPILOGUE, ExitCode
+from trainflow.errors import TrainFlowError
+
+_PLAIN_CAUSES = {
+    errno.ENOSPC: "no space is left on the disk; free some, or choose another place",
+    errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",
+    errno.EADDRINUSE: "the port is in use; stop what listens there, or choose another one",
+}
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Distributed training on Ray that takes failures as a normal event.",
+)
+app.add_typer(data_app, name="data")
+
+
+class Output(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Change one setting; may be given again."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["TRAINFLOW_ADDRESS", "RAY_ADDRESS"],
+        help="The Ray cluster; without it, this machine's own head.",
+    ),
+]
+JobId = Annotated[
+    str | None, typer.Argument(help="The run; may be left out where there is only one.")
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.")]
+
+
+@app.command(epilog=EPILOGUE)
+def run(job_file: JobFile, overrides: Overrides = None, address: Address = None) -> None:
+    """Run a job and stay with it until it ends.
+
+    Without an address a head is started on this machine, and stopped after the run. Ctrl-C and
+    SIGTERM stop the run at the next step boundary.
+    """
+    from trainflow.cli.preflight import check_job  # noqa: PLC0415
+    from trainflow.cli.run_command import run_job  # noqa: PLC0415
+
+    checked = check_job(job_file, overrides or [])
+    raise typer.Exit(run_job(checked.config, address))
+
+
+@app.command()
+def validate(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Check a job as `run` does, and print what would run."""
+    from trainflow.cli.preflight import check_job, describe_job  # noqa: PLC0415
+
+    typer.echo(describe_job(check_job(job_file, overrides or [])))
+
+
+@app.command()
+def workers(
+    job_id: JobId = None, address: Address = None, output: OutputOption = Output.TABLE
+) -> None:
+    """List a run's workers.
+
+    Rank, worker, host, pid, state, step, phase, and seconds since the last progress.
+    """
+    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
+
+    with on_cluster.connected(address):
+        rows = on_cluster.choose_run(job_id).workers()
+    _write(rows, on_cluster.format_table(rows, on_cluster.WORKER_COLUMNS), output)
+
+
+@app.command("list")
+def list_(address: Address = None, output: OutputOption = Output.TABLE) -> None:
+    """List the runs on the cluster."""
+    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
+
+    with on_cluster.connected(address):
+        rows = on_cluster.list_runs()
+    _write(rows, on_cluster.format_table(rows, on_cluster.RUN_COLUMNS), output)
+
+
+@app.command()
+def status(
+    job_id: JobId = None, address: Address = None, output: OutputOption = Output.TABLE
+) -> None:
+    """Show where a run stands."""
+    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
+
+    with on_cluster.connected(address):
+        answer = on_cluster.choose_run(job_id).status()
+    _write(answer, on_cluster.format_status(answer), output)
+
+
+@app.command()
+def stop(job_id: JobId = None, address: Address = None) -> None:
+    """Stop a run at its next step boundary.
+
+    Returns once the run has agreed to.
+    """
+    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
+
+    with on_cluster.connected(address):
+        chosen = on_cluster.choose_run(job_id)
+        chosen.stop()
+    typer.echo(f"{chosen.job_id} stops at its next step boundary")
+
+
+@app.command()
+def down() -> None:
+    """End this machine's own head, and every run on it.
+
+    `trainflow run` does so itself, unless it was killed.
+    """
+    from trainflow.cli.head import end_head, read_head  # noqa: PLC0415
+
+    head = read_head()
+    if head is None:
+        typer.echo("no head of this machine runs")
+        return
+    end_head(head)
+    typer.echo(f"ended the head at {head.address} (pid {head.pid})")
+
+
+def _write(answer: object, text: str, output: Output) -> None:
+    typer.echo(json.dumps(answer, indent=2) if output is Output.JSON else text)
+
+
+def main() -> None:
+    """Run the command that the arguments name, and exit.
+
+    What a user can mend is said in one message; only an unexpected error keeps its traceback.
+    """
+    try:
+        app()
+    except TrainFlowError as error:
+        typer.echo(f"trainflow: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _PLAIN_CAUSES:
+            raise
+        cause = _PLAIN_CAUSES[error.errno]
+        typer.echo(f"trainflow: {error.filename or 'this machine'}: {cause}", err=True)
+        sys.exit(ExitCode.FAILED)

@@ -1,0 +1,107 @@
+"""``trainflow run``: from a checked job to the exit code of its run.
+
+Process: driver.  Thread: main.  Blocks: until the run has ended.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+
+import typer
+from rich.console import Console
+
+from trainflow.cli.attached_run import AttachedRun
+from trainflow.cli.display import choose_display
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.head import own_head
+from trainflow.cli.progress import Answer, Progress
+from trainflow.cli.stop_signals import StopSignals
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.config import JobConfig
+from trainflow.coordination import driver
+from trainflow.errors import UnreachableError
+
+
+@dataclass(frozen=True)
+class ReachedCluster:
+    """A cluster that this process is connected to.
+
+    Attributes:
+        address: what it is reached by.
+        require: raises UnreachableError if it is known to be gone.
+    """
+
+    address: str
+    require: Callable[[], None] = lambda: None
+
+
+def run_job(job: JobConfig, address: str | None) -> int:
+    """Run a job and stay until it has ended; return the exit code.
+
+    A first SIGINT or SIGTERM stops the run at a step boundary, a second one leaves at once.
+
+    Args:
+        job: checked.
+        address: the cluster to run it on; if None a head is started for it, and stopped after it.
+
+    Raises:
+        UnreachableError: the cluster doesn't answer, or no longer.
+        ConflictError: a head is needed, and one runs already.
+        CoordinationError: a head is needed, and doesn't come up.
+    """
+    with StopSignals() as signals:
+        try:
+            with _reach_cluster(job, address) as cluster:
+                return _run_on(cluster, job, signals)
+        except KeyboardInterrupt:
+            typer.echo("trainflow: left at once", err=True)
+            return ExitCode.DETACHED
+
+
+@contextmanager
+def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedCluster]:
+    with ExitStack() as exits:
+        if address is None:
+            typer.echo("starting a head on this machine")
+            own = exits.enter_context(own_head(job.workers))
+
+            def require_head() -> None:
+                if own.head.process.poll() is not None:
+                    raise UnreachableError(
+                        f"head: got no process {own.head.pid}, expected the one that this run has "
+                        "started; it was killed, or ended by `trainflow down`: run the job again"
+                    )
+
+            cluster = ReachedCluster(own.address, require_head)
+        else:
+            cluster = ReachedCluster(address)
+        exits.callback(driver.disconnect)
+        driver.connect(cluster.address)
+        yield cluster
+
+
+def _run_on(cluster: ReachedCluster, job: JobConfig, signals: StopSignals) -> int:
+    signals.install()  # connecting to Ray has taken SIGTERM
+    if signals.received:
+        typer.echo("stopped before the run began", err=True)
+        return ExitCode.STOPPED
+    run = driver.start_run(job)
+    signals.second_interrupts = True
+    typer.echo(f"run {run.job_id} on the cluster at {cluster.address}")
+    with closing(choose_display(Console())) as display:
+        attached = AttachedRun(
+            run, Progress.of(job), display, signals, SYSTEM_CLOCK, require_cluster=cluster.require
+        )
+        status = attached.follow()
+    with suppress(UnreachableError):  # then it goes by itself, a while later
+        run.retire()
+    return conclude(status)
+
+
+def conclude(status: Answer) -> int:
+    """Print how a run ended, and return the exit code."""
+    ending = status["ending"]
+    succeeded = ending["exit_code"] == ExitCode.SUCCESS
+    typer.echo(f"{status['state']}: {ending['reason'].rstrip()}", err=not succeeded)
+    typer.echo(f"events, metrics and result are in {status['directory']}")
+    return ending["exit_code"]
