@@ -73,7 +73,7 @@ def job(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster.start(head_cpus=2) as cluster:
         yield cluster
@@ -97,30 +97,32 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} never came; stderr: {stderr}")
 
 
-def test_a_run_on_a_given_cluster_succeeds_and_leaves_nothing_there(
-    command_line: CommandLine, job: str, cluster: LocalCluster
-):
-    code, stdout, stderr = command_line.call("run", job, "--address", cluster.address)
-    assert (code, stderr) == (0, "")
-    assert [line.split()[1] for line in stdout.splitlines() if "step=" in line] == [
-        "step=10/20",
-        "step=20/20",
-    ]
-    assert stdout.splitlines()[-2] == "succeeded: every step is done"
-    assert not (command_line.home / "head.json").exists()
+class TestOnAGivenCluster:
+    """Beside it no other one is up."""
 
+    def test_a_run_on_a_given_cluster_succeeds_and_leaves_nothing_there(
+        self, command_line: CommandLine, job: str, cluster: LocalCluster
+    ):
+        code, stdout, stderr = command_line.call("run", job, "--address", cluster.address)
+        assert (code, stderr) == (0, "")
+        assert [line.split()[1] for line in stdout.splitlines() if "step=" in line] == [
+            "step=10/20",
+            "step=20/20",
+        ]
+        assert stdout.splitlines()[-2] == "succeeded: every step is done"
+        assert not (command_line.home / "head.json").exists()
 
-def test_a_training_function_that_raises_fails_the_run_once_with_its_traceback(
-    command_line: CommandLine, job: str, cluster: LocalCluster
-):
-    arguments = ["--set", "args.raise_in_step=5", "--address", cluster.address]
-    code, stdout, stderr = command_line.call("run", job, *arguments)
-    assert code == 1
-    assert stderr.startswith("failed: rank ")
-    assert stderr.count("Traceback") == 1
-    assert stderr.count("ValueError: the job gives up in step 5") == 1
-    assert "Traceback" not in stdout
-    assert "respawned" not in command_line.read_events()
+    def test_a_training_function_that_raises_fails_the_run_once_with_its_traceback(
+        self, command_line: CommandLine, job: str, cluster: LocalCluster
+    ):
+        arguments = ["--set", "args.raise_in_step=5", "--address", cluster.address]
+        code, stdout, stderr = command_line.call("run", job, *arguments)
+        assert code == 1
+        assert stderr.startswith("failed: rank ")
+        assert stderr.count("Traceback") == 1
+        assert stderr.count("ValueError: the job gives up in step 5") == 1
+        assert "Traceback" not in stdout
+        assert "respawned" not in command_line.read_events()
 
 
 def test_a_run_of_its_own_is_found_and_stopped_by_a_signal(command_line: CommandLine, job: str):

@@ -33,9 +33,12 @@ class Pending:
         self._work = work
 
     def wait(self) -> bool:
-        """Block until done. True if the tensors hold the result, False if they hold garbage."""
-        if self._work is None or self._group.failure is not None:
-            self._work = None
+        """Block until done. True if the tensors hold the result, False if they hold garbage.
+
+        Waits after a failure too: only then does the library no longer write to the tensors. What
+        was aborted ends within milliseconds.
+        """
+        if self._work is None:
             return False
         try:
             self._work.wait()

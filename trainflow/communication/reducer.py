@@ -80,6 +80,8 @@ class GradientReducer:
 
     def begin(self, group: Group) -> None:
         """Forget the last step's gradients, whatever became of them."""
+        for handle in self._handles:
+            handle.wait()  # an abandoned try's collectives may still write to the buckets
         self._group = group
         self._armed = False
         self._handles = []

@@ -285,9 +285,9 @@ class Session:
         ]
         if differing:
             raise GroupMismatchError(
-                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on rank "
-                "0, expected the same names, shapes and types: the training function must build "
-                "the same model on every rank"
+                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on "
+                "rank 0, expected the same names, shapes and types: the training function must "
+                "build the same model on every rank"
             )
         return True
 

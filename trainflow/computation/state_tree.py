@@ -60,6 +60,11 @@ def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
 
 def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(node, Tensor):
+        if path in tensors:
+            raise StateError(
+                f"state at {path}: got two tensors of that path, expected keys without '/' and not "
+                "both 1 and '1'; rename one in state_dict()"
+            )
         tensors[path] = node.detach()
         return {"tensor": len(tensors) - 1}
     if isinstance(node, Mapping):

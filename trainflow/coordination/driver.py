@@ -68,8 +68,11 @@ class Run:
         self._ask(self._coordinator.stop.remote())
 
     def retire(self) -> None:
-        """Let the coordinator go, once its ending has been read."""
-        self._ask(self._coordinator.retire.remote())
+        """Let the coordinator go, once its ending has been read.
+
+        Not asked again: it may be gone before its answer is out.
+        """
+        self._ask(self._coordinator.retire.options(max_task_retries=0).remote())
 
     def coordinator_pid(self) -> int:
         """Return the pid of the coordinator's process."""

@@ -44,8 +44,9 @@ async def launch_workers(
         await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
     except TimeoutError as error:
         raise CapacityError(
-            f"workers: got no room for {min(slots, wanted)} workers within {_PLACE_WITHIN_S:.0f} "
-            "s, expected it to be free: another job holds the cluster's resources; stop it or wait"
+            f"workers: got no room for {min(slots, wanted)} workers within "
+            f"{_PLACE_WITHIN_S:.0f} s, expected it to be free: another job holds the cluster's "
+            "resources; stop it or wait"
         ) from error
     bundle_nodes = pool.bundle_nodes()
     nodes.ensure(set(bundle_nodes.values()))

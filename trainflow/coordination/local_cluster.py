@@ -27,10 +27,17 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
 @dataclass
 class LocalNode:
-    """One node: the ``ray start`` process and all that descends from it."""
+    """One node: the ``ray start`` process and all that descends from it.
+
+    Attributes:
+        process: whose children are the node.
+        temp_dir: Ray's files of this node.
+        host: its loopback address; None for the head, which has the machine's own.
+    """
 
     process: subprocess.Popen[bytes]
     temp_dir: Path
+    host: str | None = None
 
     @property
     def pid(self) -> int:
@@ -125,7 +132,9 @@ def _start_head(cpus: float) -> LocalCluster:
 def _start_node(address: str, index: int, cpus: float) -> LocalNode:
     """Start a node under a loopback address of its own, so that drivers attach to the head."""
     host = f"127.0.0.{index + 2}"
-    return _start([f"--address={address}", f"--node-ip-address={host}", f"--num-cpus={cpus:g}"])
+    node = _start([f"--address={address}", f"--node-ip-address={host}", f"--num-cpus={cpus:g}"])
+    node.host = host
+    return node
 
 
 def _start(arguments: list[str]) -> LocalNode:

@@ -171,9 +171,7 @@ class MembershipMachine(RuleBasedStateMachine):
         spec = EpochSpec(EpochId(1, run.counter), move.members, "", 0)
         self._check_ranks(before, spec.members)
         members = [run.workers[member] for member in spec.members]
-        reports = [
-            MemberReport(w.worker_id, w.version, tail_done=w.tail_done) for w in members
-        ]
+        reports = [MemberReport(w.worker_id, w.version, tail_done=w.tail_done) for w in members]
         try:
             plan = plan_recovery(spec, reports, member_lost=run.member_lost)
         except NoLiveStateError:

@@ -1,0 +1,123 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainflow.communication.commit_record import (
+    MAX_SCALARS,
+    RECORD_BYTES,
+    CommitRecord,
+    Scalar,
+    decide_commit,
+    scalar_key,
+    unpack,
+)
+from trainflow.epochs import Flag
+from trainflow.errors import CommunicationError, GroupMismatchError
+
+AT = CommitRecord(incarnation=1, counter=2, step=3)
+
+numbers = st.integers(0, 2**63 - 1)
+floats = st.floats(allow_nan=False)
+records = st.builds(
+    CommitRecord,
+    incarnation=numbers,
+    counter=numbers,
+    step=numbers,
+    flags=st.sampled_from([Flag.NONE, Flag.PAUSE, Flag.STOP | Flag.PAUSE]),
+    digest=st.integers(0, 2**64 - 1),
+    weight=floats,
+    loss_sum=floats,
+    compute_s=floats,
+    wait_s=floats,
+    scalars=st.dictionaries(
+        st.integers(1, 2**64 - 1), st.builds(Scalar, floats, floats), max_size=MAX_SCALARS
+    ),
+)
+
+
+@given(records)
+def test_a_record_comes_back_as_it_was_in_a_fixed_number_of_bytes(record):
+    data = record.pack()
+    assert len(data) == RECORD_BYTES
+    assert unpack(data) == record
+
+
+def test_a_loss_that_is_not_a_number_travels():
+    assert math.isnan(unpack(replace(AT, loss_sum=math.nan).pack()).loss_sum)
+
+
+def test_bytes_that_are_no_record_are_refused():
+    with pytest.raises(CommunicationError, match="not a commit record"):
+        unpack(bytes(RECORD_BYTES))
+
+
+def test_means_are_taken_by_weight():
+    decision = decide_commit(
+        [
+            replace(AT, weight=4.0, loss_sum=4.0 * 1.0),
+            replace(AT, weight=12.0, loss_sum=12.0 * 2.0),
+            AT,
+        ]
+    )
+    assert decision.total_weight == 16.0
+    assert decision.loss == 1.75
+
+
+def test_without_any_weight_the_loss_is_not_a_number():
+    decision = decide_commit([AT, AT])
+    assert decision.total_weight == 0.0
+    assert math.isnan(decision.loss)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8), st.randoms())
+def test_the_sums_are_exact_so_that_the_order_of_ranks_cannot_matter(losses, random):
+    ordered = [replace(AT, weight=1.0, loss_sum=loss) for loss in losses]
+    shuffled = random.sample(ordered, len(ordered))
+    assert decide_commit(ordered).loss == decide_commit(shuffled).loss
+
+
+def test_a_request_of_any_rank_reaches_all():
+    records = [AT, replace(AT, flags=Flag.PAUSE), replace(AT, flags=Flag.STOP)]
+    assert decide_commit(records).flags == Flag.PAUSE | Flag.STOP
+
+
+@pytest.mark.parametrize(
+    ("digests", "suspects"),
+    [
+        ([7], ()),
+        ([7, 7, 7], ()),
+        ([7, 8, 7], (1,)),
+        ([8, 7, 7, 9, 7], (0, 3)),
+        ([7, 8], (0, 1)),
+        ([7, 7, 8, 8], (0, 1, 2, 3)),
+        ([7, 7, 8, 9], (0, 1, 2, 3)),
+    ],
+)
+def test_ranks_whose_gradients_differ_from_the_majoritys_are_suspects(digests, suspects):
+    assert decide_commit([replace(AT, digest=d) for d in digests]).suspects == suspects
+
+
+@pytest.mark.parametrize("other", [{"step": 4}, {"counter": 1}, {"incarnation": 2}])
+def test_ranks_at_different_steps_or_epochs_do_not_commit(other):
+    with pytest.raises(GroupMismatchError, match="different steps"):
+        decide_commit([AT, replace(AT, **other)])
+
+
+def test_a_logged_value_is_averaged_over_the_ranks_that_logged_it():
+    key, rare = scalar_key("accuracy"), scalar_key("rare")
+    decision = decide_commit(
+        [
+            replace(AT, scalars={key: Scalar(1.0, 2.0), rare: Scalar(5.0, 1.0)}),
+            replace(AT, scalars={key: Scalar(8.0, 1.0)}),
+            AT,
+        ]
+    )
+    assert decision.scalars == {key: 3.0, rare: 5.0}
+
+
+@given(st.text())
+def test_a_key_is_never_the_one_that_means_empty(name):
+    assert 0 < scalar_key(name) < 2**64

@@ -1,0 +1,166 @@
+import threading
+
+import pytest
+import torch
+
+from trainflow.communication.aggregation import (
+    Bfloat16Sum,
+    RankOrderSum,
+    RingSum,
+    choose_aggregator,
+)
+from trainflow.communication.group import Group, wait_all
+from trainflow.epochs import EpochId, EpochSpec
+
+TIMEOUT_S = 10.0
+SPEC = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0)
+
+
+class FakeWork:
+    """A collective that ends when it is told to, well or badly."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+        self.error: str | None = None
+        self.num_waits = 0
+
+    def end(self, error: str | None = None) -> None:
+        self.error = error
+        self.ended.set()
+
+    def wait(self) -> bool:
+        self.num_waits += 1
+        assert self.ended.wait(TIMEOUT_S)
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        return True
+
+
+class FakeTransport:
+    """Hands out works; an abort ends them all badly, as shutting their sockets down does."""
+
+    def __init__(self):
+        self.works: list[FakeWork] = []
+        self.num_aborts = 0
+        self.refuses = False
+
+    def all_reduce(self, tensor: torch.Tensor) -> FakeWork:
+        if self.refuses:
+            raise RuntimeError("connection closed")
+        self.works.append(FakeWork())
+        return self.works[-1]
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        for work in self.works:
+            if not work.ended.is_set():
+                work.end("aborted")
+
+
+class Reports(list):
+    def __call__(self, epoch: EpochId, reason: str) -> None:
+        self.append((epoch, reason))
+
+
+@pytest.fixture
+def transport() -> FakeTransport:
+    return FakeTransport()
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+@pytest.fixture
+def group(transport: FakeTransport, reports: Reports) -> Group:
+    return Group(SPEC, 0, transport, reports)
+
+
+def test_a_collective_that_ends_well_says_so(group: Group, transport: FakeTransport):
+    pending = group.all_reduce(torch.zeros(1))
+    transport.works[0].end()
+    assert pending.wait()
+    assert group.failure is None
+    assert group.sequence == 1
+
+
+def test_one_failure_is_told_once_and_fails_all_that_is_under_way(
+    group: Group, transport: FakeTransport, reports: Reports
+):
+    pending = [group.all_reduce(torch.zeros(1)) for _ in range(3)]
+    transport.works[1].end("peer gone")
+    transport.works[0].end()
+    assert not wait_all(pending)
+    assert group.failure == "peer gone"
+    assert reports == [(SPEC.epoch, "peer gone")]
+    assert transport.num_aborts == 1
+
+
+def test_after_a_failure_new_collectives_complete_at_once_without_the_network(
+    group: Group, transport: FakeTransport
+):
+    group.fail("noticed elsewhere")
+    assert not group.all_reduce(torch.zeros(1)).wait()
+    assert transport.works == []
+    assert group.sequence == 1
+
+
+def test_a_collective_that_cannot_even_start_is_a_failure_and_no_exception(
+    group: Group, transport: FakeTransport, reports: Reports
+):
+    transport.refuses = True
+    assert not group.all_reduce(torch.zeros(1)).wait()
+    assert reports == [(SPEC.epoch, "connection closed")]
+
+
+def test_an_abort_frees_a_waiting_thread_and_tells_nobody(
+    group: Group, transport: FakeTransport, reports: Reports
+):
+    answers: list[bool] = []
+    pending = group.all_reduce(torch.zeros(1))
+    waiting = threading.Thread(target=lambda: answers.append(pending.wait()))
+    waiting.start()
+    group.abort("superseded")
+    waiting.join(TIMEOUT_S)
+    assert answers == [False]
+    assert group.failure == "superseded"
+    assert reports == []
+
+
+def test_the_first_reason_stays(group: Group, reports: Reports):
+    group.abort("first")
+    group.fail("second")
+    assert group.failure == "first"
+    assert reports == []
+
+
+def test_after_a_failure_too_the_library_is_waited_for(group: Group, transport: FakeTransport):
+    pending = group.all_reduce(torch.zeros(1))
+    group.abort("superseded")
+    assert not pending.wait()
+    assert transport.works[0].num_waits == 1, "it may still write to the tensor"
+
+
+@pytest.mark.parametrize(
+    ("compression", "deterministic", "topology_free", "kind"),
+    [
+        ("none", False, False, RingSum),
+        ("none", False, True, RingSum),
+        ("none", True, True, RingSum),
+        ("none", True, False, RankOrderSum),
+        ("bf16", True, True, Bfloat16Sum),
+    ],
+)
+def test_the_sum_is_chosen_by_what_must_repeat(compression, deterministic, topology_free, kind):
+    chosen = choose_aggregator(
+        compression, deterministic=deterministic, topology_free=topology_free
+    )
+    assert isinstance(chosen, kind)
+
+
+def test_wire_bytes_of_a_bucket():
+    assert RingSum().wire_bytes(300, 4, world_size=3) == 1600
+    assert Bfloat16Sum().wire_bytes(300, 4, world_size=3) == 800
+    assert RankOrderSum().wire_bytes(299, 4, world_size=3) == 1600
+    assert RingSum().wire_bytes(300, 4, world_size=1) == 0

@@ -1,0 +1,108 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.stamps import PULSE_INTERVAL_S, Stamp, StampWriter, read_stamp
+from trainflow.epochs import EpochId, Phase
+
+DEADLINE_S = 20.0
+
+WRITE_UNTIL_CLOSED = """
+import sys
+from pathlib import Path
+from trainflow.computation.stamps import StampWriter
+writer = StampWriter(Path(sys.argv[1]))
+print("stamped", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node" / "slot0-1.stamp"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[StampWriter]:
+    writer = StampWriter(path)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def other_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stamps once and then only pulses."""
+    environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE_UNTIL_CLOSED, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stamped\n"
+        yield process
+        process.kill()
+
+
+def wait_until(path: Path, holds: Callable[[Stamp], bool]) -> Stamp:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        stamp = read_stamp(path)
+        if stamp is not None and holds(stamp):
+            return stamp
+        SYSTEM_CLOCK.sleep(PULSE_INTERVAL_S / 4)
+    raise AssertionError(f"not seen within {DEADLINE_S} s; last {read_stamp(path)}")
+
+
+def test_a_worker_is_starting_until_it_says_otherwise(path: Path, writer: StampWriter):
+    stamp = read_stamp(path)
+    assert stamp is not None
+    assert (stamp.phase, stamp.pid) == (Phase.STARTING, os.getpid())
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_what_is_stamped_is_read(path: Path, writer: StampWriter, phase: Phase):
+    before_s = time.monotonic()
+    writer.stamp(phase, step=2**40, epoch=EpochId(3, 4), sequence=99)
+    stamp = read_stamp(path)
+    assert stamp is not None
+    assert (stamp.phase, stamp.step, stamp.epoch) == (phase, 2**40, EpochId(3, 4))
+    assert stamp.sequence == 99
+    assert before_s <= stamp.progress_at_s <= time.monotonic()
+
+
+def test_no_stamp_is_no_worker(path: Path):
+    assert read_stamp(path) is None
+    path.parent.mkdir()
+    path.write_bytes(b"short")
+    assert read_stamp(path) is None
+
+
+def test_a_closed_worker_leaves_nothing_behind(path: Path):
+    StampWriter(path).close()
+    assert read_stamp(path) is None
+
+
+def test_a_process_that_runs_pulses_though_training_stands_still(path, other_process):
+    first = read_stamp(path)
+    assert first is not None
+    later = wait_until(path, lambda stamp: stamp.pulse_at_s > first.pulse_at_s)
+    assert later.progress_at_s == first.progress_at_s
+    assert later.pid == other_process.pid
+
+
+def test_the_pulse_of_a_stopped_process_goes_stale_and_comes_back(path, other_process):
+    other_process.send_signal(signal.SIGSTOP)
+    stopped = wait_until(
+        path, lambda stamp: time.monotonic() - stamp.pulse_at_s > 10 * PULSE_INTERVAL_S
+    )
+    other_process.send_signal(signal.SIGCONT)
+    wait_until(path, lambda stamp: stamp.pulse_at_s > stopped.pulse_at_s)

@@ -1,0 +1,48 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainflow.coordination.failure_budget import FailureBudget
+from trainflow.coordination.lease import Lease, is_majority
+
+
+def test_one_failure_more_than_the_limit_is_too_many():
+    budget = FailureBudget(2, window_s=100.0)
+    assert [budget.spend(now_s) for now_s in (0.0, 1.0, 2.0)] == [False, False, True]
+
+
+def test_failures_age_out_of_the_window():
+    budget = FailureBudget(1, window_s=10.0)
+    assert [budget.spend(now_s) for now_s in (0.0, 10.5, 21.0, 22.0)] == [False, False, False, True]
+
+
+def test_none_never_ends_a_run_and_zero_ends_it_at_once():
+    unlimited = FailureBudget(None, window_s=10.0)
+    assert not any(unlimited.spend(0.0) for _ in range(1000))
+    assert FailureBudget(0, window_s=10.0).spend(0.0)
+
+
+def test_a_lease_runs_out_unless_it_is_renewed():
+    lease = Lease(10.0, now_s=0.0)
+    assert not lease.is_expired(10.0)
+    assert lease.is_expired(10.1)
+    lease.renew(10.1)
+    assert not lease.is_expired(20.0)
+
+
+@pytest.mark.parametrize(
+    ("num_heard", "num_peers", "is_more_than_half"),
+    [(0, 0, True), (0, 1, False), (1, 1, True), (0, 2, False), (1, 2, True), (1, 3, False)],
+)
+def test_a_majority_counts_oneself(num_heard, num_peers, is_more_than_half):
+    assert is_majority(num_heard, num_peers) is is_more_than_half
+
+
+@given(st.integers(1, 1000), st.data())
+def test_two_sides_of_a_partition_are_never_both_a_majority(num_keepers, data):
+    here = data.draw(st.integers(1, num_keepers))
+    there = num_keepers - here
+    sides = [is_majority(here - 1, num_keepers - 1)]
+    if there:
+        sides.append(is_majority(there - 1, num_keepers - 1))
+    assert sum(sides) <= 1

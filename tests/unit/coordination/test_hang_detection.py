@@ -1,0 +1,68 @@
+import pytest
+
+from trainflow.coordination.hang_detection import Progress, derive_hang_timeout_s, judge_progress
+from trainflow.epochs import EpochId, Phase
+
+TIMEOUT_S = 10.0
+
+
+def progress(phase: Phase, *, age_s: float = 0.0, pulse_age_s: float = 0.0) -> Progress:
+    return Progress(4321, 7, EpochId(1, 1), phase, age_s, pulse_age_s)
+
+
+def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
+    for phase in set(Phase) - {Phase.STARTING}:
+        verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, TIMEOUT_S)
+        assert verdict.hung == {"a": f"process 4321 has not run for 11.0 s (step 7, {phase})"}
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
+def test_a_process_that_pulses_but_does_not_move_hangs(phase: Phase):
+    verdict = judge_progress({"a": progress(phase, age_s=11)}, TIMEOUT_S)
+    assert verdict.hung == {"a": f"no progress in {phase} of step 7 for 11.0 s"}
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.STARTING, Phase.PARKED, Phase.USER, Phase.FINISHED, Phase.COMMUNICATE]
+)
+def test_who_is_elsewhere_may_take_as_long_as_it_likes(phase: Phase):
+    worker = progress(phase, age_s=1e6)
+    assert judge_progress({"a": worker, "b": progress(Phase.COMPUTE)}, TIMEOUT_S).hung == {}
+
+
+def test_a_worker_that_still_starts_is_not_judged_by_its_pulse_either():
+    assert not judge_progress({"a": progress(Phase.STARTING, pulse_age_s=1e6)}, TIMEOUT_S).hung
+
+
+def test_the_one_that_others_wait_for_is_named_and_they_are_not():
+    waiting = progress(Phase.COMMUNICATE, age_s=12)
+    members = {"a": waiting, "b": progress(Phase.COMPUTE, age_s=12.5), "c": waiting}
+    verdict = judge_progress(members, TIMEOUT_S)
+    assert verdict.hung.keys() == {"b"}
+    assert not verdict.deadlocked
+
+
+def test_all_waiting_for_one_another_is_nobodys_fault():
+    waiting = progress(Phase.COMMUNICATE, age_s=12)
+    verdict = judge_progress({"a": waiting, "b": progress(Phase.HEALING, age_s=11)}, TIMEOUT_S)
+    assert verdict.hung == {}
+    assert verdict.deadlocked
+
+
+def test_no_deadlock_while_one_moves_or_nobody_is_there():
+    waiting = progress(Phase.COMMUNICATE, age_s=12)
+    moving = progress(Phase.COMMUNICATE, age_s=1)
+    assert not judge_progress({"a": waiting, "b": moving}, TIMEOUT_S).deadlocked
+    assert not judge_progress({}, TIMEOUT_S).deadlocked
+
+
+def test_at_the_limit_is_not_beyond_it():
+    members = {"a": progress(Phase.COMPUTE, age_s=TIMEOUT_S, pulse_age_s=TIMEOUT_S)}
+    assert judge_progress(members, TIMEOUT_S).hung == {}
+
+
+def test_the_timeout_follows_the_slowest_recent_step():
+    assert derive_hang_timeout_s([0.1] * 4, None) == 120.0
+    assert derive_hang_timeout_s([0.1] * 5, None) == 10.0
+    assert derive_hang_timeout_s([0.1] * 9 + [3.0], None) == 30.0
+    assert derive_hang_timeout_s([3.0] * 9, 1.5) == 1.5
