@@ -3,8 +3,9 @@
     make bench-overhead            # or: python -m benchmarks.overhead [--quick]
 
 Two ranks, one torch thread each. The two systems run blocks of the same steps by turns on the same
-machine, beside the same Ray cluster; a pair of neighbouring blocks gives one ratio of median step times.
-The figure is the median of the ratios, with the interval that holds it in 95% of bootstrap samples.
+machine, beside the same Ray cluster; a pair of neighbouring blocks gives one ratio of median step
+times. The figure is the median of the ratios, with the interval that holds it in 95% of bootstrap
+samples.
 
 Process: the harness.
 """

@@ -1,7 +1,7 @@
 """Both sides of the overhead benchmark: the same steps under TrainFlow and under bare DDP.
 
-Process: every rank.  A rank runs a block of steps when it is its system's turn, and notes how long each
-took; a block's first step, in which the ranks meet again, doesn't count.
+Process: every rank.  A rank runs a block of steps when it is its system's turn, and notes how long
+each took; a block's first step, in which the ranks meet again, doesn't count.
 """
 
 import json

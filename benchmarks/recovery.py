@@ -2,10 +2,11 @@
 
     make bench-recovery            # or: python -m benchmarks.recovery [--quick]
 
-The same model, steps and machine for all, one after the other in one run; members are killed at seeded
-random phases of their step. ``trainflow`` has two hot spares, ``trainflow_no_spare`` none (the world
-shrinks, and grows back before the next kill), ``ray_train`` restarts its worker group, ``torchft`` runs
-FIXED_WITH_SPARES. Figures are medians; the raw samples are printed above the result.
+The same model, steps and machine for all, one after the other in one run; members are killed at
+seeded random phases of their step. ``trainflow`` has two hot spares, ``trainflow_no_spare`` none
+(the world shrinks, and grows back before the next kill), ``ray_train`` restarts its worker group,
+``torchft`` runs FIXED_WITH_SPARES. Figures are medians; the raw samples are printed above the
+result.
 
 Process: the harness; one measured system at a time.
 """
@@ -51,8 +52,11 @@ def to_rows(found: dict[str, list[RecoverySample]]) -> list[Row]:
     """Reduce samples to medians, and to each peer's ratio to TrainFlow."""
     rows = [row for system, samples in found.items() for row in _system_rows(system, samples)]
     ours = _beyond_step_s(found["trainflow"])
-    for peer in found.keys() & {"ray_train", "torchft"}:
-        rows.append(Row(peer, "slower_than_trainflow_ratio", _beyond_step_s(found[peer]) / ours, "1"))
+    rows += [
+        Row(peer, "slower_than_trainflow_ratio", _beyond_step_s(found[peer]) / ours, "1")
+        for peer in ("ray_train", "torchft")
+        if peer in found
+    ]
     return rows
 
 

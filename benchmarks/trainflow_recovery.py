@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def make_job(log_dir: Path, num_spares: int) -> JobConfig:
 
 
 @contextmanager
-def running(job: JobConfig, home: Path) -> Iterator[Run]:
+def running(job: JobConfig, home: Path) -> Generator[Run]:
     """Run a job on a fresh one-node cluster of its own; both are gone afterwards."""
     os.environ["TRAINFLOW_HOME"] = str(home)
     num_workers = job.workers.target + job.workers.spares

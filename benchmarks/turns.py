@@ -1,7 +1,7 @@
 """Let two systems compute by turns, so that a pair of blocks sees the same machine.
 
-A block is a run of steps of one system; while it runs the other system waits. The turn is one integer in
-a file that everyone maps: block b belongs to the first system if b is even.
+A block is a run of steps of one system; while it runs the other system waits. The turn is one
+integer in a file that everyone maps: block b belongs to the first system if b is even.
 
 Process: every rank of both systems, and the harness.  Blocks: `wait_turn`.
 """

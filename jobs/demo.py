@@ -2,9 +2,9 @@
 
     make demo                      # or: python jobs/demo.py
 
-Three simulated nodes (separate raylets) on this machine; 3 members and 2 spares. Prints what each death
-cost, whether the two models are the same to the bit, and a line of text that the model wrote; the same
-as JSON in out/demo/summary.json.
+Three simulated nodes (separate raylets) on this machine; 3 members and 2 spares. Prints what each
+death cost, whether the two models are the same to the bit, and a line of text that the model wrote;
+the same as JSON in out/demo/summary.json.
 
 Process: driver.
 """
@@ -39,7 +39,7 @@ JOB = Path(__file__).parent / "pretrain_lm.yaml"
 NUM_NODES = 3
 POLL_S = 0.1
 TIMEOUT_S = 300.0
-PROMPT = "def "
+PROMPT = "    def __init__("
 console = Console()
 
 
@@ -111,7 +111,8 @@ class Disturbed:
     def wait_ready(self, step: int) -> None:
         """Wait for a step, and for both spares."""
         await_status(
-            self.run, lambda s: s["step"] >= step and s["state"] == "running" and s["spares"] >= 2  # noqa: PLR2004
+            self.run,
+            lambda s: s["step"] >= step and s["state"] == "running" and s["spares"] >= 2,  # noqa: PLR2004
         )
 
     def _kill(self, what: str, ranks: set[int], kill: Callable[[], None]) -> None:
@@ -124,7 +125,9 @@ class Disturbed:
         )
         data = [e["data"] for e in status["events"] if e["kind"] == "recovered"][-1]
         after = self._pids()
-        committed = [s["committed_at_s"] for s in status["steps"] if s["committed_at_s"] <= killed_at_s]
+        committed = [
+            s["committed_at_s"] for s in status["steps"] if s["committed_at_s"] <= killed_at_s
+        ]
         self.faults.append(
             Fault(
                 what=what,
@@ -133,7 +136,9 @@ class Disturbed:
                 recovered_s=data["committed_at_s"] - killed_at_s,
                 recomputed_s=killed_at_s - committed[-1],
                 steps_lost=data["steps_lost"],
-                pids_kept=all(after[rank] == pid for rank, pid in before.items() if rank not in ranks),
+                pids_kept=all(
+                    after[rank] == pid for rank, pid in before.items() if rank not in ranks
+                ),
             )
         )
 
@@ -202,7 +207,7 @@ def generate(model_dir: Path) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     tokens = model.generate(**inputs, max_new_tokens=24, do_sample=False)
     return tokenizer.decode(tokens[0], skip_special_tokens=True)

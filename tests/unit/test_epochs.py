@@ -11,7 +11,7 @@ def test_more_steps_are_newer_and_of_equal_steps_the_later_epoch_is():
     older, newer = EpochId(1, 1), EpochId(1, 2)
     assert Version(5, older) > Version(4, newer)
     assert Version(5, newer) > Version(5, older)
-    assert INITIAL_VERSION < Version(1, older)
+    assert Version(1, older) > INITIAL_VERSION
 
 
 def test_names_read_as_in_events():

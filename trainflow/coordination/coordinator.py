@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5
 _LINGER_S = 60.0
+_ACKNOWLEDGE_S = 0.2
 _CLOSE_WITHIN_S = 3.0
 _RESPAWN_AFTER_S = 1.5
 _STEP_TIMES_KEPT = 50
@@ -142,6 +143,7 @@ class Coordinator:
         ending = await self._ending
         await self._close(ending)
         await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
+        await asyncio.sleep(_ACKNOWLEDGE_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     async def _open(self) -> None:

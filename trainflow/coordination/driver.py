@@ -3,8 +3,10 @@
 Process: driver (the command line, a test, a benchmark).  Blocks: until the cluster answers.
 """
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,7 @@ from trainflow.coordination.coordinator import CoordinatorActor
 from trainflow.errors import JobNotFoundError, UnreachableError
 
 _ANSWER_WITHIN_S = 10.0
+_LISTENS_WITHIN_S = 5.0
 # A resource that Ray gives the head, also one that was restarted.
 _ON_HEAD = "node:__internal_head__"
 
@@ -29,6 +32,7 @@ def connect(address: str) -> None:
     Raises:
         UnreachableError: none answers there.
     """
+    _require_listener(address)
     try:
         ray.init(
             address=address,
@@ -41,6 +45,35 @@ def connect(address: str) -> None:
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
             f"--address or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
+    _hush_node_messages()
+
+
+def _require_listener(address: str) -> None:
+    """Refuse a host and port at which nothing listens: Ray itself would try for many minutes."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdecimal()) or "/" in host:
+        return  # not a host and port: Ray knows at once whether it is anything
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnreachableError(
+            f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
+            f"--address or RAY_ADDRESS ({error})"
+        ) from error
+
+
+def _hush_node_messages() -> None:
+    """Keep Ray's words about dead processes off the terminal: the run's own events tell of them.
+
+    Ray has no public switch for them; without this private one they are merely printed.
+    """
+    try:
+        from ray._private.ray_logging import (  # noqa: PLC0415  private: may be gone
+            global_worker_stdstream_dispatcher,
+        )
+    except ImportError:
+        return
+    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
 def disconnect() -> None:
@@ -68,11 +101,9 @@ class Run:
         self._ask(self._coordinator.stop.remote())
 
     def retire(self) -> None:
-        """Let the coordinator go, once its ending has been read.
-
-        Not asked again: it may be gone before its answer is out.
-        """
-        self._ask(self._coordinator.retire.options(max_task_retries=0).remote())
+        """Let the coordinator go, once its ending has been read; it may already be gone."""
+        with contextlib.suppress(RayError):
+            ray.get(self._coordinator.retire.options(max_task_retries=0).remote())
 
     def coordinator_pid(self) -> int:
         """Return the pid of the coordinator's process."""

@@ -109,6 +109,14 @@ class LocalCluster:
         _wait_started(node)
         return node
 
+    def replace(self, dead: LocalNode, cpus: float) -> LocalNode:
+        """Start a node in the place of one that was killed, under its address."""
+        index = self.nodes.index(dead)
+        shutil.rmtree(dead.temp_dir, ignore_errors=True)
+        self.nodes[index] = _start_node(self.address, index, cpus)
+        _wait_started(self.nodes[index])
+        return self.nodes[index]
+
     def stop(self) -> None:
         """End every process of the cluster, nodes first, and remove its files."""
         for node in [*self.nodes, self.head]:

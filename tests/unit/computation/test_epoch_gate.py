@@ -166,7 +166,7 @@ def test_a_newer_epoch_supersedes_one_that_waits_for_the_boundary(gate, call):
     enter(gate, call, 1)
     older = call(gate.form, spec(2), at_boundary=True)
     newer = call(gate.form, spec(3))
-    with pytest.raises(CoordinationError, match="superseded|out of date"):
+    with pytest.raises(CoordinationError, match=r"superseded|out of date"):
         older.result(TIMEOUT_S)
     call(gate.park, STANDING)
     newer.result(TIMEOUT_S)

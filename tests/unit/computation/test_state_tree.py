@@ -19,7 +19,8 @@ leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), tensors
 )
 # What the format itself uses as keys must survive as a user's keys.
-keys = st.one_of(st.text(), st.integers(), st.sampled_from(["tensor", "dict", "list", "tuple"]))
+names = st.text(st.characters(exclude_characters="/0123456789"))
+keys = st.one_of(names, st.integers(), st.sampled_from(["tensor", "dict", "list", "tuple"]))
 trees = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -29,14 +30,6 @@ trees = st.recursive(
     ),
     max_leaves=20,
 )
-
-
-def has_distinct_paths(tree) -> bool:
-    try:
-        flatten_state(tree)
-    except StateError:
-        return False
-    return True
 
 
 def equal(one, other) -> bool:
@@ -51,7 +44,7 @@ def equal(one, other) -> bool:
     return one == other
 
 
-@given(trees.filter(has_distinct_paths))
+@given(trees)
 def test_a_state_comes_back_from_json_and_its_tensors(tree):
     flat = flatten_state(tree)
     skeleton = json.loads(json.dumps(flat.skeleton))

@@ -1,8 +1,8 @@
-"""Random lives of a run: joins, deaths, broken groups and half-committed steps, one after another.
+"""Random lives of a run: joins, deaths, broken groups and half-committed steps, in any order.
 
-The machine plays the workers; `decide_move` and `plan_recovery` decide. A worker's state is the list
-of the epochs that committed its steps, so that a step lost, doubled or taken from another history
-shows as a difference.
+The machine plays the workers; `decide_move` and `plan_recovery` decide. A worker's state is the
+list of the epochs that committed its steps, so that a step lost, doubled or taken from another
+history shows as a difference.
 """
 
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @rule(node=st.integers(0, 3))
     def join(self, node: int) -> None:
-        """A worker gets warm. Those of the first epoch hold an initial state, later ones rehearsed."""
+        """A worker gets warm: with an initial state before the first epoch, rehearsed after."""
         worker_id = f"w{self.num_joined}"
         self.num_joined += 1
         history = [] if not self.run.members else None
@@ -113,8 +113,8 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.run.stopped)
     @rule(interrupted=st.booleans())
-    def coordinate(self, interrupted: bool) -> None:
-        """The coordinator looks; healing may break off, which leaves the receivers without a state."""
+    def coordinate(self, *, interrupted: bool) -> None:
+        """The coordinator looks. Healing may break off: the receivers then hold no state."""
         run = self.run
         move = decide_move(self._situation())
         present = len(run.workers)

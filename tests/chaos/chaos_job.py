@@ -1,0 +1,66 @@
+"""The job that the chaos tests kill: small, slow enough to be hit, and it writes down what it used."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import xxhash
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from trainflow import Session
+
+NUM_SAMPLES = 5000
+WIDTH = 64
+
+
+class Args(BaseModel):
+    work_dir: Path
+    sleep_s: float = 0.01
+    raise_at: int | None = None
+    nan_at: int | None = None
+
+
+class Waves:
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        phase = torch.tensor(indices, dtype=torch.float32)[:, None]
+        x = torch.sin(phase * torch.arange(1, WIDTH + 1) * 0.01)
+        return {"x": x, "y": torch.cos(3 * x[:, :1])}
+
+
+def open_dataset(_args: BaseModel) -> Waves:
+    return Waves()
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
+
+
+def train(session: Session, args: Args) -> None:
+    model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
+    log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                time.sleep(args.sleep_s)
+                loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
+                if step.number == args.nan_at and session.rank == 1:
+                    loss = loss * float("nan")
+                step.backward(loss, weight=len(batch.indices))
+                if (epoch := session.epoch) is not None:  # not the rehearsal of a spare
+                    at = [epoch.incarnation, epoch.counter]
+                    used = {"step": step.number, "at": at, "indices": batch.indices}
+                    log.write(json.dumps(used) + "\n")
+            if step.number == args.raise_at and session.rank == 1:
+                raise ValueError("the job's own mistake")
+            step.commit()
+    digest = xxhash.xxh3_64()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    (args.work_dir / f"final-{session.rank}.txt").write_text(digest.hexdigest())

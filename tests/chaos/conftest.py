@@ -1,0 +1,40 @@
+"""One cluster of three simulated nodes for all chaos tests, and one run that nothing disturbs."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.chaos.harness import RunUnderTest
+from trainflow.coordination.driver import connect
+from trainflow.coordination.local_cluster import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TRAINFLOW_HOME", str(tmp_path_factory.mktemp("home")))
+    with LocalCluster.start(head_cpus=0, num_nodes=3) as started:
+        connect(started.address)
+        yield started
+        ray.shutdown()
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of the weights of a run in which nothing fails."""
+    test = RunUnderTest.start(cluster, tmp_path_factory.mktemp("undisturbed"), sleep_s=0.0)
+    status = test.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    digests = test.final_digests()
+    assert len(digests) == 1, "ranks end with different weights"
+    assert test.used_samples() == test.expected_samples()
+    return digests.pop()
+
+
+@pytest.fixture
+def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
+    """Start a run with two spares."""
+    return RunUnderTest.start(cluster, tmp_path)

@@ -1,0 +1,166 @@
+"""Run `chaos_job` on a cluster, break things, and look at what is left."""
+
+import json
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ray.util import list_named_actors, placement_group_table
+
+from tests.chaos.chaos_job import NUM_SAMPLES
+from trainflow.config.job import JobConfig
+from trainflow.coordination.driver import Run, start_run
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.data.order import SampleOrder
+from trainflow.errors import UnreachableError
+
+TIMEOUT_S = 120.0
+GLOBAL_BATCH = 24
+POLL_S = 0.05
+TERMINAL = {"succeeded", "failed", "stopped"}
+
+
+def make_job(work_dir: Path, *, max_steps: int = 150, spares: int = 2, **args: Any) -> JobConfig:
+    return JobConfig.model_validate(
+        {
+            "name": "chaos",
+            "entrypoint": "tests.chaos.chaos_job:train",
+            "args": {"work_dir": str(work_dir), **args},
+            "training": {
+                "max_steps": max_steps,
+                "global_batch_size": GLOBAL_BATCH,
+                "microbatch_size": 4,
+                "deterministic": True,
+                "max_skipped_steps": 2,
+            },
+            "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
+            "workers": {"minimum": 1, "target": 3, "spares": spares},
+            "failures": {"hang_timeout_s": 3.0},
+        }
+    )
+
+
+@dataclass
+class RunUnderTest:
+    """A run, its cluster, and the folder it writes to."""
+
+    run: Run
+    cluster: LocalCluster
+    work_dir: Path
+    job: JobConfig
+
+    @classmethod
+    def start(cls, cluster: LocalCluster, work_dir: Path, **settings: Any) -> "RunUnderTest":
+        job = make_job(work_dir, **settings)
+        return cls(start_run(job), cluster, work_dir, job)
+
+    def wait(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Poll the status until it satisfies ``reached``; a coordinator may be restarting."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        status: dict[str, Any] = {}
+        while time.monotonic() < deadline_s:
+            try:
+                status = self.run.status()
+            except UnreachableError:
+                continue
+            if reached(status):
+                return status
+            if status["state"] in TERMINAL:
+                raise AssertionError(f"the run ended: {status['state']} {status['ending']}")
+            time.sleep(POLL_S)
+        raise AssertionError(f"not reached in {TIMEOUT_S} s: {status}")
+
+    def wait_training(self, *, step: int, spares: int = 0) -> dict[str, Any]:
+        return self.wait(
+            lambda s: s["state"] == "running" and s["step"] >= step and s["spares"] >= spares
+        )
+
+    def wait_recovered(self, count: int = 1) -> dict[str, Any]:
+        return self.wait(lambda s: len(events_of(s, "recovered")) >= count)
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end, let the coordinator go, and check that nothing is left."""
+        pids = [worker["pid"] for worker in self._workers() if worker["pid"]]
+        status = self.wait(lambda s: s["state"] in TERMINAL)
+        self.run.retire()
+        wait_until(lambda: not self._leftovers(pids), self._leftovers, pids)
+        return status
+
+    def members(self) -> dict[int, dict[str, Any]]:
+        return {w["rank"]: w for w in self._workers() if w["rank"] is not None}
+
+    def pids(self) -> dict[int, int]:
+        return {rank: worker["pid"] for rank, worker in self.members().items()}
+
+    def kill(self, *ranks: int, with_signal: signal.Signals = signal.SIGKILL) -> list[int]:
+        members = self.members()
+        for rank in ranks:
+            os.kill(members[rank]["pid"], with_signal)
+        return [members[rank]["pid"] for rank in ranks]
+
+    def final_digests(self) -> set[str]:
+        return {path.read_text() for path in self.work_dir.glob("final-*.txt")}
+
+    def used_samples(self) -> dict[int, list[int]]:
+        """Return the samples of each step's committed try, that of its newest epoch, sorted."""
+        tries: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+        for path in self.work_dir.glob("used-*.jsonl"):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                tries[record["step"]][tuple(record["at"])] += record["indices"]
+        return {step: sorted(by_epoch[max(by_epoch)]) for step, by_epoch in tries.items()}
+
+    def expected_samples(self) -> dict[int, list[int]]:
+        order = SampleOrder(NUM_SAMPLES, self.job.training.seed, "shuffled")
+        return {
+            step: sorted(order.indices((step - 1) * GLOBAL_BATCH, step * GLOBAL_BATCH).tolist())
+            for step in range(1, self.job.training.max_steps + 1)
+        }
+
+    def _workers(self) -> list[dict[str, Any]]:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            try:
+                return self.run.workers()
+            except UnreachableError:
+                continue
+        raise AssertionError("the coordinator does not come back")
+
+    def _leftovers(self, pids: list[int]) -> list[str]:
+        left = [f"process {pid}" for pid in pids if _is_alive(pid)]
+        left += [
+            f"actor {entry['name']}"
+            for entry in list_named_actors(all_namespaces=True)
+            if entry["name"].startswith(self.run.job_id)
+        ]
+        left += [
+            f"placement group {group['name']}"
+            for group in placement_group_table().values()
+            if group["name"].startswith(self.run.job_id) and group["state"] != "REMOVED"
+        ]
+        left += [str(path) for path in Path("/dev/shm/trainflow").glob(f"{self.run.job_id}/*")]
+        return left
+
+
+def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [event for event in status["events"] if event["kind"] == kind]
+
+
+def wait_until(reached: Callable[[], bool], explain: Callable[..., object], *args: Any) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not reached():
+        assert time.monotonic() < deadline_s, f"still there: {explain(*args)}"
+        time.sleep(POLL_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

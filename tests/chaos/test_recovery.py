@@ -1,0 +1,130 @@
+"""Whatever dies, training ends as if nothing had."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.coordination.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+
+def expect_as_undisturbed(run: RunUnderTest, undisturbed: str) -> None:
+    status = run.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert run.final_digests() == {undisturbed}
+    assert run.used_samples() == run.expected_samples()
+    assert all(event["data"]["steps_lost"] == 0 for event in events_of(status, "recovered"))
+
+
+def test_worker_killed_is_replaced_by_a_spare(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    before = run.pids()
+    run.kill(1)
+    run.wait_recovered()
+    after = run.pids()
+    assert (after[0], after[2]) == (before[0], before[2]), "a survivor lost its process"
+    assert after[1] != before[1]
+    expect_as_undisturbed(run, undisturbed)
+
+
+def test_two_members_killed_at_once(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    before = run.pids()
+    run.kill(0, 2)
+    run.wait_recovered()
+    assert run.pids()[1] == before[1], "the survivor lost its process"
+    expect_as_undisturbed(run, undisturbed)
+
+
+def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str) -> None:
+    before = run.wait_training(step=20, spares=2)
+    pids = run.pids()
+    os.kill(run.run.coordinator_pid(), signal.SIGKILL)
+    after = run.wait(lambda s: s["incarnation"] > before["incarnation"])
+    assert run.pids() == pids
+    assert not events_of(after, "recovered"), "an intact epoch was formed anew"
+    expect_as_undisturbed(run, undisturbed)
+
+
+def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    before = run.pids()
+    os.kill(run.run.coordinator_pid(), signal.SIGKILL)
+    os.kill(before[2], signal.SIGKILL)
+    run.wait_recovered()
+    after = run.pids()
+    assert (after[0], after[1]) == (before[0], before[1])
+    expect_as_undisturbed(run, undisturbed)
+
+
+def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    worker = run.members()[1]
+    run.kill(1, with_signal=signal.SIGSTOP)
+    status = run.wait_recovered()
+    hang = events_of(status, "hang")[0]
+    assert hang["data"]["worker"] == worker["worker_id"]
+    assert str(worker["pid"]) in hang["text"]
+    expect_as_undisturbed(run, undisturbed)
+    assert not Path(f"/proc/{worker['pid']}").exists(), "the stopped process was left behind"
+
+
+def test_node_killed(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    before = run.members()
+    lost = [rank for rank, worker in before.items() if worker["host"] == before[2]["host"]]
+    assert len(lost) == 1, "members were not spread over nodes"
+    node = next(node for node in run.cluster.nodes if node.host == before[2]["host"])
+    node.kill()
+    run.wait_recovered()
+    after = run.pids()
+    assert (after[0], after[1]) == (before[0]["pid"], before[1]["pid"])
+    run.cluster.replace(node, cpus=2)
+    expect_as_undisturbed(run, undisturbed)
+
+
+def test_world_shrinks_and_grows_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, max_steps=400)
+    run.wait_training(step=20)
+    before = run.pids()
+    run.kill(1)
+    shrunk = run.wait_recovered()
+    assert shrunk["world_size"] == 2
+    assert set(run.pids().values()) == {before[0], before[2]}
+    run.wait(lambda s: s["world_size"] == 3)
+    assert {before[0], before[2]} < set(run.pids().values()), "a survivor was restarted to grow"
+    status = run.finish()
+    assert status["state"] == "succeeded"
+    assert len(run.final_digests()) == 1
+    assert run.used_samples() == run.expected_samples()
+    assert {step["world_size"] for step in status["steps"]} == {2, 3}
+
+
+def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, raise_at=5)
+    status = run.finish()
+    assert status["state"] == "failed"
+    assert "rank 1" in status["ending"]["reason"]
+    assert "ValueError: the job's own mistake" in status["ending"]["reason"]
+    assert not events_of(status, "respawned")
+
+
+def test_nan_is_skipped_on_all_ranks(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, nan_at=7, max_steps=12)
+    status = run.finish()
+    assert status["state"] == "succeeded"
+    assert [step["step"] for step in status["steps"] if not step["applied"]] == [7]
+    assert len(run.final_digests()) == 1
+
+
+def test_stop_ends_at_a_step_boundary(run: RunUnderTest) -> None:
+    run.wait_training(step=10)
+    run.run.stop()
+    status = run.finish()
+    assert status["state"] == "stopped"
+    assert status["ending"]["exit_code"] == 7
+    assert not run.final_digests(), "code after the last step ran though the run was stopped"

@@ -1,0 +1,156 @@
+"""What can go wrong in a rank, and exactly where.
+
+Faults enter at two seams of the product: the transport, which sees every collective, and the stamps,
+which see every change of phase.
+
+Process: every rank.  Thread: training.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+from trainflow.communication.transport import Connector, Transport, Work
+from trainflow.epochs import EpochId, Phase
+
+
+class Where(StrEnum):
+    """A place in a rank's life."""
+
+    IN_MICROBATCH = "in_microbatch"
+    IN_BACKWARD = "in_backward"
+    BEFORE_RECORD = "before_record"
+    AFTER_RECORD = "after_record"
+    IN_OPTIMIZER = "in_optimizer"
+    IN_TAIL = "in_tail"
+    IN_HEALING = "in_healing"
+
+
+class Act(StrEnum):
+    """What happens there: the process dies, is stopped, or loses what it was sent."""
+
+    KILL = "kill"
+    STOP = "stop"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``worker_id`` fails at ``where`` in ``step``; in healing, the step is the last committed one."""
+
+    worker_id: str
+    step: int
+    where: Where
+    act: Act = Act.KILL
+
+
+def fail_at(rank: int, step: int, where: Where, act: Act = Act.KILL) -> Fault:
+    """Let the worker that begins with ``rank`` fail."""
+    return Fault(f"w{rank}", step, where, act)
+
+
+class Injector:
+    """Follows one rank's progress and strikes when a fault's place is reached."""
+
+    def __init__(self, faults: list[Fault], before_stop: Callable[[], None]):
+        self._faults = faults
+        self._before_stop = before_stop
+        self.phase = Phase.STARTING
+        self.step = 0
+        self.epoch = EpochId(0, 0)
+
+    def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
+        """The training thread changed its phase."""
+        self.phase, self.step, self.epoch = phase, step, epoch
+        place = {
+            Phase.COMPUTE: Where.IN_MICROBATCH,
+            Phase.OPTIMIZER: Where.IN_OPTIMIZER,
+            Phase.USER: Where.IN_TAIL,
+        }
+        if phase in place:
+            self.reach(place[phase])
+
+    def reach(self, where: Where) -> None:
+        """Strike if a fault lies here. A dropped message shows as a failed collective."""
+        for fault in self._faults:
+            if (fault.where, fault.step) == (where, self.step) and self.epoch.incarnation:
+                self._faults.remove(fault)
+                self._strike(fault.act)
+                return
+
+    def _strike(self, act: Act) -> None:
+        if act is Act.DROP:
+            raise RuntimeError("dropped")
+        if act is Act.STOP:
+            self._before_stop()
+        os.kill(os.getpid(), signal.SIGKILL if act is Act.KILL else signal.SIGSTOP)
+
+
+class FaultyTransport:
+    """A transport that knows where a rank is when it communicates."""
+
+    def __init__(self, inner: Transport, injector: Injector):
+        self._inner = inner
+        self._injector = injector
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """A gradient bucket: during backward, unless it is among the last."""
+        work = self._inner.all_reduce(tensor)
+        if self._injector.phase is Phase.COMPUTE:
+            self._injector.reach(Where.IN_BACKWARD)
+        return work
+
+    def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
+        """A commit record, if it is during commit."""
+        if self._injector.phase is not Phase.COMMUNICATE:
+            return self._inner.all_gather(output, tensor)
+        self._injector.reach(Where.BEFORE_RECORD)
+        work = self._inner.all_gather(output, tensor)
+        return _AfterRecord(work, self._injector)
+
+    def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
+        """Not a place of its own."""
+        return self._inner.all_to_all(output, tensor)
+
+    def send(self, tensor: Tensor, to_rank: int) -> Work:
+        """Healing somebody."""
+        work = self._inner.send(tensor, to_rank)
+        self._injector.reach(Where.IN_HEALING)
+        return work
+
+    def recv(self, tensor: Tensor, from_rank: int) -> Work:
+        """Being healed; struck with half of the state received."""
+        work = self._inner.recv(tensor, from_rank)
+        if tensor.numel() > 1:
+            self._injector.reach(Where.IN_HEALING)
+        return work
+
+    def abort(self) -> None:
+        """Not a place of its own."""
+        self._inner.abort()
+
+
+class _AfterRecord:
+    """The record's all_gather: strikes once this rank has everybody's."""
+
+    def __init__(self, work: Work, injector: Injector):
+        self._work = work
+        self._injector = injector
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = self._work.wait()
+        self._injector.reach(Where.AFTER_RECORD)
+        return done
+
+
+def make_faulty(connect: Connector, injector: Injector) -> Any:
+    """Wrap a connector so that its transports carry faults."""
+    return lambda store, rank, world_size: FaultyTransport(
+        connect(store, rank, world_size), injector
+    )

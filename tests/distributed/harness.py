@@ -1,0 +1,303 @@
+"""Real ranks without Ray: spawn processes, form their epochs, kill some, and keep the books.
+
+The coordinator here is a loop over pipes in the test's own process. It decides with the product's pure
+functions (`decide_move`, `plan_recovery`) and only carries out. Whatever happens in a test, every process
+is killed at its end; one that outlives the test run is killed by the kernel.
+"""
+
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+from tests.distributed.faults import Fault
+from tests.distributed.rank_process import run_rank
+from trainflow.computation.reports import StepReport
+from trainflow.computation.session import Session
+from trainflow.config.job import JobConfig
+from trainflow.coordination.membership import (
+    Candidate,
+    FormEpoch,
+    PauseToGrow,
+    Situation,
+    decide_move,
+    next_members,
+)
+from trainflow.coordination.recovery_plan import plan_recovery
+from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
+
+HOST = "127.0.0.1"
+DEADLINE_S = 60.0
+
+# Forked from a server that has torch loaded: a rank is up in a fraction of a second.
+_processes = get_context("forkserver")
+_processes.set_forkserver_preload(["tests.distributed.rank_process"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be run.
+
+    Attributes:
+        train: the training function; at the top level of a module.
+        job: the job's configuration; ``workers`` says how many there are.
+        faults: what goes wrong, where.
+        late: worker id -> step after which this spare is first seen.
+        num_samples: size of the dataset.
+        extra: what else ``train`` wants to know, by worker id or not.
+    """
+
+    train: Callable[[Session, Any], Any]
+    job: JobConfig
+    faults: tuple[Fault, ...] = ()
+    late: dict[str, int] = field(default_factory=dict)
+    num_samples: int = 1000
+    extra: Any = None
+
+
+@dataclass
+class Outcome:
+    """What became of it.
+
+    Attributes:
+        results: what ``train`` returned, by worker id, of those that got to the end.
+        crashes: what it raised instead: type and message.
+        plans: of every epoch that began.
+        reports: what the members said when they formed it.
+        steps: the report of each committed step, by number.
+        used: committed step -> how often each sample went into it.
+        pids: process ids by worker id.
+        took_s: from the first epoch to the end.
+    """
+
+    results: dict[str, Any] = field(default_factory=dict)
+    crashes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    plans: list[RecoveryPlan] = field(default_factory=list)
+    reports: list[list[MemberReport]] = field(default_factory=list)
+    steps: dict[int, StepReport] = field(default_factory=dict)
+    used: dict[int, Counter[int]] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+    took_s: float = 0.0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who held the ranks at the end."""
+        return self.plans[-1].spec.members
+
+    @property
+    def by_rank(self) -> list[Any]:
+        """Results in the order of ranks."""
+        return [self.results[member] for member in self.members]
+
+    @property
+    def samples(self) -> Counter[int]:
+        """How often each sample was used in the whole run."""
+        return sum(self.used.values(), Counter[int]())
+
+
+class _Worker:
+    """One process, as the coordinator sees it."""
+
+    def __init__(self, worker_id: str, case: Case, directory: Path, *, rehearse: bool):
+        self.worker_id = worker_id
+        self.line, theirs = _processes.Pipe()
+        self.process = _processes.Process(
+            target=run_rank,
+            args=(theirs, worker_id, case, str(directory)),
+            kwargs={"rehearse": rehearse},
+            daemon=True,
+        )
+        self.process.start()
+        theirs.close()
+        self.store_port: int | None = None
+
+    def send(self, *message: Any) -> None:
+        try:
+            self.line.send(message)
+        except OSError:
+            pass  # dead: the end of its line tells the coordinator
+
+    def kill(self) -> None:
+        if self.process.pid is not None:
+            self.process.kill()
+        self.process.join()
+        self.line.close()
+
+
+class Coordinator:
+    """Runs one case to its end."""
+
+    def __init__(self, case: Case, directory: Path):
+        self._case = case
+        workers = case.job.workers
+        self._workers = {
+            f"w{i}": _Worker(f"w{i}", case, directory, rehearse=i >= workers.target)
+            for i in range(workers.target + workers.spares)
+        }
+        self._all = list(self._workers.values())
+        self._outcome = Outcome(pids={w.worker_id: w.process.pid or 0 for w in self._all})
+        self._members: tuple[str, ...] = ()
+        self._forming: EpochSpec | None = None
+        self._answers: dict[str, MemberReport | str] = {}
+        self._broken = self._member_lost = self._pausing = False
+        self._counter = 0
+        self._committed: dict[int, EpochId] = {}
+        self._tries: dict[tuple[int, EpochId], Counter[int]] = defaultdict(Counter)
+
+    def run(self) -> Outcome:
+        """Train to the end; raises AssertionError if that takes too long."""
+        start_s = time.monotonic()
+        try:
+            while not self._is_over():
+                left_s = start_s + DEADLINE_S - time.monotonic()
+                if not self._take_messages(left_s):
+                    self._fail_late()
+                self._advance()
+            for worker in self._workers.values():
+                worker.send("close")
+        finally:
+            for worker in self._all:
+                worker.kill()
+        self._outcome.took_s = time.monotonic() - start_s
+        self._outcome.used = {n: self._tries[n, epoch] for n, epoch in self._committed.items()}
+        return self._outcome
+
+    def _is_over(self) -> bool:
+        done = self._outcome.results.keys() | self._outcome.crashes.keys()
+        return bool(self._members) and self._forming is None and done >= set(self._members)
+
+    def _fail_late(self) -> None:
+        for worker in self._workers.values():
+            os.kill(worker.process.pid or 0, signal.SIGUSR1)  # it prints where its threads are
+        raise AssertionError(
+            f"not done within {DEADLINE_S} s: members {self._members}, forming {self._forming}, "
+            f"answers {self._answers}, steps {sorted(self._committed)}"
+        )
+
+    # What happens
+
+    def _take_messages(self, timeout_s: float) -> bool:
+        lines = {worker.line: worker for worker in self._workers.values()}
+        ready = connection.wait(list(lines), timeout=max(0.0, timeout_s))
+        for line in ready:
+            worker = lines[line]  # type: ignore[index]  # wait returns what it was given
+            try:
+                kind, *content = worker.line.recv()
+            except (EOFError, ConnectionError):
+                self._drop(worker)
+            else:
+                getattr(self, f"_on_{kind}")(worker, *content)
+        return bool(ready)
+
+    def _drop(self, worker: _Worker) -> None:
+        """A worker is dead, or is to be treated so."""
+        self._workers.pop(worker.worker_id, None)
+        assert self._workers, "every process is gone; what they printed says why"
+        if worker.worker_id in self._members and worker.worker_id not in self._outcome.crashes:
+            self._broken = self._member_lost = True
+
+    def _on_ready(self, worker: _Worker, store_port: int) -> None:
+        worker.store_port = store_port
+
+    def _on_stopping(self, worker: _Worker) -> None:
+        self._drop(worker)
+
+    def _on_formed(self, worker: _Worker, epoch: EpochId, answer: MemberReport | str) -> None:
+        if self._forming is not None and epoch == self._forming.epoch:
+            self._answers[worker.worker_id] = answer
+
+    def _on_group_failed(self, worker: _Worker, epoch: EpochId, reason: str) -> None:
+        if self._outcome.plans and epoch == self._outcome.plans[-1].spec.epoch:
+            self._broken = True
+
+    def _on_used(self, _: _Worker, step: int, epoch: EpochId, indices: list[int]) -> None:
+        self._tries[step, epoch].update(indices)
+
+    def _on_committed(self, _: _Worker, step: int, epoch: EpochId) -> None:
+        if epoch == self._outcome.plans[-1].spec.epoch or self._broken:
+            assert self._committed.setdefault(step, epoch) == epoch, f"step {step} committed twice"
+
+    def _on_report(self, _: _Worker, report: StepReport) -> None:
+        self._outcome.steps[report.step] = report
+        if report.pausing and not self._broken and self._forming is None:
+            wanted = next_members(self._members, self._available(), self._case.job.workers.target)
+            self._form(wanted, at_boundary=True)
+
+    def _on_finished(self, worker: _Worker, result: Any) -> None:
+        self._outcome.results[worker.worker_id] = result
+
+    def _on_crashed(self, worker: _Worker, kind: str, text: str) -> None:
+        self._outcome.crashes[worker.worker_id] = (kind, text)
+
+    # What follows
+
+    def _advance(self) -> None:
+        if self._forming is not None:
+            if any(member not in self._workers for member in self._forming.members):
+                self._forming, self._broken = None, True
+            elif len(self._answers) == self._forming.world_size:
+                self._begin(self._forming)
+            else:
+                return
+        if self._is_over() or self._outcome.crashes:
+            return
+        workers = self._case.job.workers
+        situation = Situation(
+            self._members,
+            self._broken,
+            self._available(),
+            workers.minimum,
+            workers.target,
+            self._pausing,
+        )
+        match decide_move(situation):
+            case FormEpoch(members):
+                self._form(members, at_boundary=False)
+            case PauseToGrow():
+                self._pausing = True
+                self._workers[self._members[0]].send("request", Flag.PAUSE)
+            case _:
+                pass
+
+    def _available(self) -> tuple[Candidate, ...]:
+        newest = max(self._committed, default=0)
+        return tuple(
+            Candidate(worker_id, worker_id)
+            for worker_id, worker in self._workers.items()
+            if worker.store_port is not None and newest >= self._case.late.get(worker_id, 0)
+        )
+
+    def _form(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
+        self._counter += 1
+        port = self._workers[members[0]].store_port
+        assert port is not None, "members are ready"
+        self._forming = EpochSpec(EpochId(1, self._counter), members, HOST, port)
+        self._answers = {}
+        for member in members:
+            self._workers[member].send("form", self._forming, at_boundary)
+
+    def _begin(self, spec: EpochSpec) -> None:
+        answers = [self._answers[member] for member in spec.members]
+        self._forming = None
+        if any(isinstance(answer, str) for answer in answers):
+            self._broken = True
+            return
+        plan = plan_recovery(spec, answers, member_lost=self._member_lost)
+        self._committed = {n: e for n, e in self._committed.items() if n <= plan.base.step}
+        assert self._committed.get(plan.base.step, plan.base.epoch) == plan.base.epoch
+        self._members = spec.members
+        self._broken = self._member_lost = self._pausing = False
+        self._outcome.plans.append(plan)
+        self._outcome.reports.append(answers)
+        for member in spec.members:
+            self._workers[member].send("begin", plan)
+
+
+def run_case(case: Case, directory: Path) -> Outcome:
+    """Run a case in processes of its own."""
+    return Coordinator(case, directory).run()
