@@ -69,10 +69,10 @@ test-unit: $(STAMP) ## the tests of plain values; under a minute
 bench: bench-recovery bench-overhead ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
-	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python -m benchmarks.recovery
 
 bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.overhead
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

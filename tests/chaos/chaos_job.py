@@ -1,8 +1,7 @@
-"""The job that the chaos tests kill: small, slow enough to be hit, and it writes down what it used."""
+"""The job that the chaos tests kill: small, slow enough to be hit; writes down what it used."""
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from trainflow import Session
+from trainflow.clock import SYSTEM_CLOCK
 
 NUM_SAMPLES = 5000
 WIDTH = 64
@@ -48,7 +48,7 @@ def train(session: Session, args: Args) -> None:
     for step in session.steps():
         with step:
             for batch in step.microbatches():
-                time.sleep(args.sleep_s)
+                SYSTEM_CLOCK.sleep(args.sleep_s)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
                 if step.number == args.nan_at and session.rank == 1:
                     loss = loss * float("nan")

@@ -2,8 +2,8 @@
 
 import json
 import os
+import shutil
 import signal
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ import psutil
 from ray.util import list_named_actors, placement_group_table
 
 from tests.chaos.chaos_job import NUM_SAMPLES
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
+from trainflow.coordination import names
 from trainflow.coordination.driver import Run, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.data.order import SampleOrder
@@ -62,9 +64,9 @@ class RunUnderTest:
 
     def wait(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Poll the status until it satisfies ``reached``; a coordinator may be restarting."""
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + TIMEOUT_S
         status: dict[str, Any] = {}
-        while time.monotonic() < deadline_s:
+        while SYSTEM_CLOCK.monotonic_s() < deadline_s:
             try:
                 status = self.run.status()
             except UnreachableError:
@@ -73,7 +75,7 @@ class RunUnderTest:
                 return status
             if status["state"] in TERMINAL:
                 raise AssertionError(f"the run ended: {status['state']} {status['ending']}")
-            time.sleep(POLL_S)
+            SYSTEM_CLOCK.sleep(POLL_S)
         raise AssertionError(f"not reached in {TIMEOUT_S} s: {status}")
 
     def wait_training(self, *, step: int, spares: int = 0) -> dict[str, Any]:
@@ -104,6 +106,10 @@ class RunUnderTest:
             os.kill(members[rank]["pid"], with_signal)
         return [members[rank]["pid"] for rank in ranks]
 
+    def empty_shared_memory(self, node_id: str) -> None:
+        """Do what a power cut does, and what killing a simulated node doesn't."""
+        shutil.rmtree(names.stamp_directory(self.run.job_id, node_id))
+
     def final_digests(self) -> set[str]:
         return {path.read_text() for path in self.work_dir.glob("final-*.txt")}
 
@@ -124,8 +130,8 @@ class RunUnderTest:
         }
 
     def _workers(self) -> list[dict[str, Any]]:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline_s:
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + TIMEOUT_S
+        while SYSTEM_CLOCK.monotonic_s() < deadline_s:
             try:
                 return self.run.workers()
             except UnreachableError:
@@ -153,10 +159,10 @@ def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def wait_until(reached: Callable[[], bool], explain: Callable[..., object], *args: Any) -> None:
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + 30.0
     while not reached():
-        assert time.monotonic() < deadline_s, f"still there: {explain(*args)}"
-        time.sleep(POLL_S)
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"still there: {explain(*args)}"
+        SYSTEM_CLOCK.sleep(POLL_S)
 
 
 def _is_alive(pid: int) -> bool:

@@ -80,6 +80,7 @@ def test_node_killed(run: RunUnderTest, undisturbed: str) -> None:
     assert len(lost) == 1, "members were not spread over nodes"
     node = next(node for node in run.cluster.nodes if node.host == before[2]["host"])
     node.kill()
+    run.empty_shared_memory(before[2]["node_id"])
     run.wait_recovered()
     after = run.pids()
     assert (after[0], after[1]) == (before[0]["pid"], before[1]["pid"])

@@ -8,16 +8,20 @@ Process: every rank.  Thread: training.
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.transport import Connector, Transport, Work
 from trainflow.epochs import EpochId, Phase
+
+WAIT_S = 20.0
 
 
 class Where(StrEnum):
@@ -42,32 +46,42 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """``worker_id`` fails at ``where`` in ``step``; in healing, the step is the last committed one."""
+    """``worker_id`` fails at ``where`` in ``step``; in healing, the step is the last committed one.
+
+    ``once_applied`` names workers that have applied that step before anything happens.
+    """
 
     worker_id: str
     step: int
     where: Where
     act: Act = Act.KILL
+    once_applied: tuple[str, ...] = ()
 
 
-def fail_at(rank: int, step: int, where: Where, act: Act = Act.KILL) -> Fault:
+def fail_at(
+    rank: int, step: int, where: Where, act: Act = Act.KILL, *, once_applied: tuple[int, ...] = ()
+) -> Fault:
     """Let the worker that begins with ``rank`` fail."""
-    return Fault(f"w{rank}", step, where, act)
+    return Fault(f"w{rank}", step, where, act, tuple(f"w{other}" for other in once_applied))
 
 
 class Injector:
     """Follows one rank's progress and strikes when a fault's place is reached."""
 
-    def __init__(self, faults: list[Fault], before_stop: Callable[[], None]):
-        self._faults = faults
-        self._before_stop = before_stop
+    def __init__(self, worker_id: str, faults: Sequence[Fault], directory: Path):
+        self._worker_id = worker_id
+        self._faults = [fault for fault in faults if fault.worker_id == worker_id]
+        self._directory = directory
         self.phase = Phase.STARTING
         self.step = 0
         self.epoch = EpochId(0, 0)
 
     def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
         """The training thread changed its phase."""
+        applied = self.phase is Phase.OPTIMIZER and phase is Phase.USER
         self.phase, self.step, self.epoch = phase, step, epoch
+        if applied and self.is_real:
+            self._mark(step, self._worker_id).touch()
         place = {
             Phase.COMPUTE: Where.IN_MICROBATCH,
             Phase.OPTIMIZER: Where.IN_OPTIMIZER,
@@ -79,17 +93,28 @@ class Injector:
     def reach(self, where: Where) -> None:
         """Strike if a fault lies here. A dropped message shows as a failed collective."""
         for fault in self._faults:
-            if (fault.where, fault.step) == (where, self.step) and self.epoch.incarnation:
+            if (fault.where, fault.step) == (where, self.step) and self.is_real:
                 self._faults.remove(fault)
-                self._strike(fault.act)
+                self._strike(fault)
                 return
 
-    def _strike(self, act: Act) -> None:
-        if act is Act.DROP:
+    @property
+    def is_real(self) -> bool:
+        """Whether this is an epoch of the run, and no rehearsal."""
+        return self.epoch.incarnation > 0
+
+    def _strike(self, fault: Fault) -> None:
+        marks = [self._mark(fault.step, worker_id) for worker_id in fault.once_applied]
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+        while not all(mark.exists() for mark in marks):
+            assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"nobody made {marks}"
+            SYSTEM_CLOCK.sleep(0.002)
+        if fault.act is Act.DROP:
             raise RuntimeError("dropped")
-        if act is Act.STOP:
-            self._before_stop()
-        os.kill(os.getpid(), signal.SIGKILL if act is Act.KILL else signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL if fault.act is Act.KILL else signal.SIGSTOP)
+
+    def _mark(self, step: int, worker_id: str) -> Path:
+        return self._directory / f"{worker_id}-applied-{step}"
 
 
 class FaultyTransport:

@@ -17,9 +17,11 @@ from typing import Any
 
 from tests.distributed.faults import Fault
 from tests.distributed.rank_process import run_rank
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.computation.session import Session
+from trainflow.computation.stamps import read_stamp
 from trainflow.config.job import JobConfig
+from trainflow.coordination.hang_detection import Progress, judge_progress
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
@@ -33,10 +35,12 @@ from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPla
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
+HANG_TIMEOUT_S = 4.0
+LOOK_EVERY_S = 0.2
 
 # Forked from a server that has torch loaded: a rank is up in a fraction of a second.
 _processes = get_context("forkserver")
-_processes.set_forkserver_preload(["tests.distributed.rank_process"])
+_processes.set_forkserver_preload(["trainflow.computation.session", "torch._dynamo"])
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Outcome:
     Attributes:
         results: what ``train`` returned, by worker id, of those that got to the end.
         crashes: what it raised instead: type and message.
+        hung: the evidence against those that were left behind.
         plans: of every epoch that began.
         reports: what the members said when they formed it.
         steps: the report of each committed step, by number.
@@ -77,6 +82,7 @@ class Outcome:
 
     results: dict[str, Any] = field(default_factory=dict)
     crashes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    hung: dict[str, str] = field(default_factory=dict)
     plans: list[RecoveryPlan] = field(default_factory=list)
     reports: list[list[MemberReport]] = field(default_factory=list)
     steps: dict[int, StepReport] = field(default_factory=dict)
@@ -103,13 +109,14 @@ class Outcome:
 class _Worker:
     """One process, as the coordinator sees it."""
 
-    def __init__(self, worker_id: str, case: Case, directory: Path, *, rehearse: bool):
+    def __init__(self, worker_id: str, case: Case, directory: Path, *, is_spare: bool):
         self.worker_id = worker_id
+        self.is_spare = is_spare
         self.line, theirs = _processes.Pipe()
         self.process = _processes.Process(
             target=run_rank,
             args=(theirs, worker_id, case, str(directory)),
-            kwargs={"rehearse": rehearse},
+            kwargs={"rehearse": is_spare},
             daemon=True,
         )
         self.process.start()
@@ -134,9 +141,10 @@ class Coordinator:
 
     def __init__(self, case: Case, directory: Path):
         self._case = case
+        self._directory = directory
         workers = case.job.workers
         self._workers = {
-            f"w{i}": _Worker(f"w{i}", case, directory, rehearse=i >= workers.target)
+            f"w{i}": _Worker(f"w{i}", case, directory, is_spare=i >= workers.target)
             for i in range(workers.target + workers.spares)
         }
         self._all = list(self._workers.values())
@@ -154,9 +162,10 @@ class Coordinator:
         start_s = time.monotonic()
         try:
             while not self._is_over():
-                left_s = start_s + DEADLINE_S - time.monotonic()
-                if not self._take_messages(left_s):
+                if time.monotonic() > start_s + DEADLINE_S:
                     self._fail_late()
+                self._take_messages()
+                self._judge_hangs()
                 self._advance()
             for worker in self._workers.values():
                 worker.send("close")
@@ -181,18 +190,31 @@ class Coordinator:
 
     # What happens
 
-    def _take_messages(self, timeout_s: float) -> bool:
+    def _take_messages(self) -> None:
         lines = {worker.line: worker for worker in self._workers.values()}
-        ready = connection.wait(list(lines), timeout=max(0.0, timeout_s))
-        for line in ready:
-            worker = lines[line]  # type: ignore[index]  # wait returns what it was given
+        for line in connection.wait(list(lines), timeout=LOOK_EVERY_S):
+            worker = lines[line]
             try:
                 kind, *content = worker.line.recv()
             except (EOFError, ConnectionError):
                 self._drop(worker)
             else:
                 getattr(self, f"_on_{kind}")(worker, *content)
-        return bool(ready)
+
+    def _judge_hangs(self) -> None:
+        """Leave a hung worker behind, but alive: it must not hold anybody up."""
+        progress: dict[str, Progress] = {}
+        now_s = time.monotonic()
+        for worker_id in self._workers:
+            stamp = read_stamp(self._directory / worker_id)
+            if stamp is not None:
+                ages_s = now_s - stamp.progress_at_s, now_s - stamp.pulse_at_s
+                progress[worker_id] = Progress(
+                    stamp.pid, stamp.step, stamp.epoch, stamp.phase, *ages_s
+                )
+        for worker_id, evidence in judge_progress(progress, HANG_TIMEOUT_S).hung.items():
+            self._outcome.hung[worker_id] = evidence
+            self._drop(self._workers[worker_id])
 
     def _drop(self, worker: _Worker) -> None:
         """A worker is dead, or is to be treated so."""
@@ -203,9 +225,6 @@ class Coordinator:
 
     def _on_ready(self, worker: _Worker, store_port: int) -> None:
         worker.store_port = store_port
-
-    def _on_stopping(self, worker: _Worker) -> None:
-        self._drop(worker)
 
     def _on_formed(self, worker: _Worker, epoch: EpochId, answer: MemberReport | str) -> None:
         if self._forming is not None and epoch == self._forming.epoch:
@@ -222,7 +241,9 @@ class Coordinator:
         if epoch == self._outcome.plans[-1].spec.epoch or self._broken:
             assert self._committed.setdefault(step, epoch) == epoch, f"step {step} committed twice"
 
-    def _on_report(self, _: _Worker, report: StepReport) -> None:
+    def _on_report(self, _: _Worker, report: StepReport | EvaluationReport) -> None:
+        if not isinstance(report, StepReport):
+            return
         self._outcome.steps[report.step] = report
         if report.pausing and not self._broken and self._forming is None:
             wanted = next_members(self._members, self._available(), self._case.job.workers.target)
@@ -244,7 +265,7 @@ class Coordinator:
                 self._begin(self._forming)
             else:
                 return
-        if self._is_over() or self._outcome.crashes:
+        if self._is_over() or self._outcome.crashes or not self._is_ready():
             return
         workers = self._case.job.workers
         situation = Situation(
@@ -269,8 +290,14 @@ class Coordinator:
         return tuple(
             Candidate(worker_id, worker_id)
             for worker_id, worker in self._workers.items()
-            if worker.store_port is not None and newest >= self._case.late.get(worker_id, 0)
+            if worker.store_port is not None
+            and newest >= self._case.late.get(worker_id, 0)
+            and (self._members or not worker.is_spare)
         )
+
+    def _is_ready(self) -> bool:
+        """Nothing begins before every worker is warm, so that a spare is there when it is needed."""
+        return all(worker.store_port is not None for worker in self._workers.values())
 
     def _form(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
         self._counter += 1

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from tests.distributed.faults import Fault, Injector, make_faulty
+from tests.distributed.faults import Injector, make_faulty
 from tests.distributed.training import Samples
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, connect_group
@@ -67,7 +67,8 @@ class RecordingStamps(StampWriter):
 
     def stamp(self, phase: Phase, *, step: int, epoch: EpochId, sequence: int) -> None:
         super().stamp(phase, step=step, epoch=epoch, sequence=sequence)
-        if phase is Phase.USER and self._injector.phase is Phase.OPTIMIZER and epoch.incarnation:
+        applied = phase is Phase.USER and self._injector.phase is Phase.OPTIMIZER
+        if applied and epoch.incarnation:
             self._line.send("committed", step, epoch)
         self._injector.enter(phase, step, epoch)
 
@@ -83,7 +84,7 @@ class RecordingFeed(DataFeed):
     def read(self, microbatch: Microbatch) -> Batch:
         batch = super().read(microbatch)
         where = self._injector
-        if where.epoch.incarnation:
+        if where.is_real:
             self._line.send("used", where.step, where.epoch, list(batch.indices))
         return batch
 
@@ -98,8 +99,7 @@ def run_rank(
         HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
     line = Line(connection)
-    mine: list[Fault] = [fault for fault in case.faults if fault.worker_id == worker_id]
-    injector = Injector(mine, before_stop=lambda: line.send("stopping"))
+    injector = Injector(worker_id, case.faults, Path(directory))
     gate = _make_gate(worker_id, line, injector)
     stamps = RecordingStamps(Path(directory) / worker_id, line, injector)
     threading.Thread(target=_serve, args=(line, gate), daemon=True).start()

@@ -87,7 +87,9 @@ def test_the_rank_that_heals_another_dies(run: Run, undisturbed):
 
 @pytest.mark.parametrize("laggard", [0, 1, 2])
 def test_a_rank_that_missed_the_commit_heals_to_the_newer_state(run: Run, undisturbed, laggard):
-    outcome = run(train, fail_at(laggard, 4, Where.AFTER_RECORD, Act.DROP))
+    others = tuple({0, 1, 2} - {laggard})
+    fault = fail_at(laggard, 4, Where.AFTER_RECORD, Act.DROP, once_applied=others)
+    outcome = run(train, fault)
     assert_as_undisturbed(outcome, undisturbed)
     assert_disagreed(outcome, 1, {3, 4})
     assert outcome.plans[1].base.step == 4
@@ -95,14 +97,16 @@ def test_a_rank_that_missed_the_commit_heals_to_the_newer_state(run: Run, undist
 
 
 def test_one_applied_one_missed_it_and_one_died_half_applied(run: Run, undisturbed):
-    faults = fail_at(0, 4, Where.IN_OPTIMIZER), fail_at(2, 4, Where.AFTER_RECORD, Act.DROP)
-    outcome = run(train, *faults, spares=1)
+    dirty = fail_at(0, 4, Where.IN_OPTIMIZER, once_applied=(1,))
+    laggard = fail_at(2, 4, Where.AFTER_RECORD, Act.DROP, once_applied=(1,))
+    outcome = run(train, dirty, laggard, spares=1)
     assert_as_undisturbed(outcome, undisturbed)
     assert_disagreed(outcome, 1, {3, 4})
 
 
 def test_the_only_rank_that_applied_dies_and_the_step_is_done_again(run: Run, undisturbed):
-    dropped = [fail_at(rank, 4, Where.AFTER_RECORD, Act.DROP) for rank in (1, 2)]
+    place = (4, Where.AFTER_RECORD, Act.DROP)
+    dropped = [fail_at(rank, *place, once_applied=(0,)) for rank in (1, 2)]
     outcome = run(train, fail_at(0, 4, Where.IN_TAIL), *dropped, spares=1)
     assert_as_undisturbed(outcome, undisturbed)
     assert outcome.plans[1].base.step == 3
@@ -118,10 +122,14 @@ def test_buffers_that_forward_changed_are_put_back(run: Run, undisturbed):
 def test_survivors_see_the_step_again_with_its_number_of_tries(run: Run, undisturbed):
     outcome = run(train, fail_at(1, 4, Where.IN_MICROBATCH), spares=1)
     tries = outcome.results["w0"]["tries"]
-    assert tries == [(1, 0), (2, 0), (3, 0), (3, 0), (4, 1), (5, 0), (6, 0), (7, 0), (8, 0)]
+    tail_of_3 = (3, 0)  # the lost rank may not have run it to its end
+    assert tries[:6] == [(1, 0), (2, 0), (3, 0), (4, 0), tail_of_3, (4, 1)]
+    assert tries[6:] == [(5, 0), (6, 0), (7, 0), (8, 0)]
 
 
 def test_a_stopped_peer_is_left_behind_at_once(run: Run, undisturbed):
     outcome = run(train, fail_at(1, 4, Where.IN_BACKWARD, Act.STOP), spares=1)
     assert_as_undisturbed(outcome, undisturbed)
-    assert all(report.freed_s < 5.0 for report in outcome.reports[1])
+    assert all(report.freed_s < 2.0 for report in outcome.reports[1])
+    assert outcome.hung.keys() == {"w1"}
+    assert "has not run" in outcome.hung["w1"]

@@ -120,7 +120,6 @@ class Recorder:
         session.register("average", self.average, on_commit=self.average.update)
 
     def commit(self, step: Step) -> None:
-        self.tries.append((step.number, step.retry))
         done = step.commit()
         self.commits[done.number] = done
         self.tails.append(done.number)
@@ -143,6 +142,7 @@ def train(session: Session, _: Any = None) -> dict[str, Any]:
     run = Recorder(session)
     for step in session.steps():
         with step:
+            run.tries.append((step.number, step.retry))
             for batch in step.microbatches():
                 step.backward(mean_loss(run.model, batch), weight=batch.num_targets)
             run.commit(step)

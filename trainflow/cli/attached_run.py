@@ -61,6 +61,7 @@ class AttachedRun:
             KeyboardInterrupt: a second signal came.
         """
         while True:
+            self.require_cluster()
             try:
                 self._pass_stop_on()
                 status = self._look()
@@ -88,7 +89,6 @@ class AttachedRun:
 
     def _bear_silence(self, error: UnreachableError) -> None:
         """Raise ``error``, unless the coordinator may still come back."""
-        self.require_cluster()
         now_s = self.clock.monotonic_s()
         if self._silent_since_s is None:
             self._silent_since_s = now_s

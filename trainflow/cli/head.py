@@ -17,12 +17,14 @@ from pathlib import Path
 
 import psutil
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
 from trainflow.coordination.local_cluster import LocalCluster
-from trainflow.errors import ConflictError
+from trainflow.errors import ConflictError, CoordinationError
 
 _END_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.05
 _START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
 
 
@@ -54,9 +56,16 @@ class HeadRecord:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             is_same = abs(process.create_time() - self.started_at_s) < _START_TIME_TOLERANCE_S
-            if is_same and process.status() != psutil.STATUS_ZOMBIE:
+            if is_same and _is_alive(process):
                 return process
         return None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Tell whether a process runs; one whose parent has yet to take note of its end doesn't."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def locate_record() -> Path:
@@ -119,16 +128,31 @@ def forget_head(record: HeadRecord) -> None:
 
 
 def end_head(record: HeadRecord) -> None:
-    """End a head that another process has started, and all that runs on it."""
-    if process := record.find_process():
-        tree = [*process.children(recursive=True), process]
-        process.terminate()
-        _, alive = psutil.wait_procs(tree, timeout=_END_WITHIN_S)
-        for survivor in alive:
+    """Kill a head that another process has started, and all that runs on it.
+
+    Asked to end in order, Ray would wait for workers that train.
+
+    Raises:
+        CoordinationError: a process can't be killed.
+    """
+    if head := record.find_process():
+        tree = [head, *head.children(recursive=True)]
+        for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
-                survivor.kill()
-        psutil.wait_procs(alive, timeout=_END_WITHIN_S)
+                process.kill()
+        _wait_ended(tree)
     forget_head(record)
+
+
+def _wait_ended(processes: list[psutil.Process]) -> None:
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + _END_WITHIN_S
+    while alive := [process.pid for process in processes if _is_alive(process)]:
+        if SYSTEM_CLOCK.monotonic_s() > deadline_s:
+            raise CoordinationError(
+                f"head: got processes {alive} {_END_WITHIN_S:.0f} s after they were killed; "
+                "expected none; look what holds them, and run `trainflow down` again"
+            )
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 
 @contextlib.contextmanager

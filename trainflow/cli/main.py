@@ -68,9 +68,10 @@ def run(job_file: JobFile, overrides: Overrides = None, address: Address = None)
     SIGTERM stop the run at the next step boundary.
     """
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
-    from trainflow.cli.run_command import run_job  # noqa: PLC0415
 
     checked = check_job(job_file, overrides or [])
+    from trainflow.cli.run_command import run_job  # noqa: PLC0415  a bad job needs no Ray
+
     raise typer.Exit(run_job(checked.config, address))
 
 
@@ -135,9 +136,10 @@ def stop(job_id: JobId = None, address: Address = None) -> None:
 
 @app.command()
 def down() -> None:
-    """End this machine's own head, and every run on it.
+    """Kill this machine's own head, and every run on it.
 
-    `trainflow run` does so itself, unless it was killed.
+    `trainflow run` ends it itself, unless it was killed. A run that still goes on is better
+    stopped first, by `trainflow stop`.
     """
     from trainflow.cli.head import end_head, read_head  # noqa: PLC0415
 

@@ -4,7 +4,7 @@ Process: driver.  Thread: main.  Blocks: until the run has ended.
 """
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import typer
@@ -93,8 +93,7 @@ def _run_on(cluster: ReachedCluster, job: JobConfig, signals: StopSignals) -> in
             run, Progress.of(job), display, signals, SYSTEM_CLOCK, require_cluster=cluster.require
         )
         status = attached.follow()
-    with suppress(UnreachableError):  # then it goes by itself, a while later
-        run.retire()
+    run.retire()
     return conclude(status)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from trainflow.communication.group import Group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate
-from trainflow.computation.reports import ReportStep
+from trainflow.computation.reports import Report
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import JobConfig
 
@@ -25,7 +25,7 @@ class RankContext:
         feed: the samples.
         gate: where epochs come from.
         stamps: where progress is shown.
-        report: takes a report of each committed step; must not block.
+        report: takes a report of each committed step and evaluation; must not block.
         rehearsal: a group of this rank alone, to run one step in for nothing, so that the first
             real one finds all code loaded and all memory touched; None to go without.
     """
@@ -37,5 +37,5 @@ class RankContext:
     feed: DataFeed
     gate: EpochGate
     stamps: StampWriter
-    report: ReportStep
+    report: Report
     rehearsal: Group | None

@@ -62,4 +62,19 @@ class StepReport:
     joined: Joined | None = None
 
 
-ReportStep = Callable[[StepReport], None]
+@dataclass(frozen=True)
+class EvaluationReport:
+    """A value over the validation data, the same on every rank; told by rank 0.
+
+    Attributes:
+        step: after whose commit it was taken.
+        name: what the training function calls it.
+        value: weighted mean over all ranks' batches.
+    """
+
+    step: int
+    name: str
+    value: float
+
+
+Report = Callable[[StepReport | EvaluationReport], None]

@@ -4,7 +4,6 @@ Process: every rank.  Thread: training.  Ranks: every rank runs the same trainin
 waits in ``steps`` until it is given a rank.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -25,7 +24,7 @@ from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.healing import heal
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import Joined, StepReport
+from trainflow.computation.reports import EvaluationReport, Joined, StepReport
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.step import Step
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
@@ -33,8 +32,6 @@ from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
 from trainflow.epochs import EpochId, Flag, Phase, Version
 from trainflow.errors import GroupMismatchError, TrainingError
-
-logger = logging.getLogger(__name__)
 
 INITIAL_VERSION = Version(0, EpochId(0, 0))
 
@@ -59,6 +56,7 @@ class Session:
         self._tail_done = True
         self._finished = False
         self._pausing = False
+        self._tried = 0
         self._retry = 0
         self._joined: Joined | None = None
         seed_everything(context.job.training.seed)
@@ -179,9 +177,8 @@ class Session:
         """
         group = self._require_group("evaluate")
         value = evaluate(self._context, self._state, group, fn)
-        logger.info(
-            "step %d: %s %.5f", self._state.version.step if self._state.version else 0, name, value
-        )
+        if group.rank == 0 and self._state.version is not None:
+            self._context.report(EvaluationReport(self._state.version.step, name, value))
         return value
 
     def steps(self) -> Iterator[Step]:
@@ -193,7 +190,9 @@ class Session:
             raise TrainingError("steps: got no model, expected session.prepare(...) before it")
         self._sealed = True
         if self._context.rehearsal is not None:
-            yield from self._present(StepMode.REHEARSAL, self._context.rehearsal)
+            self._group = self._context.rehearsal
+            yield from self._present(StepMode.REHEARSAL, self._group)
+            self._group = None
         else:
             self._state.version = INITIAL_VERSION
         while not self._finished:
@@ -220,11 +219,18 @@ class Session:
         """Yield one step and see to what became of it."""
         transaction = Transaction(self._context, self._state, group, mode)
         self._tail_done = mode is StepMode.REHEARSAL
-        yield Step(transaction.number, self._retry, mode, transaction)
+        yield Step(transaction.number, self._count_try(transaction.number, mode), mode, transaction)
         self._tail_done = transaction.left_whole
-        self._retry = 0 if transaction.outcome else self._retry + 1
         if mode is StepMode.LIVE and transaction.outcome is not None:
             self._after_commit(transaction, group)
+
+    def _count_try(self, number: int, mode: StepMode) -> int:
+        """Return how often this step was abandoned before; a tail or a rehearsal is no try."""
+        if mode is not StepMode.LIVE:
+            return 0
+        self._retry = self._retry + 1 if number == self._tried else 0
+        self._tried = number
+        return self._retry
 
     def _after_commit(self, transaction: Transaction, group: Group) -> None:
         outcome = transaction.outcome
@@ -264,8 +270,10 @@ class Session:
         assignment = self._context.gate.park(standing)
         group, plan = assignment.group, assignment.plan
         self._group, self._pausing = group, False
+        if plan.replay_tail:
+            self._tail_done = False
         self._stamp(Phase.HEALING)
-        healed = heal(self._state, plan, group, self.device) and self._same_layout(group)
+        healed = self._same_layout(group) and heal(self._state, plan, group, self.device)
         if not healed:
             return
         self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from trainflow.epochs import EpochId, Phase
 
-_LAYOUT = struct.Struct("<qqqqqqdd")
-_PULSE_OFFSET = _LAYOUT.size - 8
+_LAYOUT = struct.Struct("=qqqqqqdd")
+_PROGRESS, _PULSE = 6, 7
 _PHASES = tuple(Phase)
 PULSE_INTERVAL_S = 0.1
 
@@ -51,9 +51,11 @@ class StampWriter:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, _LAYOUT.size)
-            self._map = mmap.mmap(descriptor, _LAYOUT.size)
+            page = memoryview(mmap.mmap(descriptor, _LAYOUT.size))
         finally:
             os.close(descriptor)
+        # Assigned one by one: struct.pack_into clears all fields before it writes them.
+        self._numbers, self._times = page.cast("q"), page.cast("d")
         self._closed = threading.Event()
         self.stamp(Phase.STARTING, step=0, epoch=EpochId(0, 0), sequence=0)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
@@ -61,9 +63,11 @@ class StampWriter:
 
     def stamp(self, phase: Phase, *, step: int, epoch: EpochId, sequence: int) -> None:
         """Record that the training thread enters ``phase``."""
-        now_s = time.monotonic()
+        # The time first: nobody may see the new phase with the age of the old one.
+        self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
         fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
-        _LAYOUT.pack_into(self._map, 0, *fields, _PHASES.index(phase), now_s, now_s)
+        for index, value in enumerate((*fields, _PHASES.index(phase))):
+            self._numbers[index] = value
 
     def close(self) -> None:
         """Stop the pulse and remove the file."""
@@ -73,7 +77,7 @@ class StampWriter:
 
     def _beat(self) -> None:
         while not self._closed.wait(PULSE_INTERVAL_S):
-            struct.pack_into("<d", self._map, _PULSE_OFFSET, time.monotonic())
+            self._times[_PULSE] = time.monotonic()
 
 
 def read_stamp(path: Path) -> Stamp | None:

@@ -29,6 +29,8 @@ from trainflow.errors import TooManySkippedStepsError, TrainingError
 
 logger = logging.getLogger(__name__)
 
+_BEFORE_ALL = -1  # in place of a microbatch: random numbers drawn before the first one
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,6 +66,7 @@ class Transaction:
 
     def enter(self) -> None:
         """Note what an abandoned try must put back, and forget old gradients."""
+        seed_everything(derive_seed(self._context.job.training.seed, self.number, _BEFORE_ALL))
         if self._mode is not StepMode.TAIL:
             self._start = StepStart.capture(self._state)
             for model in self._state.models.values():

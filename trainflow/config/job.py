@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
-    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -104,11 +102,6 @@ class ResourcesConfig(Section):
     """GPUs reserved for one worker; 0 trains on the CPU."""
 
 
-def _target_when_null(maximum: object, info: ValidationInfo) -> object:
-    """Stand in ``target`` for an absent maximum; 1 where target itself has been refused."""
-    return info.data.get("target", 1) if maximum is None else maximum
-
-
 class WorkersConfig(Section):
     """How many processes train, and how many stand by."""
 
@@ -117,11 +110,6 @@ class WorkersConfig(Section):
 
     target: PositiveInt
     """Workers that training starts with, and returns to after losses."""
-
-    maximum: Annotated[PositiveInt, BeforeValidator(_target_when_null)] = Field(
-        default=None, validate_default=True
-    )
-    """Most workers that the job grows to when capacity is offered; ``target`` when null."""
 
     spares: NonNegativeInt = 0
     """Warm workers beyond the target, each ready to take a dead worker's rank."""
@@ -252,10 +240,6 @@ def _world_conflicts(workers: WorkersConfig) -> list[Problem]:
         expected = f"at most workers.target = {workers.target}"
         change = "lower it or raise workers.target"
         problems.append(Problem("workers.minimum", str(workers.minimum), expected, change))
-    if workers.maximum < workers.target:
-        expected = f"at least workers.target = {workers.target}"
-        change = "raise it, lower workers.target, or leave it out"
-        problems.append(Problem("workers.maximum", str(workers.maximum), expected, change))
     return problems
 
 

@@ -66,8 +66,8 @@ async def adopt(job_id: str, pool: WorkerPool, nodes: NodeWatch, control: EpochC
     for description in descriptions:
         if description.ready:
             pool.describe(description)
-        if description.standing is not None and description.worker_id in pool.entries:
-            pool.entries[description.worker_id].finished = description.standing.finished
+        if description.standing is not None and description.standing.finished:
+            control.on_finished(description.worker_id)
     _take_over_epoch(descriptions, control)
     answered = {description.worker_id for description in descriptions}
     occupied = {entry.bundle for entry in pool.entries.values()}

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.epoch_control import EpochControl
@@ -59,7 +59,7 @@ class Coordinator:
             on_stillborn=self._on_raised,
         )
         self._control = EpochControl(
-            self._job, self._pool, self._record, SYSTEM_CLOCK, fail=self._end
+            self._job, self._pool, self._record, SYSTEM_CLOCK, fail=self._end, spend=self._spend
         )
         failures = self._job.failures
         self._budget = FailureBudget(failures.max_failures, failures.window_s)
@@ -82,6 +82,8 @@ class Coordinator:
                     self._control.advance()
                 case StepReport():
                     self._control.on_step(message)
+                case EvaluationReport():
+                    self._record.add_evaluation(message)
                 case GroupFailed(epoch, reason):
                     self._control.on_group_failed(worker_id, epoch, reason)
                 case Finished():
@@ -89,9 +91,11 @@ class Coordinator:
                 case Crashed(traceback):
                     self._on_raised(worker_id, traceback)
 
-    async def heartbeat(self, node_id: str, progress: dict[str, Progress]) -> HeartbeatReply:
-        """Take a Keeper's heartbeat."""
-        self._nodes.hear(node_id, progress)
+    async def heartbeat(
+        self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool
+    ) -> HeartbeatReply:
+        """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
+        self._nodes.hear(node_id, progress, knows_peers=knows_peers)
         self._judge_hangs()
         return HeartbeatReply(self._control.incarnation, self._hang_timeout_s())
 
@@ -132,6 +136,17 @@ class Coordinator:
     # The run's life
 
     async def _live(self) -> None:
+        ending = self._record.read_ending()
+        if ending is None:
+            ending = await self._run()
+        self._end(ending)
+        self._state = ending.state
+        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
+        await asyncio.sleep(_ACKNOWLEDGE_S)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _run(self) -> Ending:
+        """Open the run, wait for its end, and clean up."""
         try:
             await self._open()
         except TrainFlowError as error:
@@ -142,9 +157,7 @@ class Coordinator:
         self._start(self._tick())
         ending = await self._ending
         await self._close(ending)
-        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
-        await asyncio.sleep(_ACKNOWLEDGE_S)
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        return ending
 
     async def _open(self) -> None:
         if self._pool.find_group():
@@ -156,6 +169,8 @@ class Coordinator:
                 self._on_gone(worker_id, "it did not answer the new coordinator")
             for bundle in estate.vacant:
                 self._start(self._respawn(bundle))
+            if self._control.all_finished():
+                self._end(SUCCESS)
         else:
             self._record.add_event("submitted", f"job {self._job_id}")
             self._control.designated = await launch_workers(
@@ -169,9 +184,7 @@ class Coordinator:
         await self._pool.close(_CLOSE_WITHIN_S)
         await self._nodes.close(_CLOSE_WITHIN_S)
         self._record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
-        result = {"job_id": self._job_id, "state": str(ending.state), "reason": ending.reason}
-        self._record.write_result(result | {"exit_code": ending.exit_code})
-        self._state = ending.state
+        self._record.write_ending(self._job_id, ending)
 
     async def _tick(self) -> None:
         while not self._ending.done():
@@ -209,14 +222,18 @@ class Coordinator:
         if entry.description is not None:
             node_id = entry.description.node_id
             self._nodes.fence(self._control.incarnation, node_id, worker_id)
-        if self._budget.spend(SYSTEM_CLOCK.monotonic_s()):
-            reason = (
-                f"more than failures.max_failures = {self._budget.limit} failures; last: {text}"
-            )
-            self._end(Ending(RunState.FAILED, reason, 1))
+        if self._spend(text):
             return
         self._control.on_gone(entry, text)
         self._start(self._respawn(entry.bundle))
+
+    def _spend(self, text: str) -> bool:
+        """Count a failure; ends the run, and returns True, if that was one too many."""
+        if not self._budget.spend(SYSTEM_CLOCK.monotonic_s()):
+            return False
+        limit = f"failures.max_failures = {self._budget.limit}"
+        self._end(Ending(RunState.FAILED, f"more than {limit} failures; last: {text}", 1))
+        return True
 
     def _on_raised(self, worker_id: str, traceback: str) -> None:
         """The job's own code raised: on any other worker it would again."""
@@ -225,9 +242,7 @@ class Coordinator:
         self._end(Ending(RunState.FAILED, f"{who} raised:\n{traceback}", 1))
 
     def _on_finished(self, worker_id: str) -> None:
-        entry = self._pool.entries.get(worker_id)
-        if entry is not None:
-            entry.finished = True
+        self._control.on_finished(worker_id)
         if self._control.all_finished():
             self._end(SUCCESS)
 
@@ -237,6 +252,9 @@ class Coordinator:
         for worker_id, evidence in verdict.hung.items():
             self._record.add_event("hang", f"{worker_id}: {evidence}", worker=worker_id)
             self._on_gone(worker_id, f"hung: {evidence}")
+        members = self._nodes.progress_of(set(self._control.members))
+        if judge_progress(members, self._hang_timeout_s()).deadlocked:
+            self._control.break_epoch(self._control.epoch, "every member waits for another")
 
     def _hang_timeout_s(self) -> float:
         configured = self._job.failures.hang_timeout_s

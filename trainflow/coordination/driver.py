@@ -103,7 +103,8 @@ class Run:
     def retire(self) -> None:
         """Let the coordinator go, once its ending has been read; it may already be gone."""
         with contextlib.suppress(RayError):
-            ray.get(self._coordinator.retire.options(max_task_retries=0).remote())
+            answer = self._coordinator.retire.options(max_task_retries=0).remote()
+            ray.get(answer, timeout=_ANSWER_WITHIN_S)
 
     def coordinator_pid(self) -> int:
         """Return the pid of the coordinator's process."""

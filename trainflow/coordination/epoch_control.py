@@ -54,6 +54,7 @@ class EpochControl:
         clock: Clock,
         *,
         fail: Callable[[Ending], None],
+        spend: Callable[[str], bool],
     ):
         self.incarnation = 0
         self.members: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class EpochControl:
         self._record = record
         self._clock = clock
         self._fail = fail
+        self._spend = spend
         self._is_open = False
         self._broken = False
         self._member_lost = False
@@ -76,6 +78,7 @@ class EpochControl:
         self._forming: asyncio.Task[None] | None = None
         self._forming_members: tuple[str, ...] = ()
         self._settled = asyncio.Event()
+        self._finished: set[str] = set()
 
     @property
     def state(self) -> RunState:
@@ -97,8 +100,11 @@ class EpochControl:
 
     def all_finished(self) -> bool:
         """Whether every member's training function has returned."""
-        present = [self._pool.entries.get(member) for member in self.members]
-        return bool(present) and all(entry is None or entry.finished for entry in present)
+        return bool(self.members) and self._finished.issuperset(self.members)
+
+    def on_finished(self, worker_id: str) -> None:
+        """A member's training function has returned after the last step."""
+        self._finished.add(worker_id)
 
     def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
         """Continue an epoch that an earlier coordinator formed."""
@@ -124,7 +130,7 @@ class EpochControl:
 
     def on_gone(self, entry: WorkerEntry, text: str) -> None:
         """A worker was lost."""
-        if entry.worker_id in self.members and not entry.finished:
+        if entry.worker_id in self.members and entry.worker_id not in self._finished:
             self._broken = self._member_lost = True
             self._notice(text)
         self.advance()
@@ -133,7 +139,7 @@ class EpochControl:
         """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
         if epoch == self.epoch and not self._broken:
             text = f"a collective failed on {worker_id}: {reason[:200]}"
-            asyncio.get_running_loop().call_later(_GRACE_S, self._break_epoch, epoch, text)
+            asyncio.get_running_loop().call_later(_GRACE_S, self.break_epoch, epoch, text)
 
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
@@ -158,7 +164,7 @@ class EpochControl:
                 members=self.members,
                 broken=self._broken,
                 available=self._available(),
-                minimum=self._job.workers.minimum,
+                minimum=self._num_needed(),
                 target=self._num_wanted(),
                 pausing=self._pausing,
             )
@@ -209,16 +215,26 @@ class EpochControl:
             and (not wait_for or not choosy or entry.worker_id in wait_for)
         )
 
+    def _num_needed(self) -> int:
+        """Return how few members may go on: once one has left the last step, none may be missing.
+
+        A lost rank's code after the last step would otherwise run nowhere.
+        """
+        leaving = self._finished.intersection(self.members)
+        return len(self.members) if leaving else self._job.workers.minimum
+
     def _num_wanted(self) -> int:
         return min(self._job.workers.target, self._pool.num_bundles())
 
     def _wanted(self) -> tuple[str, ...]:
         return next_members(self.members, self._available(), self._num_wanted())
 
-    def _break_epoch(self, epoch: EpochId, text: str) -> None:
+    def break_epoch(self, epoch: EpochId | None, text: str) -> None:
+        """Form a new epoch of the same members, unless the broken one is past already."""
         if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
+        self._spend(text)
         self._broken = True
         self._notice(text)
         self.advance()

@@ -51,7 +51,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._promised = 0
         self._hang_timeout_s = float("inf")
-        self._peers: list[Any] = []
+        self._peers: list[Any] | None = None
         self._lease = Lease(lease_s, SYSTEM_CLOCK.monotonic_s())
         self._exit = threading.Event()
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
@@ -122,7 +122,9 @@ class Keeper:
         """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
-            answer = coordinator.heartbeat.remote(self._node_id, progress)
+            answer = coordinator.heartbeat.remote(
+                self._node_id, progress, knows_peers=self._peers is not None
+            )
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
             if self._hears_majority():
@@ -135,7 +137,9 @@ class Keeper:
 
     def _hears_majority(self) -> bool:
         with self._lock:
-            peers = list(self._peers)
+            peers = self._peers
+        if peers is None:
+            return False  # restarted, and not told yet who counts
         answers = [peer.ping.remote() for peer in peers]
         done, _ = (
             ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_WITHIN_S)

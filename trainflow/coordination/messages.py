@@ -6,7 +6,7 @@ Plain values, pickled by Ray between actors of one job.
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.epochs import EpochId, EpochSpec, MemberReport
 
 
@@ -82,7 +82,7 @@ class Crashed:
     traceback: str
 
 
-WorkerMessage = Ready | GroupFailed | StepReport | Finished | Crashed
+WorkerMessage = Ready | GroupFailed | StepReport | EvaluationReport | Finished | Crashed
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,10 @@ class NodeWatch:
             ray.kill(keeper, no_restart=True)
             self._introduce()
 
-    def hear(self, node_id: str, progress: dict[str, Progress]) -> None:
+    def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
         """Take a heartbeat."""
+        if not knows_peers:
+            self._introduce()
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._progress[node_id] = progress
 

@@ -10,12 +10,15 @@ Process: `PresenceSocket` in every worker, `wait_gone` in the coordinator.
 import asyncio
 import socket
 
+# Connections wait here unaccepted, one for each coordinator that ever watched.
+_BACKLOG = 1024
+
 
 class PresenceSocket:
     """Listens for as long as the process lives."""
 
     def __init__(self, host: str):
-        self._socket = socket.create_server((host, 0), backlog=64)
+        self._socket = socket.create_server((host, 0), backlog=_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:

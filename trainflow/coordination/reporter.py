@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.reports import StepReport
 from trainflow.coordination import names
 from trainflow.coordination.messages import WorkerMessage
 
@@ -33,10 +32,6 @@ class Reporter:
     def send(self, message: WorkerMessage) -> None:
         """Hand over a message; returns at once."""
         self._queue.put(message)
-
-    def send_step(self, report: StepReport) -> None:
-        """Hand over a step's report; returns at once."""
-        self._queue.put(report)
 
     def _deliver(self) -> None:
         while True:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainflow.clock import Clock
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.coordination.messages import Event
+from trainflow.coordination.run_state import Ending, RunState
 
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
@@ -32,6 +33,8 @@ class RunRecord:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self._clock = clock
+        for name in ("events.jsonl", "metrics.jsonl"):
+            _end_torn_line(directory / name)
         self._events = deque(_read_lines(directory / "events.jsonl"), maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(_read_lines(directory / "metrics.jsonl"), maxlen=_STEPS_IN_MEMORY)
         self.last_step: int = self._steps[-1]["step"] if self._steps else 0
@@ -56,6 +59,13 @@ class RunRecord:
         self._steps.append(line)
         _append_line(self.directory / "metrics.jsonl", line)
 
+    def add_evaluation(self, report: EvaluationReport) -> None:
+        """Append an evaluation as an event; a repeated one is dropped."""
+        data = asdict(report)
+        if not any(e["kind"] == "evaluated" and e["data"] == data for e in self._events):
+            text = f"step {report.step}: {report.name} {report.value:.5f}"
+            self.add_event("evaluated", text, **data)
+
     def events_since(self, number: int) -> list[dict[str, Any]]:
         """Return the events after ``number``, the oldest of very many left out."""
         return [event for event in self._events if event["number"] > number]
@@ -69,16 +79,33 @@ class RunRecord:
         newest = list(self._steps)[-count:]
         return [line["compute_s"] + line["wait_s"] for line in newest]
 
-    def write_result(self, result: dict[str, Any]) -> None:
+    def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all."""
+        result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
+        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1)
         temporary = self.directory / "result.json.part"
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
+        temporary.write_text(text + "\n")
         temporary.replace(self.directory / "result.json")
+
+    def read_ending(self) -> Ending | None:
+        """Return how the run ended, if it has: one that comes back must not begin anew."""
+        path = self.directory / "result.json"
+        if not path.exists():
+            return None
+        result = json.loads(path.read_text())
+        return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
 
 
 def _append_line(path: Path, line: dict[str, Any]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _end_torn_line(path: Path) -> None:
+    """Keep what is appended next apart from a line that a crash has torn."""
+    if path.exists() and path.read_bytes()[-1:] not in {b"", b"\n"}:
+        with path.open("a") as file:
+            file.write("\n")
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

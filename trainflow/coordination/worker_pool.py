@@ -40,13 +40,11 @@ class WorkerEntry:
         worker_id: ``slot<bundle>-<serial>``.
         actor: handle.
         description: what it said when it became ready; None before.
-        finished: its training function has returned after the last step.
     """
 
     worker_id: str
     actor: Any
     description: WorkerDescription | None = None
-    finished: bool = False
 
     @property
     def bundle(self) -> int:

@@ -114,7 +114,7 @@ def _open_session(
         feed=open_data_feed(job, args),
         gate=gate,
         stamps=stamps,
-        report=reporter.send_step,
+        report=reporter.send,
         rehearsal=rehearsal,
     )
     return Session(context)

@@ -1,10 +1,13 @@
 """Finding runs and writing what they answer."""
 
+import socket
+
 import pytest
 
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_event, make_status
 from trainflow.cli import cluster_commands as on_cluster
 from trainflow.cli.head import HeadRecord
+from trainflow.coordination import driver
 from trainflow.errors import ConfigError, JobNotFoundError, UnreachableError
 
 
@@ -59,3 +62,10 @@ def test_a_status_shows_figures_and_the_newest_events():
     assert "state        running" in lines
     assert "epoch        -" in lines
     assert [line.split()[-1] for line in lines[-5:]] == ["4", "5", "6", "7", "8"]
+
+
+def test_a_port_at_which_nothing_listens_is_unreachable_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}.*--address"):
+        driver.connect(f"127.0.0.1:{port}")

@@ -1,5 +1,6 @@
 """The record of this machine's own head, without a Ray."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from trainflow.cli.head import (
 )
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination.local_cluster import LocalCluster
-from trainflow.errors import ConflictError
+from trainflow.errors import ConflictError, CoordinationError
 
 WORKERS = WorkersConfig(minimum=1, target=3, spares=2)
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -101,7 +102,7 @@ def test_a_head_that_has_become_a_zombie_is_gone(
     write_head(record)
     child = psutil.Process(process.pid).children()[0]
     process.kill()
-    psutil.wait_procs([psutil.Process(process.pid)], timeout=10)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
     child.kill()
     assert read_head() is None
 
@@ -119,10 +120,7 @@ def test_forgetting_leaves_a_directory_that_is_no_heads(record: HeadRecord, tmp_
     assert (tmp_path / "precious").exists()
 
 
-def test_ending_a_head_ends_its_descendants(
-    record: HeadRecord, temp_dir: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(heads, "_END_WITHIN_S", 0.1)  # the child does not leave by itself
+def test_ending_a_head_ends_its_descendants(record: HeadRecord, temp_dir: Path):
     write_head(record)
     [child] = psutil.Process(record.pid).children()
     end_head(record)
@@ -131,6 +129,17 @@ def test_ending_a_head_ends_its_descendants(
     assert not child.is_running()
     assert not locate_record().exists()
     assert not temp_dir.exists()
+
+
+def test_a_head_that_can_not_be_ended_stays_recorded(
+    record: HeadRecord, monkeypatch: pytest.MonkeyPatch
+):
+    write_head(record)
+    monkeypatch.setattr(heads, "_END_WITHIN_S", 0.0)
+    monkeypatch.setattr(heads, "_is_alive", lambda _: True)
+    with pytest.raises(CoordinationError, match=str(record.pid)):
+        end_head(record)
+    assert locate_record().exists()
 
 
 def test_another_process_of_that_pid_is_left_alone(

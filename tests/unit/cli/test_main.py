@@ -13,8 +13,9 @@ from tests.unit.cli.conftest import CallMain
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending, make_status
 from trainflow.cli import cluster_commands, head, main, preflight
 from trainflow.cli.exit_codes import ExitCode
+from trainflow.coordination import driver
 from trainflow.data.pack import PackOptions
-from trainflow.errors import ConflictError, TrainFlowError, UnreachableError
+from trainflow.errors import ConflictError, TrainFlowError
 
 ADDRESS = "--address=10.0.0.1:6379"
 
@@ -50,21 +51,19 @@ def test_a_failure_is_told_once_with_its_traceback(
     ]
 
 
-def test_a_result_that_was_read_is_a_result_though_the_coordinator_is_gone(
-    cluster: FakeCluster, call_main: CallMain, job_file: Path
-):
-    class Gone(FakeRun):
-        def retire(self) -> None:
-            raise UnreachableError("gone")
-
-    cluster.runs["tiny-abcdef"] = Gone([make_ending("succeeded", 0)])
-    assert call_main("run", job_file, ADDRESS) == ExitCode.SUCCESS
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_is_stopped_by_a_signal(
-    number: signal.Signals, cluster: FakeCluster, call_main: CallMain, job_file: Path
+def test_run_is_stopped_by_a_signal_though_connecting_takes_the_signals(
+    number: signal.Signals,
+    cluster: FakeCluster,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    def connect(_address: str) -> None:
+        signal.signal(number, signal.SIG_IGN)
+
+    monkeypatch.setattr(driver, "connect", connect)
+
     class Signalled(FakeRun):
         def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, object]:
             if "stop" in self.calls:
@@ -92,9 +91,7 @@ def test_run_leaves_at_once_after_a_second_signal(
 def test_a_signal_before_the_run_began_starts_none(
     cluster: FakeCluster, call_main: CallMain, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        "trainflow.coordination.driver.connect", lambda _: signal.raise_signal(signal.SIGTERM)
-    )
+    monkeypatch.setattr(driver, "connect", lambda _: signal.raise_signal(signal.SIGTERM))
     assert cluster.runs == {}
     assert call_main("run", job_file, ADDRESS) == ExitCode.STOPPED
 

@@ -14,6 +14,18 @@ from trainflow.epochs import EpochId, Phase
 
 DEADLINE_S = 20.0
 
+WRITE_ALL_THE_TIME = """
+import sys
+from pathlib import Path
+from trainflow.computation.stamps import StampWriter
+from trainflow.epochs import EpochId, Phase
+writer = StampWriter(Path(sys.argv[1]))
+print("stamped", flush=True)
+while True:
+    for phase in (Phase.COMPUTE, Phase.COMMUNICATE):
+        writer.stamp(phase, step=7, epoch=EpochId(1, 1), sequence=3)
+"""
+
 WRITE_UNTIL_CLOSED = """
 import sys
 from pathlib import Path
@@ -36,20 +48,30 @@ def writer(path: Path) -> Iterator[StampWriter]:
     writer.close()
 
 
+Start = Callable[[str], subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def other_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stamps once and then only pulses."""
-    environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))}
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITE_UNTIL_CLOSED, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    ) as process:
+def start(path: Path) -> Iterator[Start]:
+    """Start a program that stamps in a process of its own."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_program(program: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path))},
+        )
+        processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"stamped\n"
-        yield process
+        return process
+
+    yield start_program
+    for process in processes:
         process.kill()
+        process.communicate()
 
 
 def wait_until(path: Path, holds: Callable[[Stamp], bool]) -> Stamp:
@@ -91,18 +113,31 @@ def test_a_closed_worker_leaves_nothing_behind(path: Path):
     assert read_stamp(path) is None
 
 
-def test_a_process_that_runs_pulses_though_training_stands_still(path, other_process):
+def test_a_process_that_runs_pulses_though_training_stands_still(path: Path, start: Start):
+    process = start(WRITE_UNTIL_CLOSED)
     first = read_stamp(path)
     assert first is not None
     later = wait_until(path, lambda stamp: stamp.pulse_at_s > first.pulse_at_s)
     assert later.progress_at_s == first.progress_at_s
-    assert later.pid == other_process.pid
+    assert later.pid == process.pid
 
 
-def test_the_pulse_of_a_stopped_process_goes_stale_and_comes_back(path, other_process):
-    other_process.send_signal(signal.SIGSTOP)
+def test_the_pulse_of_a_stopped_process_goes_stale_and_comes_back(path: Path, start: Start):
+    process = start(WRITE_UNTIL_CLOSED)
+    process.send_signal(signal.SIGSTOP)
     stopped = wait_until(
         path, lambda stamp: time.monotonic() - stamp.pulse_at_s > 10 * PULSE_INTERVAL_S
     )
-    other_process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)
     wait_until(path, lambda stamp: stamp.pulse_at_s > stopped.pulse_at_s)
+
+
+def test_no_field_is_ever_seen_half_written(path: Path, start: Start):
+    process = start(WRITE_ALL_THE_TIME)
+    begun_at_s = wait_until(path, lambda stamp: stamp.step == 7).progress_at_s
+    for _ in range(20_000):
+        stamp = read_stamp(path)
+        assert stamp is not None
+        assert (stamp.pid, stamp.step, stamp.epoch) == (process.pid, 7, EpochId(1, 1))
+        assert stamp.phase in {Phase.COMPUTE, Phase.COMMUNICATE}
+        assert min(stamp.progress_at_s, stamp.pulse_at_s) >= begun_at_s

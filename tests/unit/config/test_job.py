@@ -44,11 +44,6 @@ def test_what_is_left_out_takes_its_default():
     assert config.labels == {}
 
 
-@pytest.mark.parametrize("values", [{}, {"workers__maximum": None}])
-def test_the_maximum_is_the_target_unless_set(values: dict[str, object]):
-    assert JobConfig.model_validate(settings_with(**values)).workers.maximum == 2
-
-
 def test_a_configuration_is_frozen():
     config = JobConfig.model_validate(SETTINGS)
     with pytest.raises(ValidationError, match="frozen"):
@@ -169,12 +164,6 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "raise workers.target",
         ),
         (
-            {"workers__maximum": 1},
-            "workers.maximum: got 1",
-            "at least workers.target = 2",
-            "lower workers.target",
-        ),
-        (
             {"data__url": None},
             "data: got url = None and dataset = None",
             "exactly one of data.url and data.dataset",
@@ -208,14 +197,12 @@ def test_settings_that_contradict_each_other_are_refused(
 WORLD = st.integers(min_value=1, max_value=6)
 
 
-@given(minimum=WORLD, target=WORLD, maximum=WORLD, batch=WORLD)
-def test_a_world_is_accepted_exactly_if_it_is_in_order(
-    minimum: int, target: int, maximum: int, batch: int
-):
-    workers = {"minimum": minimum, "target": target, "maximum": maximum}
+@given(minimum=WORLD, target=WORLD, batch=WORLD)
+def test_a_world_is_accepted_exactly_if_it_is_in_order(minimum: int, target: int, batch: int):
+    workers = {"minimum": minimum, "target": target}
     training = {"max_steps": 1, "global_batch_size": batch, "microbatch_size": 1}
     settings = settings_with(workers=workers, training=training)
-    if minimum <= target <= maximum and target <= batch:
+    if minimum <= target <= batch:
         JobConfig.model_validate(settings)
     else:
         with pytest.raises(ValidationError):

@@ -223,7 +223,6 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
             "workers.target=9",
             "training.global_batch_size: got 8; expected at least workers.target = 9",
         ),
-        ("workers.maximum=1", "--set workers.maximum: workers.maximum: got 1; expected at least"),
         ("workers.target=x", "--set workers.target: workers.target: got 'x'; expected a valid"),
         ("data.url=null", "data: got url = None and dataset = None; expected exactly one of"),
         ("a..b=1", "--set a..b: its name: got 'a..b'; expected section.key=value"),

@@ -13,7 +13,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.computation.session import Session
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.entrypoint import resolve_entrypoint
@@ -25,7 +25,8 @@ from trainflow.errors import CoordinationError
 
 SPEC = EpochSpec(EpochId(1, 1), ("alone",), "", 0)
 
-RunJob = Callable[..., list[StepReport]]
+AnyReport = StepReport | EvaluationReport
+RunJob = Callable[..., list[AnyReport]]
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +42,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> TokenCorpus:
 
 @pytest.fixture
 def run_job(corpus: TokenCorpus, tmp_path: Path) -> RunJob:
-    """Run an entrypoint as a world of one rank; returns the reports of its steps."""
+    """Run an entrypoint as a world of one rank; returns what it reported."""
 
-    def run(entrypoint: str, max_steps: int, **args: Any) -> list[StepReport]:
+    def run(entrypoint: str, max_steps: int, **args: Any) -> list[AnyReport]:
         job = JobConfig.model_validate(
             {
                 "name": "alone",
@@ -59,7 +60,7 @@ def run_job(corpus: TokenCorpus, tmp_path: Path) -> RunJob:
                 "workers": {"minimum": 1, "target": 1},
             }
         )
-        reports: list[StepReport] = []
+        reports: list[AnyReport] = []
         resolved = resolve_entrypoint(job.entrypoint)
         with _session_alone(job, tmp_path / "stamp", reports.append) as session:
             resolved.function(session, session.args)
@@ -70,7 +71,7 @@ def run_job(corpus: TokenCorpus, tmp_path: Path) -> RunJob:
 
 @contextmanager
 def _session_alone(
-    job: JobConfig, stamp: Path, report: Callable[[StepReport], None]
+    job: JobConfig, stamp: Path, report: Callable[[AnyReport], None]
 ) -> Iterator[Session]:
     """Make a session that is given an epoch of its own as soon as it waits for one."""
     connector = GlooConnector("127.0.0.1", collective_timeout_s=30.0)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from jobs import finetune_lm, pretrain_lm
 from jobs.export import export_model
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.config.loading import load_job
 from trainflow.data.pack import PackOptions, pack_corpus
 from trainflow.data.token_corpus import TokenCorpus
@@ -39,11 +39,13 @@ def test_only_the_adapters_are_trained(base_model: Path):
 
 
 def test_a_run_moves_and_exports_the_adapters_alone(
-    run_job: Callable[..., list[StepReport]], base_model: Path, tmp_path: Path
+    run_job: Callable[..., list[StepReport | EvaluationReport]], base_model: Path, tmp_path: Path
 ):
     folder = tmp_path / "adapter"
     args = {"base_model": str(base_model), "lr": 0.05, "warmup_steps": 0, "rank": 4}
     reports = run_job(ENTRYPOINT, 8, **args, export_dir=str(folder))
+    assert isinstance(reports[0], StepReport)
+    assert isinstance(reports[-1], StepReport)
     assert reports[-1].loss < reports[0].loss
     exported = load_file(folder / "adapter_model.safetensors")
     assert len(exported) == 2 * 4
@@ -52,7 +54,7 @@ def test_a_run_moves_and_exports_the_adapters_alone(
 
 
 def test_base_and_adapter_load_as_one_model(
-    run_job: Callable[..., list[StepReport]], base_model: Path, tmp_path: Path
+    run_job: Callable[..., list[StepReport | EvaluationReport]], base_model: Path, tmp_path: Path
 ):
     args = {"base_model": str(base_model), "lr": 0.05, "warmup_steps": 0}
     run_job(ENTRYPOINT, 4, **args, export_dir=str(tmp_path / "adapter"))

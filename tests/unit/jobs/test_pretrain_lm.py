@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs import pretrain_lm
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.loading import load_job
 from trainflow.data.token_corpus import TokenCorpus
@@ -77,25 +77,30 @@ def test_the_schedule_goes_through_json():
 
 
 def test_a_run_learns_evaluates_and_exports(
-    run_job: Callable[..., list[StepReport]],
+    run_job: Callable[..., list[StepReport | EvaluationReport]],
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
 ):
     folder = tmp_path / "model"
     args = TINY | {"warmup_steps": 2, "decay_steps": 12, "lr": 0.02, "evaluate_every": 6}
-    with caplog.at_level("INFO"):
-        reports = run_job(ENTRYPOINT, 12, **args, export_dir=str(folder))
-    assert [report.step for report in reports] == list(range(1, 13))
-    assert reports[-1].loss < reports[0].loss - 1.0
-    evaluated = [each.getMessage() for each in caplog.records if "held_out" in each.getMessage()]
-    assert [each.split(":")[0] for each in evaluated] == ["step 6", "step 12"]
+    reports = run_job(ENTRYPOINT, 12, **args, export_dir=str(folder))
+    steps = [each for each in reports if isinstance(each, StepReport)]
+    assert [step.step for step in steps] == list(range(1, 13))
+    assert steps[-1].loss < steps[0].loss - 1.0
+    evaluations = [each for each in reports if isinstance(each, EvaluationReport)]
+    assert [(each.step, each.name) for each in evaluations] == [
+        (6, "held_out_loss"),
+        (12, "held_out_loss"),
+    ]
+    assert evaluations[1].value < evaluations[0].value
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     text = tokenizer("Line 1", return_tensors="pt")
     assert len(model.generate(**text, max_new_tokens=4, min_new_tokens=4)[0]) > 4
 
 
-def test_two_runs_export_the_same_bytes(run_job: Callable[..., list[StepReport]], tmp_path: Path):
+def test_two_runs_export_the_same_bytes(
+    run_job: Callable[..., list[StepReport | EvaluationReport]], tmp_path: Path
+):
     for name in ("one", "other"):
         run_job(ENTRYPOINT, 3, **TINY, export_dir=str(tmp_path / name))
     one, other = (tmp_path / name / "model.safetensors" for name in ("one", "other"))
@@ -103,7 +108,7 @@ def test_two_runs_export_the_same_bytes(run_job: Callable[..., list[StepReport]]
 
 
 def test_a_folder_that_may_not_be_replaced_is_refused_before_training(
-    run_job: Callable[..., list[StepReport]], tmp_path: Path
+    run_job: Callable[..., list[StepReport | EvaluationReport]], tmp_path: Path
 ):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"args\.export_dir"):

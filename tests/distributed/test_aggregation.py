@@ -1,0 +1,122 @@
+"""Sums over ranks, and what an abort does to them; ranks are threads here, on real gloo."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
+from trainflow.communication.commit_record import CommitRecord, exchange
+from trainflow.communication.gloo import GlooConnector
+from trainflow.communication.group import Group
+from trainflow.communication.transport import Transport
+from trainflow.epochs import EpochId, EpochSpec
+
+WORLD = 3
+TIMEOUT_S = 30.0
+SPEC = EpochSpec(EpochId(4, 5), ("a", "b", "c"), "", 0)
+
+InRanks = Callable[[Callable[[Group], Any]], list[Any]]
+
+
+@pytest.fixture
+def groups() -> list[Group]:
+    """Three connected ranks."""
+    store = dist.HashStore()
+    connect = GlooConnector("127.0.0.1", collective_timeout_s=600.0)
+    with ThreadPoolExecutor(WORLD) as pool:
+        transports: list[Transport] = list(
+            pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD))
+        )
+    return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
+
+
+@pytest.fixture
+def in_ranks(groups: list[Group]) -> InRanks:
+    """Call something in each rank, each in a thread of its own."""
+
+    def call(function: Callable[[Group], Any]) -> list[Any]:
+        with ThreadPoolExecutor(WORLD) as pool:
+            return list(pool.map(function, groups, timeout=TIMEOUT_S))
+
+    return call
+
+
+def values(rank: int, size: int) -> torch.Tensor:
+    """Numbers of such different size that another order of summation gives other bits."""
+    generator = torch.Generator().manual_seed(rank)
+    exponents = torch.randint(-12, 12, (size,), generator=generator)
+    return torch.randn(size, generator=generator) * 2.0**exponents
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_sum_in_rank_order_has_the_bits_of_one(in_ranks: InRanks, size):
+    def reduce(group: Group) -> torch.Tensor:
+        bucket = values(group.rank, size)
+        assert RankOrderSum().start(bucket, group).wait()
+        return bucket
+
+    expected = values(0, size)
+    for rank in range(1, WORLD):
+        expected = expected + values(rank, size)
+    for bucket in in_ranks(reduce):
+        assert torch.equal(bucket, expected)
+
+
+@pytest.mark.parametrize(("aggregator", "tolerance"), [(RingSum(), 1e-5), (Bfloat16Sum(), 2e-2)])
+def test_other_sums_are_equal_on_all_ranks_and_right_within_their_rounding(
+    in_ranks: InRanks, aggregator, tolerance
+):
+    def reduce(group: Group) -> torch.Tensor:
+        bucket = torch.linspace(-1, 1, 500) * (group.rank + 1)
+        assert aggregator.start(bucket, group).wait()
+        return bucket
+
+    first, *others = in_ranks(reduce)
+    assert all(torch.equal(first, other) for other in others)
+    torch.testing.assert_close(first, torch.linspace(-6, 6, 500), rtol=tolerance, atol=tolerance)
+
+
+def test_several_buckets_under_way_do_not_mix(in_ranks: InRanks):
+    def reduce(group: Group) -> list[torch.Tensor]:
+        buckets = [torch.full((50,), float(group.rank + 10 * n)) for n in range(6)]
+        handles = [RankOrderSum().start(bucket, group) for bucket in buckets]
+        assert all(handle.wait() for handle in handles)
+        return buckets
+
+    for buckets in in_ranks(reduce):
+        assert [float(bucket.mean()) for bucket in buckets] == [3 + 30 * n for n in range(6)]
+
+
+def test_records_are_gathered_by_rank_and_carry_the_groups_epoch(in_ranks: InRanks):
+    def gather(group: Group) -> list[CommitRecord] | None:
+        return exchange(CommitRecord(0, 0, 9, digest=group.rank), group, torch.device("cpu"))
+
+    for records in in_ranks(gather):
+        assert records == [CommitRecord(4, 5, 9, digest=rank) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("aggregator", [RingSum(), Bfloat16Sum(), RankOrderSum()])
+def test_an_abort_frees_those_who_wait_for_a_rank_that_never_comes(groups, aggregator):
+    """The ranks' threads share a process, so each aborts its own sockets, as in the real thing."""
+    waiting = threading.Barrier(WORLD)
+
+    def reduce(group: Group) -> bool:
+        handles = [aggregator.start(torch.ones(100_000), group) for _ in range(4)]
+        waiting.wait(TIMEOUT_S)
+        return all([handle.wait() for handle in handles])
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        reducing = [pool.submit(reduce, group) for group in groups[1:]]
+        waiting.wait(TIMEOUT_S)
+        start_s = time.monotonic()
+        for group in groups[1:]:
+            group.abort("asked to")
+        assert [each.result(TIMEOUT_S) for each in reducing] == [False, False]
+    assert time.monotonic() - start_s < 5.0
+    assert all(group.failure is not None for group in groups[1:])
