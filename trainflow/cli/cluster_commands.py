@@ -11,7 +11,7 @@ from trainflow.cli.head import locate_record, read_head
 from trainflow.cli.progress import Answer, describe_event
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
-from trainflow.errors import ConfigError, JobNotFoundError, UnreachableError
+from trainflow.errors import ConfigError, CoordinationError, JobNotFoundError, UnreachableError
 
 WORKER_COLUMNS = {
     "RANK": "rank",
@@ -91,7 +91,7 @@ def list_runs() -> list[Answer]:
     for job_id in driver.list_runs():
         try:
             found.append(driver.find_run(job_id).status())
-        except (JobNotFoundError, UnreachableError):
+        except CoordinationError:
             continue
     return found
 

@@ -56,12 +56,13 @@ async def take_office(nodes: NodeWatch, control: EpochControl) -> None:
 
 async def adopt(job_id: str, pool: WorkerPool, nodes: NodeWatch, control: EpochControl) -> Estate:
     """Find the workers of an earlier coordinator and take over their epoch, if it still runs."""
-    found = _find_workers(job_id)
+    found = _find_actors(names.worker_name(job_id, ""))
     for worker_id, actor in found.items():
         pool.adopt(worker_id, actor)
     answers = await asyncio.gather(*[ask_description(a, _ANSWER_WITHIN_S) for a in found.values()])
     descriptions = [answer for answer in answers if answer is not None]
-    nodes.ensure({description.node_id for description in descriptions})
+    kept = _find_actors(names.keeper_name(job_id, "")).keys()
+    nodes.ensure({description.node_id for description in descriptions} | kept)
     await take_office(nodes, control)
     for description in descriptions:
         if description.ready:
@@ -92,8 +93,8 @@ def _is_training(description: WorkerDescription) -> bool:
     return description.failure is None and (standing is None or standing.finished)
 
 
-def _find_workers(job_id: str) -> dict[str, Any]:
-    prefix = names.worker_name(job_id, "")
+def _find_actors(prefix: str) -> dict[str, Any]:
+    """Return handles of the actors whose names begin with ``prefix``, by what follows it."""
     found: dict[str, Any] = {}
     # Ray annotates what it returns for one namespace: names alone.
     entries = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.util import list_named_actors
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.coordinator import CoordinatorActor
-from trainflow.errors import JobNotFoundError, UnreachableError
+from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
 
 _ANSWER_WITHIN_S = 10.0
 _LISTENS_WITHIN_S = 5.0
@@ -113,6 +113,11 @@ class Run:
     def _ask(self, answer: Any) -> Any:  # noqa: ANN401
         try:
             return ray.get(answer, timeout=_ANSWER_WITHIN_S)
+        except ActorDiedError as error:  # not restarting: it went, or could not be made
+            raise CoordinationError(
+                f"job {self.job_id}: its coordinator is gone for good; expected it to live until "
+                f"its result was read: {error}"
+            ) from error
         except (RayError, GetTimeoutError) as error:
             raise UnreachableError(
                 f"job {self.job_id}: its coordinator does not answer ({type(error).__name__}); "

@@ -74,12 +74,26 @@ class NodeWatch:
         return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
-        """Ask the Keepers to obey this incarnation; returns what those that answer had promised."""
-        asked = [
+        """Ask the Keepers to obey this incarnation.
+
+        Returns:
+            What each had promised before, of those that answered until more than half had: the rest
+            may be on a node that is gone.
+        """
+        asked = {
             asyncio.ensure_future(k.promise.remote(incarnation)) for k in self._keepers.values()
-        ]
-        done, _ = await asyncio.wait(asked, timeout=timeout_s)
-        return [task.result() for task in done if task.exception() is None]
+        }
+        answers: list[int] = []
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while asked and 2 * len(answers) <= self.num_keepers:
+            left_s = deadline_s - self._clock.monotonic_s()
+            done, asked = await asyncio.wait(
+                asked, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            answers += [task.result() for task in done if task.exception() is None]
+        return answers
 
     @property
     def num_keepers(self) -> int:
