@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.case import Case, Outcome
 from tests.distributed.faults import Fault
-from tests.distributed.harness import Case, Outcome, run_case
+from tests.distributed.harness import run_case
 from tests.distributed.jobs import BATCH, MAX_STEPS, make_job
 from tests.distributed.training import train
 

@@ -1,7 +1,7 @@
 """What can go wrong in a rank, and exactly where.
 
-Faults enter at two seams of the product: the transport, which sees every collective, and the stamps,
-which see every change of phase.
+Faults enter at two seams of the product: the transport, which sees every collective, and the
+stamps, which see every change of phase.
 
 Process: every rank.  Thread: training.
 """

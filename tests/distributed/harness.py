@@ -1,26 +1,24 @@
 """Real ranks without Ray: spawn processes, form their epochs, kill some, and keep the books.
 
-The coordinator here is a loop over pipes in the test's own process. It decides with the product's pure
-functions (`decide_move`, `plan_recovery`) and only carries out. Whatever happens in a test, every process
-is killed at its end; one that outlives the test run is killed by the kernel.
+The coordinator here is a loop over pipes in the test's own process. It decides with the product's
+pure functions (`decide_move`, `plan_recovery`, `judge_progress`) and only carries out. Whatever
+happens in a test, every process is killed at its end; one that outlives the test run is killed by
+the kernel.
 """
 
 import os
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
-from tests.distributed.faults import Fault
+from tests.distributed.case import Case, Outcome
 from tests.distributed.rank_process import run_rank
 from trainflow.computation.reports import EvaluationReport, StepReport
-from trainflow.computation.session import Session
 from trainflow.computation.stamps import read_stamp
-from trainflow.config.job import JobConfig
 from trainflow.coordination.hang_detection import Progress, judge_progress
 from trainflow.coordination.membership import (
     Candidate,
@@ -31,7 +29,7 @@ from trainflow.coordination.membership import (
     next_members,
 )
 from trainflow.coordination.recovery_plan import plan_recovery
-from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
+from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
@@ -41,69 +39,6 @@ LOOK_EVERY_S = 0.2
 # Forked from a server that has torch loaded: a rank is up in a fraction of a second.
 _processes = get_context("forkserver")
 _processes.set_forkserver_preload(["trainflow.computation.session", "torch._dynamo"])
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is to be run.
-
-    Attributes:
-        train: the training function; at the top level of a module.
-        job: the job's configuration; ``workers`` says how many there are.
-        faults: what goes wrong, where.
-        late: worker id -> step after which this spare is first seen.
-        num_samples: size of the dataset.
-        extra: what else ``train`` wants to know, by worker id or not.
-    """
-
-    train: Callable[[Session, Any], Any]
-    job: JobConfig
-    faults: tuple[Fault, ...] = ()
-    late: dict[str, int] = field(default_factory=dict)
-    num_samples: int = 1000
-    extra: Any = None
-
-
-@dataclass
-class Outcome:
-    """What became of it.
-
-    Attributes:
-        results: what ``train`` returned, by worker id, of those that got to the end.
-        crashes: what it raised instead: type and message.
-        hung: the evidence against those that were left behind.
-        plans: of every epoch that began.
-        reports: what the members said when they formed it.
-        steps: the report of each committed step, by number.
-        used: committed step -> how often each sample went into it.
-        pids: process ids by worker id.
-        took_s: from the first epoch to the end.
-    """
-
-    results: dict[str, Any] = field(default_factory=dict)
-    crashes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    hung: dict[str, str] = field(default_factory=dict)
-    plans: list[RecoveryPlan] = field(default_factory=list)
-    reports: list[list[MemberReport]] = field(default_factory=list)
-    steps: dict[int, StepReport] = field(default_factory=dict)
-    used: dict[int, Counter[int]] = field(default_factory=dict)
-    pids: dict[str, int] = field(default_factory=dict)
-    took_s: float = 0.0
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Who held the ranks at the end."""
-        return self.plans[-1].spec.members
-
-    @property
-    def by_rank(self) -> list[Any]:
-        """Results in the order of ranks."""
-        return [self.results[member] for member in self.members]
-
-    @property
-    def samples(self) -> Counter[int]:
-        """How often each sample was used in the whole run."""
-        return sum(self.used.values(), Counter[int]())
 
 
 class _Worker:
@@ -124,10 +59,8 @@ class _Worker:
         self.store_port: int | None = None
 
     def send(self, *message: Any) -> None:
-        try:
+        with suppress(OSError):  # dead: the end of its line tells the coordinator
             self.line.send(message)
-        except OSError:
-            pass  # dead: the end of its line tells the coordinator
 
     def kill(self) -> None:
         if self.process.pid is not None:
@@ -296,7 +229,7 @@ class Coordinator:
         )
 
     def _is_ready(self) -> bool:
-        """Nothing begins before every worker is warm, so that a spare is there when it is needed."""
+        """Nothing begins before all are warm, so that a spare is there when it is needed."""
         return all(worker.store_port is not None for worker in self._workers.values())
 
     def _form(self, members: tuple[str, ...], *, at_boundary: bool) -> None:

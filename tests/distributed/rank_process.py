@@ -33,7 +33,7 @@ from trainflow.epochs import EpochId, EpochSpec, MemberReport, Phase
 from trainflow.errors import TrainFlowError
 
 if TYPE_CHECKING:
-    from tests.distributed.harness import Case
+    from tests.distributed.case import Case
 
 HOST = "127.0.0.1"
 CONNECT_TIMEOUT_S = 10.0

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
 from trainflow.communication.commit_record import CommitRecord, exchange
 from trainflow.communication.gloo import GlooConnector
-from trainflow.communication.group import Group
-from trainflow.communication.transport import Transport
+from trainflow.communication.group import Group, wait_all
 from trainflow.epochs import EpochId, EpochSpec
 
 WORLD = 3
@@ -30,9 +29,7 @@ def groups() -> list[Group]:
     store = dist.HashStore()
     connect = GlooConnector("127.0.0.1", collective_timeout_s=600.0)
     with ThreadPoolExecutor(WORLD) as pool:
-        transports: list[Transport] = list(
-            pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD))
-        )
+        transports = list(pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD)))
     return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
 
 
@@ -109,7 +106,7 @@ def test_an_abort_frees_those_who_wait_for_a_rank_that_never_comes(groups, aggre
     def reduce(group: Group) -> bool:
         handles = [aggregator.start(torch.ones(100_000), group) for _ in range(4)]
         waiting.wait(TIMEOUT_S)
-        return all([handle.wait() for handle in handles])
+        return wait_all(handles)
 
     with ThreadPoolExecutor(WORLD) as pool:
         reducing = [pool.submit(reduce, group) for group in groups[1:]]

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
+from tests.distributed.case import Outcome
 from tests.distributed.conftest import Run
 from tests.distributed.faults import Act, Fault, Where, fail_at
-from tests.distributed.harness import Outcome
 from tests.distributed.jobs import BATCH, MAX_STEPS
 from tests.distributed.training import train
+from trainflow.coordination.recovery_plan import NoLiveStateError
 
 
 def assert_as_undisturbed(outcome: Outcome, undisturbed: Outcome) -> None:
@@ -110,6 +111,13 @@ def test_the_only_rank_that_applied_dies_and_the_step_is_done_again(run: Run, un
     outcome = run(train, fail_at(0, 4, Where.IN_TAIL), *dropped, spares=1)
     assert_as_undisturbed(outcome, undisturbed)
     assert outcome.plans[1].base.step == 3
+
+
+def test_when_every_holder_of_the_state_is_gone_it_stops(run: Run):
+    """Two spares are warm, and what they rehearsed with is no state of the run."""
+    faults = [fail_at(r, 4, Where.IN_TAIL, once_applied=(0, 1)) for r in (0, 1)]
+    with pytest.raises(NoLiveStateError, match="none of 2 members holds a whole state"):
+        run(train, *faults, world=2, spares=2)
 
 
 def test_buffers_that_forward_changed_are_put_back(run: Run, undisturbed):

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
+from tests.distributed.case import Outcome
 from tests.distributed.conftest import Run
 from tests.distributed.faults import Where, fail_at
-from tests.distributed.harness import Outcome
 from tests.distributed.jobs import BATCH
 from tests.distributed.training import train
 

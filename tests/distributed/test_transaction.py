@@ -269,7 +269,6 @@ def test_a_step_draws_the_same_again_also_before_its_first_microbatch(run: Run):
     assert all(result["draws"][8] == draws[8] for result in outcome.by_rank)
 
 
-@pytest.mark.xfail(reason="plan_recovery looks at holders alone: a laggard misses the tail")
 def test_a_group_that_breaks_while_nobody_is_lost_loses_no_tail(run: Run, undisturbed):
     """The last step: one rank missed the commit, and the others have already run its tail."""
     fault = fail_at(2, MAX_STEPS, Where.AFTER_RECORD, Act.DROP, once_applied=(0, 1))

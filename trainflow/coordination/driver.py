@@ -45,7 +45,6 @@ def connect(address: str) -> None:
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
             f"--address or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
-    _hush_node_messages()
 
 
 def _require_listener(address: str) -> None:
@@ -60,20 +59,6 @@ def _require_listener(address: str) -> None:
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
             f"--address or RAY_ADDRESS ({error})"
         ) from error
-
-
-def _hush_node_messages() -> None:
-    """Keep Ray's words about dead processes off the terminal: the run's own events tell of them.
-
-    Ray has no public switch for them; without this private one they are merely printed.
-    """
-    try:
-        from ray._private.ray_logging import (  # noqa: PLC0415  private: may be gone
-            global_worker_stdstream_dispatcher,
-        )
-    except ImportError:
-        return
-    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
 def disconnect() -> None:

@@ -4,6 +4,7 @@ Process: keeper, one a node and job, without a share of CPU or GPU.
 Threads: one loop reads stamps and sends heartbeats; calls come in beside it.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -91,6 +92,8 @@ class Keeper:
         for worker_id in self._read_progress():
             self._kill(worker_id)
         shutil.rmtree(self._stamps, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another node's, where nodes share a machine
+            self._stamps.parent.rmdir()
 
     @ray.method(concurrency_group="watch")
     def wait_exit(self) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,8 +134,9 @@ class LocalCluster:
 def _start_head(cpus: float) -> LocalCluster:
     node = _start(["--head", "--port=0", "--include-dashboard=false", f"--num-cpus={cpus:g}"])
     _wait_started(node)
-    address = (node.temp_dir / "ray_current_cluster").read_text().strip()
-    return LocalCluster(address, node)
+    address_file = node.temp_dir / "ray_current_cluster"
+    _wait_for(node, lambda: address_file.exists() and address_file.read_text().strip() != "")
+    return LocalCluster(address_file.read_text().strip(), node)
 
 
 def _start_node(address: str, index: int, cpus: float) -> LocalNode:
@@ -173,14 +175,23 @@ def _start(arguments: list[str]) -> LocalNode:
 
 
 def _wait_started(node: LocalNode) -> None:
-    log = node.temp_dir / "ray-start.log"
+    _wait_for(node, lambda: "Ray runtime started" in _log_of(node))
+
+
+def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:
+    """Wait for a sign of life; ends the node, and raises with its last words, if none comes."""
     deadline_s = SYSTEM_CLOCK.monotonic_s() + _START_WITHIN_S
-    while "Ray runtime started" not in log.read_text():
+    while not reached():
         if node.process.poll() is not None or SYSTEM_CLOCK.monotonic_s() > deadline_s:
-            text = log.read_text()[-2000:]
+            text = _log_of(node)[-2000:]
             node.stop()
+            shutil.rmtree(node.temp_dir, ignore_errors=True)
             raise CoordinationError(
                 f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory "
                 f"and disk space under {node.temp_dir}. It printed:\n{text}"
             )
         SYSTEM_CLOCK.sleep(0.05)
+
+
+def _log_of(node: LocalNode) -> str:
+    return (node.temp_dir / "ray-start.log").read_text()

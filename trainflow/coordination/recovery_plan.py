@@ -41,7 +41,8 @@ def plan_recovery(
         holders = holders[:1]
     laggards = sorted(by_rank.keys() - set(holders))
     finished = any(report.finished for report in reports)
-    tail_open = member_lost or not all(by_rank[rank].tail_done for rank in holders)
+    stayed = [report for report in reports if report.version is not None]
+    tail_open = member_lost or not all(r.version == base and r.tail_done for r in stayed)
     return RecoveryPlan(
         spec=spec,
         base=base,

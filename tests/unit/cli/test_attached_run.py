@@ -10,7 +10,7 @@ from tests.unit.cli.fakes import FakeRun, make_ending, make_status
 from trainflow.cli.attached_run import AttachedRun
 from trainflow.cli.progress import Progress
 from trainflow.cli.stop_signals import StopSignals
-from trainflow.errors import UnreachableError
+from trainflow.errors import CoordinationError, UnreachableError
 
 AWAY = UnreachableError("away")
 ENDED = make_ending("succeeded", 0)
@@ -105,6 +105,13 @@ def test_a_cluster_that_is_gone_is_not_waited_for():
     with pytest.raises(UnreachableError, match="head is gone"):
         attached.follow()
     assert clock.now_s == 0.0
+
+
+def test_a_coordinator_that_is_gone_for_good_is_not_waited_for():
+    run = FakeRun([make_status(), CoordinationError("gone for good")])
+    with pytest.raises(CoordinationError, match="gone for good"):
+        attach(run).follow()
+    assert run.calls == ["status", "status"]
 
 
 def test_what_was_heard_is_not_asked_for_again():
