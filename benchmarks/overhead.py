@@ -35,7 +35,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 SizeName = Literal["demo", "large"]
 
 FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (20, 12), "large": (12, 4)}
-QUICK_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (4, 6)}
+QUICK_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (4, 4)}
 _TIMEOUT_S = 1200.0
 _BOOTSTRAPS = 2000
 

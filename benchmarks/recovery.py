@@ -28,7 +28,7 @@ from benchmarks.report import Row, publish
 Measure = Callable[[int, int, Path], list[RecoverySample]]
 
 FULL_KILLS = {"trainflow": 15, "trainflow_no_spare": 9, "torchft": 9, "ray_train": 9}
-QUICK_KILLS = {"trainflow": 2}
+QUICK_KILLS = {"trainflow": 1}
 SYSTEMS: dict[str, Measure] = {
     "trainflow": trainflow_recovery.measure,
     "trainflow_no_spare": partial(trainflow_recovery.measure, num_spares=0),
@@ -83,7 +83,7 @@ def _system_rows(system: str, samples: Sequence[RecoverySample]) -> list[Row]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="TrainFlow alone, two kills")
+    parser.add_argument("--quick", action="store_true", help="TrainFlow alone, one kill")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     num_kills = QUICK_KILLS if arguments.quick else FULL_KILLS
