@@ -66,8 +66,15 @@ class PreparedModel:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and all buffers, by name; not copies."""
-        named: dict[str, Tensor] = dict(self.module.named_parameters())
+        """Trainable parameters and all buffers, by name; not copies.
+
+        Frozen parameters are what the model's factory made them, on every rank.
+        """
+        named: dict[str, Tensor] = {
+            name: parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
+        }
         named.update(self.module.named_buffers())
         return {name: tensor.detach() for name, tensor in named.items()}
 
