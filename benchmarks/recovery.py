@@ -84,9 +84,12 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="TrainFlow alone, one kill")
+    parser.add_argument("--kills", type=int, help="of each system; else as many as are planned")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     num_kills = QUICK_KILLS if arguments.quick else FULL_KILLS
+    if arguments.kills is not None:
+        num_kills = dict.fromkeys(num_kills, arguments.kills)
     found = measure_all(num_kills, arguments.seed)
     conditions: dict[str, Any] = {
         "members": trainflow_recovery.NUM_MEMBERS,

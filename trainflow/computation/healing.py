@@ -26,7 +26,6 @@ def heal(state: TrainingState, plan: RecoveryPlan, group: Group, device: torch.d
     """Bring every member to ``plan.base``; True when this rank's part is done."""
     source = plan.sources.get(group.rank)
     if source is not None:
-        state.version = None
         return _receive_state(state, plan, group, device)
     sent = True
     for target, sender in sorted(plan.sources.items()):
@@ -63,6 +62,7 @@ def _receive_state(
     text = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     if not group.recv(text, source).wait():
         return False
+    state.version = None  # from here on live tensors are overwritten
     message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
     own = flatten_state(state.tree()).tensors
     tensors = [

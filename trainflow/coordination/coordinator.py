@@ -73,23 +73,11 @@ class Coordinator:
     # Calls from workers and Keepers
 
     async def report(self, worker_id: str, messages: list[WorkerMessage]) -> None:
-        """Take a worker's messages; a repeated one changes nothing."""
+        """Take a worker's messages; a repeated one, or one after the end, changes nothing."""
+        if self._ending.done():
+            return
         for message in messages:
-            match message:
-                case Ready(description):
-                    self._pool.describe(description)
-                    self._nodes.ensure({description.node_id})
-                    self._control.advance()
-                case StepReport():
-                    self._control.on_step(message)
-                case EvaluationReport():
-                    self._record.add_evaluation(message)
-                case GroupFailed(epoch, reason):
-                    self._control.on_group_failed(worker_id, epoch, reason)
-                case Finished():
-                    self._on_finished(worker_id)
-                case Crashed(traceback):
-                    self._on_raised(worker_id, traceback)
+            self._take(worker_id, message)
 
     async def heartbeat(
         self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool
@@ -207,6 +195,23 @@ class Coordinator:
             self._ending.set_result(ending)
 
     # What happens
+
+    def _take(self, worker_id: str, message: WorkerMessage) -> None:
+        match message:
+            case Ready(description):
+                self._pool.describe(description)
+                self._nodes.ensure({description.node_id})
+                self._control.advance()
+            case StepReport():
+                self._control.on_step(message)
+            case EvaluationReport():
+                self._record.add_evaluation(message)
+            case GroupFailed(epoch, reason):
+                self._control.on_group_failed(worker_id, epoch, reason)
+            case Finished():
+                self._on_finished(worker_id)
+            case Crashed(traceback):
+                self._on_raised(worker_id, traceback)
 
     def _on_gone(self, worker_id: str, cause: str) -> None:
         """A worker is gone; heard from Ray, its machine or a detector, whichever is first."""
