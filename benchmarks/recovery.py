@@ -87,9 +87,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, help="of each system; else as many as are planned")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    kills: int | None = arguments.kills
     num_kills = QUICK_KILLS if arguments.quick else FULL_KILLS
-    if arguments.kills is not None:
-        num_kills = dict.fromkeys(num_kills, arguments.kills)
+    if kills is not None:
+        num_kills = dict.fromkeys(num_kills, kills)
     found = measure_all(num_kills, arguments.seed)
     conditions: dict[str, Any] = {
         "members": trainflow_recovery.NUM_MEMBERS,

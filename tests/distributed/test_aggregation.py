@@ -27,7 +27,7 @@ InRanks = Callable[[Callable[[Group], Any]], list[Any]]
 def groups() -> list[Group]:
     """Three connected ranks."""
     store = dist.HashStore()
-    connect = GlooConnector("127.0.0.1", collective_timeout_s=600.0)
+    connect = GlooConnector("127.0.0.1", collective_timeout_s=TIMEOUT_S)
     with ThreadPoolExecutor(WORLD) as pool:
         transports = list(pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD)))
     return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]

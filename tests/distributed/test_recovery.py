@@ -113,6 +113,16 @@ def test_the_only_rank_that_applied_dies_and_the_step_is_done_again(run: Run, un
     assert outcome.plans[1].base.step == 3
 
 
+def test_a_half_received_state_is_no_state(run: Run, undisturbed):
+    """The one rank that applied the step dies while it heals the first of two that did not."""
+    place = (4, Where.AFTER_RECORD, Act.DROP)
+    laggards = [fail_at(rank, *place, once_applied=(0,)) for rank in (1, 2)]
+    outcome = run(train, fail_at(0, 4, Where.IN_HEALING), *laggards, spares=1)
+    assert_as_undisturbed(outcome, undisturbed)
+    assert [plan.base.step for plan in outcome.plans] == [0, 4, 3]
+    assert outcome.plans[2].sources == {0: 2, 1: 2}
+
+
 def test_when_every_holder_of_the_state_is_gone_it_stops(run: Run):
     """Two spares are warm, and what they rehearsed with is no state of the run."""
     faults = [fail_at(r, 4, Where.IN_TAIL, once_applied=(0, 1)) for r in (0, 1)]

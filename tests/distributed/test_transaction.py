@@ -1,6 +1,7 @@
 """What a step promises to the training function, in real ranks."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,6 +268,52 @@ def test_a_step_draws_the_same_again_also_before_its_first_microbatch(run: Run):
     assert len(draws[4]) == 2
     assert len(set(draws[4])) == 1
     assert all(result["draws"][8] == draws[8] for result in outcome.by_rank)
+
+
+class Breaker:
+    """A callback that finds its group broken half-way through a commit."""
+
+    def __init__(self, session: Session, mark: Path):
+        self._session = session
+        self._mark = mark
+        self._num_calls = 0
+
+    def strike_once(self) -> None:
+        self._num_calls += 1
+        group = self._session._group
+        if group is None or group.rank != 1 or self._num_calls != 4 or self._mark.exists():
+            return
+        self._mark.touch()  # now the others lose what they were sent
+        group.fail("noticed half-way")
+        raise RuntimeError("a consequence of the failure")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_calls": self._num_calls}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        self._num_calls = state["num_calls"]
+
+
+def train_with_breaker(session: Session, mark: str) -> dict[str, Any]:
+    run = Recorder(session)
+    breaker = Breaker(session, Path(mark))
+    session.register("breaker", breaker, on_commit=breaker.strike_once)
+    for step in session.steps():
+        with step:
+            compute(run, step)
+            run.commit(step)
+    return run.result()
+
+
+def test_a_rank_that_fails_half_way_through_a_commit_is_healed(run: Run, undisturbed, tmp_path):
+    """Nobody else applied the step, so it must not go on from its own half-applied state."""
+    place = (4, Where.AFTER_RECORD, Act.DROP)
+    faults = [fail_at(rank, *place, once_applied=(1,)) for rank in (0, 2)]
+    outcome = run(train_with_breaker, *faults, extra=str(tmp_path / "w1-applied-4"))
+    assert outcome.crashes == {}
+    assert outcome.plans[1].base.step == 3
+    assert outcome.plans[1].sources == {1: 0}
+    assert {r["digest"] for r in outcome.by_rank} == {undisturbed.by_rank[0]["digest"]}
 
 
 def test_a_group_that_breaks_while_nobody_is_lost_loses_no_tail(run: Run, undisturbed):

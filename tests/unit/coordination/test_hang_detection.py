@@ -66,3 +66,11 @@ def test_the_timeout_follows_the_slowest_recent_step():
     assert derive_hang_timeout_s([0.1] * 5, None) == 10.0
     assert derive_hang_timeout_s([0.1] * 9 + [3.0], None) == 30.0
     assert derive_hang_timeout_s([3.0] * 9, 1.5) == 1.5
+
+
+def test_a_stopped_process_among_those_that_wait_is_to_blame_and_the_epoch_is_not():
+    waiting = progress(Phase.COMMUNICATE, age_s=12)
+    stopped = progress(Phase.COMMUNICATE, age_s=12, pulse_age_s=12)
+    verdict = judge_progress({"a": waiting, "b": stopped}, TIMEOUT_S)
+    assert verdict.hung.keys() == {"b"}
+    assert not verdict.deadlocked
