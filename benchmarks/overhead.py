@@ -15,7 +15,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,9 +33,10 @@ from trainflow.coordination.local_cluster import LocalCluster
 
 SizeName = Literal["demo", "large"]
 
-FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (20, 12), "large": (12, 4)}
+FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (60, 6), "large": (24, 4)}
 QUICK_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (4, 4)}
 _TIMEOUT_S = 1200.0
+_TORCHRUN_GRACE_S = 40.0  # torchrun gives its ranks 30 s
 _BOOTSTRAPS = 2000
 
 
@@ -87,9 +87,12 @@ def _run_bare(args: Args, run: Run) -> None:
                 raise RuntimeError(f"the run did not get to its end: {run.status()['ending']}")
             SYSTEM_CLOCK.sleep(2.0)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.terminate()  # it ends its ranks itself; they have sessions of their own
+        try:
+            process.wait(_TORCHRUN_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     if process.returncode:
         raise RuntimeError(f"torchrun left with {process.returncode}")
 

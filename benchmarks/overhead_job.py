@@ -111,13 +111,14 @@ class BlockClock:
         block, place = divmod(number, self._args.steps_a_block)
         if place == 0:
             self._turns.wait_turn(2 * block + self._parity)
-        self._last_s = SYSTEM_CLOCK.monotonic_s()
 
     def after_step(self, number: int) -> None:
-        """Note the step's time, and pass the turn on if it ends a block."""
+        """Note the time since the last step's end, and pass the turn on if it ends a block."""
         block, place = divmod(number, self._args.steps_a_block)
+        now_s = SYSTEM_CLOCK.monotonic_s()
         if place > 0:
-            self._durations_s.append(SYSTEM_CLOCK.monotonic_s() - self._last_s)
+            self._durations_s.append(now_s - self._last_s)
+        self._last_s = now_s
         if place == self._args.steps_a_block - 1:
             self._log.write(json.dumps({"block": block, "steps_s": self._durations_s}) + "\n")
             self._durations_s = []
