@@ -4,7 +4,9 @@
 
 The same model, steps and machine for all, one after the other in one run; members are killed at
 seeded random phases of their step. ``trainflow`` has two hot spares, ``trainflow_no_spare`` none
-(the world shrinks, and grows back before the next kill), ``ray_train`` restarts its worker group,
+(the world shrinks, and grows back before the next kill), ``trainflow_node`` loses the victim's
+whole node, of three, with as many members as there are spares elsewhere, or fewer; Ray's health
+settings are its defaults. ``ray_train`` restarts its worker group,
 ``torchft`` runs FIXED_WITH_SPARES. Figures are medians; the raw samples are printed above the
 result.
 
@@ -27,11 +29,18 @@ from benchmarks.report import Row, publish
 
 Measure = Callable[[int, int, Path], list[RecoverySample]]
 
-FULL_KILLS = {"trainflow": 15, "trainflow_no_spare": 9, "torchft": 9, "ray_train": 9}
+FULL_KILLS = {
+    "trainflow": 15,
+    "trainflow_no_spare": 9,
+    "trainflow_node": 9,
+    "torchft": 9,
+    "ray_train": 9,
+}
 QUICK_KILLS = {"trainflow": 1}
 SYSTEMS: dict[str, Measure] = {
     "trainflow": trainflow_recovery.measure,
     "trainflow_no_spare": partial(trainflow_recovery.measure, num_spares=0),
+    "trainflow_node": partial(trainflow_recovery.measure, num_nodes=3),
     "torchft": torchft_ddp.measure,
     "ray_train": ray_train.measure,
 }

@@ -18,14 +18,15 @@ from typing import Any
 import ray
 
 from benchmarks.peers.events import EventTail
-from benchmarks.peers.killing import Harness, KillPlan, execute_kills
+from benchmarks.peers.killing import Harness, KillPlan, execute_kills, kill_process
 from benchmarks.peers.samples import Kill, RecoverySample, summarize, to_samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run, connect, start_run
-from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 NUM_MEMBERS = 3
+_NODE_CPUS = 2
 _POLL_S = 0.1
 _TIMEOUT_S = 120.0
 
@@ -46,22 +47,58 @@ def make_job(log_dir: Path, num_spares: int) -> JobConfig:
 
 
 @contextmanager
-def running(job: JobConfig, home: Path) -> Generator[Run]:
-    """Run a job on a fresh one-node cluster of its own; both are gone afterwards."""
+def running(job: JobConfig, home: Path, num_nodes: int) -> Generator[tuple[Run, LocalCluster]]:
+    """Run a job on a fresh cluster of its own; both are gone afterwards."""
     os.environ["TRAINFLOW_HOME"] = str(home)
-    num_workers = job.workers.target + job.workers.spares
-    with LocalCluster.start(head_cpus=num_workers) as cluster:
+    head_cpus = 0 if num_nodes else job.workers.target + job.workers.spares
+    with LocalCluster.start(
+        head_cpus=head_cpus, num_nodes=num_nodes, node_cpus=_NODE_CPUS
+    ) as cluster:
         connect(cluster.address)
         try:
-            yield start_run(job)
+            yield start_run(job), cluster
         finally:
             ray.shutdown()
 
 
-def measure(num_kills: int, seed: int, work_dir: Path, num_spares: int = 2) -> list[RecoverySample]:
+class NodeKiller:
+    """Kills the whole node of a member: raylet, Keeper and every worker, without a word."""
+
+    def __init__(self, run: Run, cluster: LocalCluster):
+        self._run = run
+        self._cluster = cluster
+        self._dead: list[LocalNode] = []
+        self._node_of: dict[int, LocalNode] = {}
+
+    def replace_dead(self) -> None:
+        """Start a node in the place of each that was killed."""
+        for node in self._dead:
+            self._cluster.replace(node, _NODE_CPUS)
+        self._dead = []
+
+    def locate(self) -> None:
+        """Note which node each worker is on."""
+        by_host = {node.host: node for node in self._cluster.nodes}
+        self._node_of = {
+            worker["pid"]: by_host[worker["host"]]
+            for worker in self._run.workers()
+            if worker["host"] in by_host
+        }
+
+    def kill(self, pid: int) -> None:
+        """Kill the node that ``pid`` runs on."""
+        node = self._node_of[pid]
+        node.kill()
+        self._dead.append(node)
+
+
+def measure(
+    num_kills: int, seed: int, work_dir: Path, num_spares: int = 2, num_nodes: int = 0
+) -> list[RecoverySample]:
     """Kill a member ``num_kills`` times, at seeded random phases of its step.
 
-    Before each kill the spares are back; without spares, the world has grown back.
+    Before each kill the spares are back; without spares, the world has grown back. With
+    ``num_nodes`` simulated nodes, the member's whole node is killed, and replaced before the next.
 
     Raises:
         TimeoutError: the run did not settle or did not recover in time.
@@ -70,11 +107,16 @@ def measure(num_kills: int, seed: int, work_dir: Path, num_spares: int = 2) -> l
     log_dir.mkdir(parents=True, exist_ok=True)
     tail = EventTail(log_dir)
     kills: list[Kill] = []
-    with running(make_job(log_dir, num_spares), work_dir / "home") as run:
+    job = make_job(log_dir, num_spares)
+    with running(job, work_dir / "home", num_nodes) as (run, cluster):
+        nodes = NodeKiller(run, cluster)
+        kill = nodes.kill if num_nodes else kill_process
         for number in range(num_kills):
+            nodes.replace_dead()
             _wait_until_full(run, num_spares)
+            nodes.locate()
             plan = KillPlan(1, seed * 1000 + number, num_processes=NUM_MEMBERS)
-            kills += execute_kills(plan, Harness(tail, SYSTEM_CLOCK, lambda: None))
+            kills += execute_kills(plan, Harness(tail, SYSTEM_CLOCK, lambda: None, kill))
         _wait_until_recorded(run, num_kills)
         recovered = [e["data"] for e in run.status()["events"] if e["kind"] == "recovered"]
     tail.close()
@@ -124,10 +166,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spares", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=0, help="kill whole simulated nodes")
     arguments = parser.parse_args()
     work_dir = Path(tempfile.mkdtemp(prefix="trainflow-recovery-"))
     try:
-        samples = measure(arguments.kills, arguments.seed, work_dir, arguments.spares)
+        samples = measure(
+            arguments.kills, arguments.seed, work_dir, arguments.spares, arguments.nodes
+        )
         print(summarize(f"trainflow, {arguments.spares} spares", samples))
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

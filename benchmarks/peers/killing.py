@@ -36,17 +36,24 @@ class KillPlan:
     timeout_s: float = 120.0
 
 
+def kill_process(pid: int) -> None:
+    """SIGKILL one process."""
+    os.kill(pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True)
 class Harness:
     """What the kill loop acts through: the events, time, and the system's own supervision.
 
     ``supervise`` is called at every poll: it restarts what the system's supervisor would restart,
-    and raises when the system as a whole is gone.
+    and raises when the system as a whole is gone. ``kill`` is given the pid of a member, and ends
+    its process, or all that shares its fate.
     """
 
     tail: EventTail
     clock: Clock
     supervise: Callable[[], None]
+    kill: Callable[[int], None] = kill_process
 
 
 def execute_kills(plan: KillPlan, harness: Harness) -> list[Kill]:
@@ -75,7 +82,7 @@ def _execute_kill(plan: KillPlan, harness: Harness, rng: random.Random) -> Kill:
     harness.clock.sleep(max(0.0, step_start_s + phase_ratio * step_s - harness.clock.unix_s()))
     num_before = len(harness.tail.events)
     kill = Kill(unix_s=harness.clock.unix_s(), pid=victim.pid, generation=victim.generation)
-    os.kill(victim.pid, signal.SIGKILL)
+    harness.kill(victim.pid)
     _wait_until(
         harness,
         plan.timeout_s,

@@ -131,7 +131,11 @@ def _train(session: Session, line: Line, case: "Case") -> None:
 
 
 def _make_gate(worker_id: str, line: Line, injector: Injector) -> EpochGate:
-    connector = GlooConnector(HOST, collective_timeout_s=COLLECTIVE_TIMEOUT_S)
+    connector = GlooConnector(
+        HOST,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        collective_timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
 
     def connect(spec: EpochSpec, rank: int) -> Group:
         return connect_group(
@@ -174,7 +178,11 @@ def _announce(line: Line, gate: EpochGate, store_port: int) -> None:
 
 def _solo_group() -> Group:
     spec = EpochSpec(EpochId(0, 0), ("alone",), "", 0)
-    connect = GlooConnector(HOST, collective_timeout_s=COLLECTIVE_TIMEOUT_S)
+    connect = GlooConnector(
+        HOST,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        collective_timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
     return Group(spec, 0, connect(dist.HashStore(), 0, 1), lambda _epoch, _reason: None)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
+from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitRecord, exchange
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, wait_all
@@ -27,7 +28,9 @@ InRanks = Callable[[Callable[[Group], Any]], list[Any]]
 def groups() -> list[Group]:
     """Three connected ranks."""
     store = dist.HashStore()
-    connect = GlooConnector("127.0.0.1", collective_timeout_s=TIMEOUT_S)
+    connect = GlooConnector(
+        "127.0.0.1", connect_timeout_s=TIMEOUT_S, collective_timeout_s=TIMEOUT_S
+    )
     with ThreadPoolExecutor(WORLD) as pool:
         transports = list(pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD)))
     return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
@@ -65,7 +68,9 @@ def test_a_sum_in_rank_order_has_the_bits_of_one(in_ranks: InRanks, size):
         assert torch.equal(bucket, expected)
 
 
-@pytest.mark.parametrize(("aggregator", "tolerance"), [(RingSum(), 1e-5), (Bfloat16Sum(), 2e-2)])
+@pytest.mark.parametrize(
+    ("aggregator", "tolerance"), [(RingSum(), 1e-5), (Bfloat16Sum(RingSum()), 2e-2)]
+)
 def test_other_sums_are_equal_on_all_ranks_and_right_within_their_rounding(
     in_ranks: InRanks, aggregator, tolerance
 ):
@@ -77,6 +82,44 @@ def test_other_sums_are_equal_on_all_ranks_and_right_within_their_rounding(
     first, *others = in_ranks(reduce)
     assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first, torch.linspace(-6, 6, 500), rtol=tolerance, atol=tolerance)
+
+
+def test_a_narrow_sum_in_rank_order_has_the_bits_of_one(in_ranks: InRanks):
+    def reduce(group: Group) -> torch.Tensor:
+        bucket = values(group.rank, 100)
+        assert Bfloat16Sum(RankOrderSum()).start(bucket, group).wait()
+        return bucket
+
+    expected = values(0, 100).bfloat16()
+    for rank in range(1, WORLD):
+        expected = expected + values(rank, 100).bfloat16()
+    for bucket in in_ranks(reduce):
+        assert torch.equal(bucket, expected.float())
+
+
+def test_every_rank_gets_rank_0s_buffers_whatever_their_type(in_ranks: InRanks):
+    def make(rank: int) -> list[torch.Tensor]:
+        return [
+            torch.tensor(rank % 2 == 0),
+            values(rank, 7),
+            torch.tensor(5 + rank),
+            values(rank, 6).bfloat16().view(2, 3).t(),
+        ]
+
+    def share(group: Group) -> list[torch.Tensor]:
+        buffers = make(group.rank)
+        assert share_buffers(buffers, group)
+        return buffers
+
+    for buffers in in_ranks(share):
+        assert all(map(torch.equal, buffers, make(0)))
+
+
+def test_buffers_stay_as_they_were_in_a_broken_group(groups: list[Group]):
+    groups[1].abort("asked to")
+    buffer = values(1, 5)
+    assert not share_buffers([buffer], groups[1])
+    assert torch.equal(buffer, values(1, 5))
 
 
 def test_several_buckets_under_way_do_not_mix(in_ranks: InRanks):
@@ -98,7 +141,7 @@ def test_records_are_gathered_by_rank_and_carry_the_groups_epoch(in_ranks: InRan
         assert records == [CommitRecord(4, 5, 9, digest=rank) for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("aggregator", [RingSum(), Bfloat16Sum(), RankOrderSum()])
+@pytest.mark.parametrize("aggregator", [RingSum(), Bfloat16Sum(RingSum()), RankOrderSum()])
 def test_an_abort_frees_those_who_wait_for_a_rank_that_never_comes(groups, aggregator):
     """The ranks' threads share a process, so each aborts its own sockets, as in the real thing."""
     waiting = threading.Barrier(WORLD)

@@ -132,9 +132,8 @@ def test_when_every_holder_of_the_state_is_gone_it_stops(run: Run):
 
 def test_buffers_that_forward_changed_are_put_back(run: Run, undisturbed):
     outcome = run(train, fail_at(1, 4, Where.BEFORE_RECORD), spares=1)
-    for survivor in ("w0", "w2"):
-        expected = undisturbed.results[survivor]["num_forwards"]
-        assert outcome.results[survivor]["num_forwards"] == expected
+    expected = undisturbed.results["w0"]["num_forwards"]
+    assert [result["num_forwards"] for result in outcome.by_rank] == [expected] * 3
 
 
 def test_survivors_see_the_step_again_with_its_number_of_tries(run: Run, undisturbed):
@@ -143,6 +142,16 @@ def test_survivors_see_the_step_again_with_its_number_of_tries(run: Run, undistu
     tail_of_3 = (3, 0)  # the lost rank may not have run it to its end
     assert tries[:6] == [(1, 0), (2, 0), (3, 0), (4, 0), tail_of_3, (4, 1)]
     assert tries[6:] == [(5, 0), (6, 0), (7, 0), (8, 0)]
+
+
+def test_a_failed_collective_that_costs_nobody_repeats_that_step_alone(run: Run, undisturbed):
+    outcome = run(train, fail_at(1, 4, Where.IN_BACKWARD, Act.DROP))
+    assert_as_undisturbed(outcome, undisturbed)
+    for result in outcome.by_rank:
+        assert result["tries"] == [(n, 0) for n in (1, 2, 3, 4)] + [
+            (n, n == 4) for n in range(4, 9)
+        ]
+        assert result["tails"] == list(range(1, 9))
 
 
 def test_a_stopped_peer_is_left_behind_at_once(run: Run, undisturbed):

@@ -93,6 +93,24 @@ def test_logged_values_are_means_over_all_that_were_logged(run: Run):
         assert report.scalars == {"size": 2.5, "rank": 0.75}
 
 
+def train_with_logging_on_the_last_rank(session: Session, _: Any) -> dict[str, Any]:
+    run = Recorder(session)
+    for step in session.steps():
+        with step:
+            compute(run, step)
+            if session.rank == session.world_size - 1:
+                step.log(only_here=step.number)
+            run.commit(step)
+    return run.result()
+
+
+def test_a_value_that_one_rank_logs_is_kept_whichever_rank_reports(run: Run):
+    outcome = run(train_with_logging_on_the_last_rank)
+    assert {n: report.scalars for n, report in outcome.steps.items()} == {
+        n: {"only_here": n} for n in range(1, MAX_STEPS + 1)
+    }
+
+
 def train_with_numbers(session: Session, _: Any) -> list[Any]:
     run = Recorder(session)
     numbers: dict[int, Any] = {}
@@ -179,6 +197,24 @@ def test_evaluation_agrees_on_all_ranks_and_does_not_touch_training(run: Run, un
         assert result["digest"] == undisturbed.by_rank[0]["digest"]
 
 
+def train_with_noisy_evaluation(session: Session, _: Any) -> list[float]:
+    run = Recorder(session)
+    values: list[float] = []
+    for step in session.steps():
+        with step:
+            compute(run, step)
+            run.commit(step)
+            noise = session.evaluate("noise", lambda b: (torch.rand(()), float(b.num_targets)))
+            values.append(noise)
+    return values
+
+
+def test_evaluation_draws_the_same_numbers_on_however_many_ranks(run: Run):
+    alone, *_ = run(train_with_noisy_evaluation, world=1).by_rank
+    for values in run(train_with_noisy_evaluation, world=3).by_rank:
+        assert values == pytest.approx(alone, rel=1e-12)
+
+
 def test_a_failure_in_evaluation_repeats_it_and_not_the_step(run: Run, undisturbed):
     whole = run(train_with_evaluation)
     outcome = run(train_with_evaluation, fail_at(1, 4, Where.IN_TAIL), spares=1)
@@ -200,6 +236,22 @@ def train_twice_backward(session: Session, _: Any) -> None:
                 for _ in range(2):
                     step.backward(mean_loss(run.model, batch), weight=batch.num_targets)
             run.commit(step)
+
+
+def train_with_negative_weight(session: Session, _: Any) -> None:
+    run = Recorder(session)
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(run.model, batch), weight=-1.0)
+
+
+def train_with_a_long_name(session: Session, _: Any) -> None:
+    run = Recorder(session)
+    for step in session.steps():
+        with step:
+            compute(run, step)
+            step.log(**{"x" * 49: 1.0})
 
 
 def train_without_commit(session: Session, _: Any) -> None:
@@ -238,6 +290,8 @@ def train_and_raise(session: Session, _: Any) -> None:
     ("function", "kind", "said"),
     [
         (train_twice_backward, "TrainingError", "got a second backward() for one microbatch"),
+        (train_with_negative_weight, "TrainingError", "got weight=-1.0"),
+        (train_with_a_long_name, "TrainingError", "expected 1 to 48 bytes"),
         (train_without_commit, "TrainingError", "without commit()"),
         (train_with_two_commits, "TrainingError", "got a second commit()"),
         (train_and_prepare_late, "TrainingError", "got a call after steps() began"),

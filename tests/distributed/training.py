@@ -49,8 +49,10 @@ class Net(nn.Module):
             nn.Linear(WIDTH, 1),
         )
         self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
+        self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
         if self.training:
             self.num_forwards += 1
         return self.body(x)
@@ -131,6 +133,7 @@ class Recorder:
             "average": digest(self.average.mean),
             "num_updates": self.average.num_updates,
             "num_forwards": int(self.model.num_forwards) if isinstance(self.model, Net) else 0,
+            "num_calls": self.model.num_calls if isinstance(self.model, Net) else 0,
             "commits": self.commits,
             "tails": self.tails,
             "tries": self.tries,

@@ -49,29 +49,33 @@ class RingSum:
 
 
 class Bfloat16Sum:
-    """An all_reduce in bfloat16: half the bytes, sums rounded to 8 bits of mantissa."""
+    """Another sum, taken in bfloat16: half the bytes, sums rounded to 8 bits of mantissa."""
+
+    def __init__(self, inner: Aggregator):
+        self._inner = inner
 
     def start(self, bucket: Tensor, group: Group) -> Handle:
-        """Cast, then start an all_reduce of the copy."""
+        """Cast, then start the sum of the copy."""
         narrow = bucket.to(torch.bfloat16)
-        return _CopyBack(group.all_reduce(narrow), bucket, narrow)
+        return _CopyBack(self._inner.start(narrow, group), bucket, narrow)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
-        """2 (N-1)/N of two bytes an element."""
-        return _ring_bytes(num_elements * min(element_bytes, torch.bfloat16.itemsize), world_size)
+        """What the inner sum sends at two bytes an element."""
+        narrow_bytes = min(element_bytes, torch.bfloat16.itemsize)
+        return self._inner.wire_bytes(num_elements, narrow_bytes, world_size)
 
 
 class _CopyBack:
     """Waits for a narrow copy and writes it back to the bucket."""
 
-    def __init__(self, pending: Pending, bucket: Tensor, narrow: Tensor):
-        self._pending = pending
+    def __init__(self, handle: Handle, bucket: Tensor, narrow: Tensor):
+        self._handle = handle
         self._bucket = bucket
         self._narrow = narrow
 
     def wait(self) -> bool:
         """Block until the copy is reduced, then widen it into the bucket."""
-        done = self._pending.wait()
+        done = self._handle.wait()
         if done:
             self._bucket.copy_(self._narrow)
         return done
@@ -130,8 +134,6 @@ def choose_aggregator(
         deterministic: whether a run must repeat bit for bit.
         topology_free: whether the library's own order of summation depends on ranks alone (gloo).
     """
-    if compression == "bf16":
-        return Bfloat16Sum()
-    if deterministic and not topology_free:
-        return RankOrderSum()
-    return RingSum()
+    in_rank_order = deterministic and not topology_free
+    exact: Aggregator = RankOrderSum() if in_rank_order else RingSum()
+    return Bfloat16Sum(exact) if compression == "bf16" else exact

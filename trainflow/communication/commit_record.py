@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-import xxhash
 
 from trainflow.communication.group import Group
 from trainflow.epochs import Flag
 from trainflow.errors import CommunicationError, GroupMismatchError
 
 MAX_SCALARS = 16
+MAX_NAME_BYTES = 48
 _HEADER = struct.Struct("<8sqqqqQdddd")
-_SCALAR = struct.Struct("<Qdd")
+_SCALAR = struct.Struct(f"<{MAX_NAME_BYTES}sdd")
 _MAGIC = b"TFcommit"
 RECORD_BYTES = _HEADER.size + MAX_SCALARS * _SCALAR.size
 
@@ -46,7 +46,7 @@ class CommitRecord:
         loss_sum: weight times mean loss, summed over the rank's microbatches.
         compute_s: time the rank computed in this step, waiting left out.
         wait_s: time it waited for other ranks.
-        scalars: logged values by `scalar_key`; at most `MAX_SCALARS`.
+        scalars: logged values by name; at most `MAX_SCALARS`, names of at most `MAX_NAME_BYTES`.
     """
 
     incarnation: int
@@ -58,7 +58,7 @@ class CommitRecord:
     loss_sum: float = 0.0
     compute_s: float = 0.0
     wait_s: float = 0.0
-    scalars: dict[int, Scalar] = field(default_factory=dict[int, Scalar])
+    scalars: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
 
     def pack(self) -> bytes:
         """Encode in exactly `RECORD_BYTES` bytes."""
@@ -74,7 +74,10 @@ class CommitRecord:
             self.compute_s,
             self.wait_s,
         )
-        entries = [_SCALAR.pack(k, s.weighted_sum, s.weight) for k, s in self.scalars.items()]
+        entries = [
+            _SCALAR.pack(name.encode(), scalar.weighted_sum, scalar.weight)
+            for name, scalar in self.scalars.items()
+        ]
         return b"".join([header, *entries]).ljust(RECORD_BYTES, b"\0")
 
 
@@ -84,13 +87,12 @@ def unpack(data: bytes) -> CommitRecord:
     if magic != _MAGIC:
         raise CommunicationError(f"not a commit record: starts with {magic!r}")
     entries = _SCALAR.iter_unpack(data[_HEADER.size : RECORD_BYTES])
-    scalars = {key: Scalar(total, weight) for key, total, weight in entries if key}
+    scalars = {
+        name.rstrip(b"\0").decode(): Scalar(total, weight)
+        for name, total, weight in entries
+        if name[0]
+    }
     return CommitRecord(incarnation, counter, step, Flag(flags), *rest, scalars=scalars)
-
-
-def scalar_key(name: str) -> int:
-    """Return the 64-bit key under which a logged name travels; never 0."""
-    return xxhash.xxh3_64_intdigest(name.encode()) or 1
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ class CommitDecision:
         loss: mean loss over all samples of the step; NaN if no rank had any.
         flags: union of all flags.
         suspects: ranks whose gradients differ from the majority's, or all if there is none.
-        scalars: mean over ranks of each logged value, by key.
+        scalars: mean over ranks of each logged value, by name.
     """
 
     total_weight: float
     loss: float
     flags: Flag
     suspects: tuple[int, ...]
-    scalars: dict[int, float]
+    scalars: dict[str, float]
 
 
 def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
@@ -146,12 +148,12 @@ def _suspects(digests: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank for rank, other in enumerate(digests) if other != digest)
 
 
-def _mean_scalars(records: Sequence[CommitRecord]) -> dict[int, float]:
-    means: dict[int, float] = {}
-    for key in sorted({key for record in records for key in record.scalars}):
-        found = [record.scalars[key] for record in records if key in record.scalars]
+def _mean_scalars(records: Sequence[CommitRecord]) -> dict[str, float]:
+    means: dict[str, float] = {}
+    for name in sorted({name for record in records for name in record.scalars}):
+        found = [record.scalars[name] for record in records if name in record.scalars]
         weight = math.fsum(scalar.weight for scalar in found)
-        means[key] = math.fsum(s.weighted_sum for s in found) / weight if weight else math.nan
+        means[name] = math.fsum(s.weighted_sum for s in found) / weight if weight else math.nan
     return means
 
 

@@ -10,46 +10,25 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import Store
 
 from trainflow.communication import sockets
-from trainflow.communication.transport import Work
+from trainflow.communication.process_group import ProcessGroupTransport
 
 _NUM_THREADS = 2
 # A new device is recognised by the one port that starts to listen while it is made.
 _device_lock = threading.Lock()
 
 
-class GlooTransport:
+class GlooTransport(ProcessGroupTransport):
     """One epoch's gloo group."""
 
     def __init__(
         self, group: dist.ProcessGroupGloo, own_port: int, peers: frozenset[sockets.Address]
     ):
-        self._group: Any = group  # the stubs leave the collectives out
+        super().__init__(group)
         self._own_port = own_port
         self._peers = peers
-
-    def all_reduce(self, tensor: Tensor) -> Work:
-        """Sum in place; a ring: the order of summation depends on ranks alone, never on timing."""
-        return self._group.allreduce([tensor])
-
-    def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
-        """Gather every rank's ``tensor`` into ``output``."""
-        return self._group._allgather_base(output, tensor)  # noqa: SLF001  no public flat form
-
-    def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
-        """Exchange equal parts."""
-        return self._group.alltoall_base(output, tensor, [], [])
-
-    def send(self, tensor: Tensor, to_rank: int) -> Work:
-        """Send to one rank."""
-        return self._group.send([tensor], to_rank, 0)
-
-    def recv(self, tensor: Tensor, from_rank: int) -> Work:
-        """Receive from one rank."""
-        return self._group.recv([tensor], from_rank, 0)
 
     def abort(self) -> None:
         """Shut this group's sockets down: gloo's own abort releases nobody (see `sockets`)."""
@@ -61,23 +40,26 @@ class GlooConnector:
 
     Attributes:
         host: the address that peers reach this machine at.
+        connect_timeout_s: the longest that connecting to all peers may take.
         collective_timeout_s: the longest any collective may take.
     """
 
-    def __init__(self, host: str, *, collective_timeout_s: float):
+    def __init__(self, host: str, *, connect_timeout_s: float, collective_timeout_s: float):
         self.host = host
+        self.connect_timeout_s = connect_timeout_s
         self.collective_timeout_s = collective_timeout_s
 
     def __call__(self, store: Store, rank: int, world_size: int) -> GlooTransport:
-        """Connect with all ranks; RuntimeError or DistStoreError after the store's timeout."""
+        """Connect with all ranks; RuntimeError or DistStoreError if one does not come in time."""
         device, own_port = self._create_device()
         store.set(f"gloo/{rank}", json.dumps([self.host, own_port]))
         gloo: Any = dist.ProcessGroupGloo  # the stubs leave out the options that it takes
         options = gloo._Options()  # noqa: SLF001  the only way to choose the device
         options._devices = [device]  # noqa: SLF001
-        options._timeout = timedelta(seconds=self.collective_timeout_s)  # noqa: SLF001
+        options._timeout = timedelta(seconds=self.connect_timeout_s)  # noqa: SLF001
         options._threads = _NUM_THREADS  # noqa: SLF001
         group = gloo(store, rank, world_size, options)
+        group.set_timeout(timedelta(seconds=self.collective_timeout_s))
         peers: list[sockets.Address] = []
         for peer in range(world_size):
             if peer != rank:

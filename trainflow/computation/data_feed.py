@@ -47,7 +47,7 @@ class DataFeed:
         """Return a microbatch; at once if it was scheduled."""
         return self._loader.get(microbatch)
 
-    def validation_batches(self, world_size: int, rank: int) -> Iterator[Batch]:
+    def validation_batches(self, world_size: int, rank: int) -> Iterator[tuple[Microbatch, Batch]]:
         """Yield this rank's share of one pass over the validation data.
 
         Raises:
@@ -62,7 +62,7 @@ class DataFeed:
         for microbatch in deal_microbatches(
             0, self._num_validation_samples, size, world_size, rank
         ):
-            yield self._validation.get(microbatch)
+            yield microbatch, self._validation.get(microbatch)
 
     def close(self) -> None:
         """Stop reading ahead."""

@@ -14,10 +14,11 @@ from torch import Tensor
 from trainflow.communication.group import Group
 from trainflow.computation.aborted import StepAborted
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.seeding import isolated_randomness
+from trainflow.computation.seeding import derive_seed, isolated_randomness, seed_everything
 from trainflow.computation.training_state import TrainingState
 from trainflow.data.batch import Batch
 
+_IN_EVALUATION = -1  # in place of a step: random numbers that no step draws
 _COMBINE: dict[str, Callable[[list[float]], float]] = {
     "sum": math.fsum,
     "mean": lambda values: math.fsum(values) / len(values),
@@ -50,15 +51,18 @@ def evaluate(
 ) -> float:
     """Take the weighted mean of ``fn`` over one pass of the validation data."""
     modules = [model.module for model in state.models.values()]
+    seed = context.job.training.seed
     were_training = [module.training for module in modules]
     total, weight_sum = 0.0, 0.0
     for module in modules:
         module.eval()
     try:
-        with torch.no_grad(), isolated_randomness(context.job.training.seed):
-            for batch in context.feed.validation_batches(group.world_size, group.rank):
+        with torch.no_grad(), isolated_randomness(seed):
+            dealt = context.feed.validation_batches(group.world_size, group.rank)
+            for microbatch, batch in dealt:
                 if group.failure is not None:
                     raise StepAborted
+                seed_everything(derive_seed(seed, _IN_EVALUATION, microbatch.index))
                 mean, weight = fn(batch.to(context.device))
                 total += float(mean) * weight
                 weight_sum += weight

@@ -218,9 +218,9 @@ class Session:
     def _present(self, mode: StepMode, group: Group) -> Iterator[Step]:
         """Yield one step and see to what became of it."""
         transaction = Transaction(self._context, self._state, group, mode)
-        self._tail_done = mode is StepMode.REHEARSAL
         yield Step(transaction.number, self._count_try(transaction.number, mode), mode, transaction)
-        self._tail_done = transaction.left_whole
+        if mode is StepMode.TAIL or transaction.outcome is not None:
+            self._tail_done = transaction.left_whole
         if mode is StepMode.LIVE and transaction.outcome is not None:
             self._after_commit(transaction, group)
 
@@ -270,8 +270,7 @@ class Session:
         assignment = self._context.gate.park(standing)
         group, plan = assignment.group, assignment.plan
         self._group, self._pausing = group, False
-        if plan.replay_tail:
-            self._tail_done = False
+        self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
         healed = self._same_layout(group) and heal(self._state, plan, group, self.device)
         if not healed:

@@ -60,6 +60,14 @@ class PreparedModel:
     scheduler: LRScheduler | None
     reducer: GradientReducer
 
+    def __post_init__(self) -> None:
+        self._persistent = frozenset(self.module.state_dict())
+
+    def persistent_buffers(self) -> list[Tensor]:
+        """Buffers that are state (BatchNorm statistics), without those that can be made again."""
+        named = self.module.named_buffers()
+        return [buffer for name, buffer in named if name in self._persistent]
+
     @property
     def lr(self) -> float:
         """Learning rate of the first parameter group."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainflow.communication import commit_record
+from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import ReducedGradients
@@ -113,6 +114,11 @@ class Transaction:
     def backward(self, mean_loss: Tensor, weight: float) -> None:
         """Run autograd on one microbatch's weighted loss."""
         self._check()
+        if not weight >= 0:
+            raise TrainingError(
+                f"step {self.number}: backward got weight={weight}, expected a number of targets, "
+                "at least 0"
+            )
         if not self._backward_due:
             raise TrainingError(
                 f"step {self.number}: got a second backward() for one microbatch, expected one; "
@@ -127,6 +133,7 @@ class Transaction:
     def log(self, scalars: Mapping[str, Tensor | float]) -> None:
         """Add values to the step's weighted means; each microbatch weighs the same."""
         for name, value in scalars.items():
+            self._require_loggable(name)
             total, weight = self._scalars.get(name, (torch.zeros((), dtype=torch.float64), 0.0))
             addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
             self._scalars[name] = (total + addend, weight + 1.0)
@@ -134,6 +141,13 @@ class Transaction:
             raise TrainingError(
                 f"step.log: got {len(self._scalars)} names in one step, expected at most "
                 f"{commit_record.MAX_SCALARS}; log fewer values"
+            )
+
+    def _require_loggable(self, name: str) -> None:
+        if not name or "\0" in name or len(name.encode()) > commit_record.MAX_NAME_BYTES:
+            raise TrainingError(
+                f"step.log: got the name {name!r}, expected 1 to {commit_record.MAX_NAME_BYTES} "
+                "bytes of text; shorten it"
             )
 
     def commit(self) -> Committed:
@@ -150,12 +164,11 @@ class Transaction:
         wait_from_s = time.monotonic()
         reduced = [model.reducer.finish() for model in self._state.models.values()]
         gradients = [each for each in reduced if each is not None]
-        if len(gradients) != len(reduced):
+        if len(gradients) != len(reduced) or not self._share_buffers():
             raise StepAborted
         decision = self._agree(gradients, wait_from_s)
         waited_s = time.monotonic() - wait_from_s
         committed = self._apply(gradients, decision)
-        names = {commit_record.scalar_key(name): name for name in self._scalars}
         self.outcome = Outcome(
             committed,
             time.time(),
@@ -165,13 +178,18 @@ class Transaction:
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
-            scalars={names[key]: mean for key, mean in decision.scalars.items() if key in names},
+            scalars=decision.scalars,
         )
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
             self._state.version = None
             raise StepAborted
         return committed
+
+    def _share_buffers(self) -> bool:
+        models = self._state.models.values()
+        buffers = [buffer for model in models for buffer in model.persistent_buffers()]
+        return share_buffers(buffers, self._group)
 
     def _agree(self, gradients: list[ReducedGradients], wait_from_s: float) -> CommitDecision:
         """Exchange records; from here on every rank that gets them all decides alike."""
@@ -190,7 +208,7 @@ class Transaction:
             compute_s=wait_from_s - self._started_at_s,
             wait_s=time.monotonic() - wait_from_s,
             scalars={
-                commit_record.scalar_key(name): Scalar(float(total), weight)
+                name: Scalar(float(total), weight)
                 for name, (total, weight) in self._scalars.items()
             },
         )

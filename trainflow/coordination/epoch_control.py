@@ -76,7 +76,9 @@ class EpochControl:
         self._counter = 0
         self._num_attempts = 0
         self._forming: asyncio.Task[None] | None = None
-        self._forming_members: tuple[str, ...] = ()
+        # Members of the newest epoch, formed or not: once some were released into it, they may hold
+        # the newest state, so the next epoch is made from them.
+        self._lineup: tuple[str, ...] = ()
         self._settled = asyncio.Event()
         self._finished: set[str] = set()
 
@@ -108,7 +110,8 @@ class EpochControl:
 
     def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
         """Continue an epoch that an earlier coordinator formed."""
-        self.members, self.epoch = spec.members, spec.epoch
+        self.members = self._lineup = spec.members
+        self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
         if intact:
             self._settled.set()
@@ -154,14 +157,14 @@ class EpochControl:
         if not self._is_open or self._stop_asked or self.all_finished():
             return
         if self._forming is not None:
-            if all(member in self._pool.entries for member in self._forming_members):
+            if all(member in self._pool.entries for member in self._lineup):
                 return
             self._forming.cancel()
             self._forming = None
             self._broken = True
         move = decide_move(
             Situation(
-                members=self.members,
+                members=self._lineup if self.members else (),
                 broken=self._broken,
                 available=self._available(),
                 minimum=self._num_needed(),
@@ -227,7 +230,7 @@ class EpochControl:
         return min(self._job.workers.target, self._pool.num_bundles())
 
     def _wanted(self) -> tuple[str, ...]:
-        return next_members(self.members, self._available(), self._num_wanted())
+        return next_members(self._lineup, self._available(), self._num_wanted())
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
@@ -257,7 +260,7 @@ class EpochControl:
             description.host,
             description.store_port,
         )
-        self._forming_members = members
+        self._lineup = members
         self._forming = asyncio.get_running_loop().create_task(
             self._form(spec, at_boundary=at_boundary)
         )

@@ -1,12 +1,14 @@
 """What happened in a run, kept in files that outlive its actors.
 
-``events.jsonl`` and ``metrics.jsonl`` are append-only, one JSON object a line, whole lines only; a
-torn last line is dropped on reading. ``result.json`` is written once, at the end.
+``events.jsonl`` and ``metrics.jsonl`` are append-only, one JSON object a line. ``result.json`` is
+written once, at the end. A full disk stops nothing: what can't be written waits in memory, and an
+event says so.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
 import json
+import logging
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import EvaluationReport, StepReport
+from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
+
+logger = logging.getLogger(__name__)
 
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
@@ -33,10 +38,11 @@ class RunRecord:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self._clock = clock
-        for name in ("events.jsonl", "metrics.jsonl"):
-            _end_torn_line(directory / name)
-        self._events = deque(_read_lines(directory / "events.jsonl"), maxlen=_EVENTS_IN_MEMORY)
-        self._steps = deque(_read_lines(directory / "metrics.jsonl"), maxlen=_STEPS_IN_MEMORY)
+        self._events_file = LineFile(directory / "events.jsonl")
+        self._steps_file = LineFile(directory / "metrics.jsonl")
+        self._events = deque(self._events_file.read(), maxlen=_EVENTS_IN_MEMORY)
+        self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
+        self._unwritable = False
         self.last_step: int = self._steps[-1]["step"] if self._steps else 0
         self.num_failures = sum(event["kind"] == "failure" for event in self._events)
 
@@ -46,7 +52,7 @@ class RunRecord:
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
         self.num_failures += kind == "failure"
         self._events.append(event)
-        _append_line(self.directory / "events.jsonl", event)
+        self._note_trouble(self._events_file.append(event))
 
     def add_step(self, report: StepReport) -> None:
         """Append a committed step; a repeated report is dropped."""
@@ -57,7 +63,7 @@ class RunRecord:
         del line["joined"], line["pausing"]
         line["epoch"] = str(report.epoch)
         self._steps.append(line)
-        _append_line(self.directory / "metrics.jsonl", line)
+        self._note_trouble(self._steps_file.append(line))
 
     def add_evaluation(self, report: EvaluationReport) -> None:
         """Append an evaluation as an event; a repeated one is dropped."""
@@ -80,12 +86,15 @@ class RunRecord:
         return [line["compute_s"] + line["wait_s"] for line in newest]
 
     def write_ending(self, job_id: str, ending: Ending) -> None:
-        """Write how the run ended; whole or not at all."""
+        """Write how the run ended; whole or not at all. A full disk is logged."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
         text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1)
         temporary = self.directory / "result.json.part"
-        temporary.write_text(text + "\n")
-        temporary.replace(self.directory / "result.json")
+        try:
+            temporary.write_text(text + "\n")
+            temporary.replace(self.directory / "result.json")
+        except OSError:
+            logger.exception("result.json could not be written")
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has: one that comes back must not begin anew."""
@@ -95,26 +104,12 @@ class RunRecord:
         result = json.loads(path.read_text())
         return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
 
-
-def _append_line(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _end_torn_line(path: Path) -> None:
-    """Keep what is appended next apart from a line that a crash has torn."""
-    if path.exists() and path.read_bytes()[-1:] not in {b"", b"\n"}:
-        with path.open("a") as file:
-            file.write("\n")
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue  # torn by a crash while it was appended
-    return lines
+    def _note_trouble(self, error: OSError | None) -> None:
+        """Say once that the files can't be written, and once that they can again."""
+        if error is not None and not self._unwritable:
+            self._unwritable = True
+            text = f"{self.directory} can't be written ({error}); free some space there: until then"
+            self.add_event("record_unwritable", f"{text} what happens is kept in memory only")
+        elif error is None and self._unwritable and not self._events_file.waiting:
+            self._unwritable = False
+            self.add_event("record_writable", f"{self.directory} can be written again")

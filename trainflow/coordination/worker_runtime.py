@@ -44,7 +44,11 @@ def make_connector(job: JobConfig, host: str, device: torch.device) -> Connector
     backend = job.communication.backend
     if backend == "nccl" or (backend == "auto" and device.type == "cuda"):
         return NcclConnector(device, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
-    return GlooConnector(host, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
+    return GlooConnector(
+        host,
+        connect_timeout_s=_CONNECT_TIMEOUT_S,
+        collective_timeout_s=_COLLECTIVE_TIMEOUT_S,
+    )
 
 
 def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -> EpochGate:

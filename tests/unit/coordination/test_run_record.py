@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full_disk import room_for
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
@@ -97,7 +98,7 @@ def test_what_follows_a_torn_line_is_not_torn_with_it(record: RunRecord):
     assert kinds == ["submitted", "coordinator_restarted"]
 
 
-def test_the_result_is_there_whole_or_not_at_all(record: RunRecord, monkeypatch):
+def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
     failed = Ending(RunState.FAILED, "why", 1)
     assert record.read_ending() is None
     record.write_ending("job", failed)
@@ -105,15 +106,25 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord, monkeypatch)
     assert json.loads(path.read_text())["job_id"] == "job"
     assert record.read_ending() == failed
 
-    def run_out_of_space(self: Path, data: str) -> int:
-        with self.open("w") as file:
-            file.write(data[:5])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", run_out_of_space)
-    with pytest.raises(OSError, match="No space"):
+    with room_for(5):
         record.write_ending("job", SUCCESS)
     assert record.read_ending() == failed
+
+
+def test_a_full_disk_is_told_once_and_nothing_is_lost(record: RunRecord):
+    record.add_event("submitted", "job a")
+    with room_for((record.directory / "events.jsonl").stat().st_size):
+        for step in (1, 2):
+            record.add_step(replace(STEP, step=step))
+        record.add_event("failure", "lost a")
+    record.add_step(replace(STEP, step=3))
+    record.add_event("epoch", "epoch 1.2")
+
+    again = open_record(record.directory)
+    kinds = [event["kind"] for event in again.events_since(0)]
+    assert kinds == ["submitted", "record_unwritable", "failure", "epoch", "record_writable"]
+    assert "free some space" in again.events_since(1)[0]["text"]
+    assert [line["step"] for line in again.steps_since(0)] == [1, 2, 3]
 
 
 def tear_last_line(path: Path) -> None:

@@ -74,7 +74,7 @@ def _session_alone(
     job: JobConfig, stamp: Path, report: Callable[[AnyReport], None]
 ) -> Iterator[Session]:
     """Make a session that is given an epoch of its own as soon as it waits for one."""
-    connector = GlooConnector("127.0.0.1", collective_timeout_s=30.0)
+    connector = GlooConnector("127.0.0.1", connect_timeout_s=30.0, collective_timeout_s=30.0)
 
     def connect(spec: EpochSpec, rank: int) -> Group:
         transport = connector(dist.HashStore(), rank, spec.world_size)

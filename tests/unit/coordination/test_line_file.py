@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.full_disk import room_for
+from trainflow.coordination.line_file import LineFile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lines.jsonl"
+
+
+def test_lines_come_back_in_order(path):
+    file = LineFile(path)
+    for number in range(3):
+        assert file.append({"n": number}) is None
+    assert LineFile(path).read() == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_a_line_torn_by_a_crash_is_dropped_and_the_next_one_stands_alone(path):
+    path.write_text('{"n": 0}\n{"n": 1, "te')
+    LineFile(path).append({"n": 2})
+    assert LineFile(path).read() == [{"n": 0}, {"n": 2}]
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 1, 9])
+def test_on_a_full_disk_lines_wait_and_none_is_torn(path, spare_bytes):
+    file = LineFile(path)
+    file.append({"n": 0})
+    size = path.stat().st_size
+    with room_for(size + spare_bytes):
+        errors = [file.append({"n": number, "text": "x" * 20}) for number in (1, 2)]
+    assert all(isinstance(error, OSError) for error in errors)
+    assert len(file.waiting) == 2
+    assert path.stat().st_size == size
+
+    assert file.append({"n": 3}) is None
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
+    assert not file.waiting
+
+
+def test_a_missing_folder_is_an_error_and_no_crash(tmp_path):
+    file = LineFile(tmp_path / "gone" / "lines.jsonl")
+    assert isinstance(file.append({"n": 0}), FileNotFoundError)

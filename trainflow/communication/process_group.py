@@ -1,0 +1,40 @@
+"""Collectives as torch's process groups of every library offer them.
+
+Process: every rank.  Thread: training.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from trainflow.communication.transport import Work
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroupGloo, ProcessGroupNCCL
+
+
+class ProcessGroupTransport:
+    """One epoch's process group; how it is aborted differs by library."""
+
+    def __init__(self, group: "ProcessGroupGloo | ProcessGroupNCCL"):
+        self._group: Any = group  # the stubs leave the collectives out
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Sum in place; the order of summation is the library's."""
+        return self._group.allreduce([tensor])
+
+    def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
+        """Gather every rank's ``tensor`` into ``output``."""
+        return self._group._allgather_base(output, tensor)  # noqa: SLF001  no public flat form
+
+    def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
+        """Exchange equal parts."""
+        return self._group.alltoall_base(output, tensor, [], [])
+
+    def send(self, tensor: Tensor, to_rank: int) -> Work:
+        """Send to one rank."""
+        return self._group.send([tensor], to_rank, 0)
+
+    def recv(self, tensor: Tensor, from_rank: int) -> Work:
+        """Receive from one rank."""
+        return self._group.recv([tensor], from_rank, 0)

@@ -1,0 +1,79 @@
+"""An append-only file of JSON objects, one a line, that survives crashes and full disks.
+
+A crash while a line is appended leaves it torn: it is dropped on reading. A line for which there is
+no room waits in memory and is written, in its order, together with a later one.
+
+Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
+"""
+
+import contextlib
+import json
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+_MAX_WAITING = 10_000
+
+
+class LineFile:
+    """One such file, with one writer.
+
+    Attributes:
+        waiting: lines that could not be written so far; the oldest of very many are dropped.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
+        _end_torn_line(path)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all whole lines."""
+        if not self._path.exists():
+            return []
+        lines: list[dict[str, Any]] = []
+        for text in self._path.read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue  # torn by a crash while it was appended
+        return lines
+
+    def append(self, line: dict[str, Any]) -> OSError | None:
+        """Write ``line`` and what waits before it; returns why some of it has to wait, if so."""
+        self.waiting.append(json.dumps(line).encode() + b"\n")
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            return error
+        try:
+            while self.waiting:
+                _write_whole(descriptor, self.waiting[0])
+                self.waiting.popleft()
+        except OSError as error:
+            return error
+        finally:
+            os.close(descriptor)
+        return None
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """Append ``data`` or nothing; raises OSError."""
+    size = os.fstat(descriptor).st_size
+    try:
+        written = os.write(descriptor, data)
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+
+
+def _end_torn_line(path: Path) -> None:
+    """Keep what is appended next apart from a line that a crash has torn."""
+    if not path.exists() or path.read_bytes()[-1:] in {b"", b"\n"}:
+        return
+    with path.open("a") as file:
+        file.write("\n")
