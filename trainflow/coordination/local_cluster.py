@@ -86,13 +86,26 @@ class LocalCluster:
     nodes: list[LocalNode] = field(default_factory=list[LocalNode])
 
     @classmethod
-    def start(cls, *, head_cpus: float, num_nodes: int = 0, node_cpus: float = 2) -> "LocalCluster":
+    def start(
+        cls,
+        *,
+        head_cpus: float,
+        num_nodes: int = 0,
+        node_cpus: float = 2,
+        takes_jobs: bool = False,
+    ) -> "LocalCluster":
         """Start a head, then ``num_nodes`` nodes beside it.
+
+        Args:
+            head_cpus: that the head declares.
+            num_nodes: how many others there are.
+            node_cpus: that each of them declares.
+            takes_jobs: start Ray's dashboard too, to which ``ray job submit`` talks.
 
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
-        cluster = _start_head(head_cpus)
+        cluster = _start_head(head_cpus, with_dashboard=takes_jobs)
         try:
             for _ in range(num_nodes):
                 cluster.nodes.append(_start_node(cluster.address, len(cluster.nodes), node_cpus))
@@ -131,8 +144,9 @@ class LocalCluster:
         self.stop()
 
 
-def _start_head(cpus: float) -> LocalCluster:
-    node = _start(["--head", "--port=0", "--include-dashboard=false", f"--num-cpus={cpus:g}"])
+def _start_head(cpus: float, *, with_dashboard: bool) -> LocalCluster:
+    dashboard = f"--include-dashboard={str(with_dashboard).lower()}"
+    node = _start(["--head", "--port=0", dashboard, f"--num-cpus={cpus:g}"])
     _wait_started(node)
     address_file = node.temp_dir / "ray_current_cluster"
     _wait_for(node, lambda: address_file.exists() and address_file.read_text().strip() != "")
@@ -160,6 +174,7 @@ def _start(arguments: list[str]) -> LocalNode:
     command += [
         f"--temp-dir={temp_dir}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        "--dashboard-agent-listen-port=0",  # its default is one port for all nodes of a machine
         *arguments,
     ]
     with (temp_dir / "ray-start.log").open("wb") as log:
