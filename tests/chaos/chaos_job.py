@@ -21,7 +21,9 @@ class Args(BaseModel):
     work_dir: Path
     sleep_s: float = 0.01
     raise_at: int | None = None
-    nan_at: int | None = None
+    nan_at: tuple[int, ...] = ()
+    hold_after_loop: int | None = None
+    """Rank that holds in the code after the loop."""
 
 
 class Waves:
@@ -42,6 +44,13 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
 
 
+def hold(work_dir: Path) -> None:
+    """Tell that this process waits, and wait until there is a file named release."""
+    (work_dir / f"holding-{os.getpid()}").touch()
+    while not (work_dir / "release").exists():
+        SYSTEM_CLOCK.sleep(0.02)
+
+
 def train(session: Session, args: Args) -> None:
     model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
@@ -50,7 +59,7 @@ def train(session: Session, args: Args) -> None:
             for batch in step.microbatches():
                 SYSTEM_CLOCK.sleep(args.sleep_s)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
-                if step.number == args.nan_at and session.rank == 1:
+                if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")
                 step.backward(loss, weight=len(batch.indices))
                 if (epoch := session.epoch) is not None:  # not the rehearsal of a spare
@@ -60,6 +69,8 @@ def train(session: Session, args: Args) -> None:
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
             step.commit()
+    if session.rank == args.hold_after_loop:
+        hold(args.work_dir)
     digest = xxhash.xxh3_64()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())

@@ -18,7 +18,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.driver import Run, start_run
-from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 from trainflow.data.order import SampleOrder
 from trainflow.errors import UnreachableError
 
@@ -43,7 +43,7 @@ def make_job(work_dir: Path, *, max_steps: int = 150, spares: int = 2, **args: A
             },
             "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
             "workers": {"minimum": 1, "target": 3, "spares": spares},
-            "failures": {"hang_timeout_s": 3.0},
+            "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
         }
     )
 
@@ -86,6 +86,11 @@ class RunUnderTest:
     def wait_recovered(self, count: int = 1) -> dict[str, Any]:
         return self.wait(lambda s: len(events_of(s, "recovered")) >= count)
 
+    def wait_file(self, pattern: str) -> Path:
+        """Wait for a file in the run's folder."""
+        wait_until(lambda: bool(list(self.work_dir.glob(pattern))), lambda: f"no {pattern}")
+        return next(self.work_dir.glob(pattern))
+
     def finish(self) -> dict[str, Any]:
         """Wait for the end, let the coordinator go, and check that nothing is left."""
         pids = [worker["pid"] for worker in self._workers() if worker["pid"]]
@@ -97,6 +102,13 @@ class RunUnderTest:
     def members(self) -> dict[int, dict[str, Any]]:
         return {w["rank"]: w for w in self._workers() if w["rank"] is not None}
 
+    def coordinator_pid(self) -> int | None:
+        """Return the coordinator's pid; None while it restarts."""
+        try:
+            return self.run.coordinator_pid()
+        except UnreachableError:
+            return None
+
     def pids(self) -> dict[int, int]:
         return {rank: worker["pid"] for rank, worker in self.members().items()}
 
@@ -105,6 +117,16 @@ class RunUnderTest:
         for rank in ranks:
             os.kill(members[rank]["pid"], with_signal)
         return [members[rank]["pid"] for rank in ranks]
+
+    def node_of(self, rank: int) -> LocalNode:
+        host = self.members()[rank]["host"]
+        return next(node for node in self.cluster.nodes if node.host == host)
+
+    def keeper_of(self, rank: int) -> psutil.Process | None:
+        """Return the Keeper on a member's node; None while there is none."""
+        node = psutil.Process(self.node_of(rank).pid)
+        keepers = [p for p in node.children(recursive=True) if _title(p).startswith("ray::Keeper")]
+        return keepers[0] if keepers else None
 
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
@@ -150,7 +172,7 @@ class RunUnderTest:
             for group in placement_group_table().values()
             if group["name"].startswith(self.run.job_id) and group["state"] != "REMOVED"
         ]
-        left += [str(path) for path in Path("/dev/shm/trainflow").glob(f"{self.run.job_id}/*")]
+        left += [str(path) for path in Path("/dev/shm/trainflow").glob(f"{self.run.job_id}/**/*")]
         return left
 
 
@@ -163,6 +185,13 @@ def wait_until(reached: Callable[[], bool], explain: Callable[..., object], *arg
     while not reached():
         assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"still there: {explain(*args)}"
         SYSTEM_CLOCK.sleep(POLL_S)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return process.cmdline()[0]
+    except (psutil.NoSuchProcess, IndexError):
+        return ""
 
 
 def _is_alive(pid: int) -> bool:

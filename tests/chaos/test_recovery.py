@@ -78,7 +78,7 @@ def test_node_killed(run: RunUnderTest, undisturbed: str) -> None:
     before = run.members()
     lost = [rank for rank, worker in before.items() if worker["host"] == before[2]["host"]]
     assert len(lost) == 1, "members were not spread over nodes"
-    node = next(node for node in run.cluster.nodes if node.host == before[2]["host"])
+    node = run.node_of(2)
     node.kill()
     run.empty_shared_memory(before[2]["node_id"])
     run.wait_recovered()
@@ -115,7 +115,7 @@ def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_pat
 
 
 def test_nan_is_skipped_on_all_ranks(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, nan_at=7, max_steps=12)
+    run = RunUnderTest.start(cluster, tmp_path, nan_at=(7,), max_steps=12)
     status = run.finish()
     assert status["state"] == "succeeded"
     assert [step["step"] for step in status["steps"] if not step["applied"]] == [7]

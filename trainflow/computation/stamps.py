@@ -9,6 +9,7 @@ Process: every worker writes its own, the node's Keeper reads.  Thread: training
 Blocks: never.
 """
 
+import contextlib
 import mmap
 import os
 import struct
@@ -70,14 +71,22 @@ class StampWriter:
             self._numbers[index] = value
 
     def close(self) -> None:
-        """Stop the pulse and remove the file."""
+        """Stop the pulse and remove the file, and its folders if it was the last one in them."""
         self._closed.set()
         self._pulse.join()
         self._path.unlink(missing_ok=True)
+        remove_empty_folders(self._path.parent)
 
     def _beat(self) -> None:
         while not self._closed.wait(PULSE_INTERVAL_S):
             self._times[_PULSE] = time.monotonic()
+
+
+def remove_empty_folders(node_folder: Path) -> None:
+    """Remove a node's folder of stamps, and then its job's, each if nothing is left in it."""
+    for folder in (node_folder, node_folder.parent):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def read_stamp(path: Path) -> Stamp | None:

@@ -4,7 +4,6 @@ Process: keeper, one a node and job, without a share of CPU or GPU.
 Threads: one loop reads stamps and sends heartbeats; calls come in beside it.
 """
 
-import contextlib
 import logging
 import os
 import shutil
@@ -17,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.stamps import read_stamp
+from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
@@ -89,11 +88,13 @@ class Keeper:
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:
         """Kill the workers that are left on this node and remove the stamps."""
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         for worker_id in self._read_progress():
             self._kill(worker_id)
         shutil.rmtree(self._stamps, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another node's, where nodes share a machine
-            self._stamps.parent.rmdir()
+        remove_empty_folders(self._stamps)
 
     @ray.method(concurrency_group="watch")
     def wait_exit(self) -> None:
@@ -109,9 +110,9 @@ class Keeper:
                 self._beat(progress)
                 next_beat_s = now_s + _HEARTBEAT_EVERY_S
             if self._lease.is_expired(SYSTEM_CLOCK.monotonic_s()):
-                for worker_id in progress:
-                    logger.warning("%s is cut off: killing %s", self._node_id, worker_id)
-                    self._kill(worker_id)
+                if progress:
+                    logger.warning("%s is cut off: killing %s", self._node_id, list(progress))
+                self._clean_up()
             SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
     def _has_stale(self, progress: dict[str, Progress]) -> bool:

@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -15,6 +16,8 @@ from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor
+
+_BACK_WITHIN_S = 0.5
 
 
 class NodeWatch:
@@ -27,28 +30,38 @@ class NodeWatch:
         self._keepers: dict[str, Any] = {}
         self._heard_at_s: dict[str, float] = {}
         self._progress: dict[str, dict[str, Progress]] = {}
+        self._dismissed: dict[str, Any] = {}
 
     def ensure(self, node_ids: set[str]) -> None:
         """Have a Keeper on each of these nodes, and let them know each other."""
         fresh = node_ids - self._keepers.keys()
         for node_id in fresh:
-            self._keepers[node_id] = KeeperActor.options(
-                name=names.keeper_name(self._job_id, node_id),
-                namespace=names.NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote(self._job_id, self._lease_s)
+            keeper = self._dismissed.pop(node_id, None)
+            self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
             self._heard_at_s[node_id] = self._clock.monotonic_s()
         if fresh:
             self._introduce()
 
+    def _make_keeper(self, node_id: str) -> Any:  # noqa: ANN401  an actor handle
+        return KeeperActor.options(
+            name=names.keeper_name(self._job_id, node_id),
+            namespace=names.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(self._job_id, self._lease_s)
+
     def forget(self, node_id: str) -> None:
-        """A node is gone for good: the others no longer count it."""
+        """A node is gone: the others no longer count it.
+
+        Should it only have been cut off, its Keeper cleans up when it is back, and may be needed
+        again.
+        """
         keeper = self._keepers.pop(node_id, None)
         self._progress.pop(node_id, None)
         if keeper is not None:
-            ray.kill(keeper, no_restart=True)
+            keeper.clean_up.remote()
+            self._dismissed[node_id] = keeper
             self._introduce()
 
     def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
@@ -108,17 +121,24 @@ class NodeWatch:
 
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers."""
-        cleaning = [asyncio.ensure_future(k.clean_up.remote()) for k in self._keepers.values()]
-        if cleaning:
-            done, _ = await asyncio.wait(cleaning, timeout=timeout_s)
-            for task in done:
-                with contextlib.suppress(RayError):
-                    task.result()
-        for keeper in self._keepers.values():
+        await _clean_up(self._keepers.values(), timeout_s)
+        await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
+        for keeper in [*self._keepers.values(), *self._dismissed.values()]:
             ray.kill(keeper, no_restart=True)
         self._keepers.clear()
+        self._dismissed.clear()
 
     def _introduce(self) -> None:
         for node_id, keeper in self._keepers.items():
             peers = [peer for other, peer in self._keepers.items() if other != node_id]
             keeper.introduce.remote(peers)
+
+
+async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:
+    cleaning = [asyncio.ensure_future(keeper.clean_up.remote()) for keeper in keepers]
+    if not cleaning:
+        return
+    done, _ = await asyncio.wait(cleaning, timeout=timeout_s)
+    for task in done:
+        with contextlib.suppress(RayError):
+            task.result()

@@ -1,0 +1,95 @@
+"""What dies less often: a Keeper, a node that only falls silent, what comes after the last step."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of, wait_until
+from tests.chaos.test_recovery import expect_as_undisturbed
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+
+def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=20, spares=2)
+    pids = run.pids()
+    keeper = run.keeper_of(1)
+    assert keeper is not None
+    keeper.kill()
+    wait_until(lambda: run.keeper_of(1) not in {None, keeper}, lambda: "no new Keeper")
+    assert run.pids() == pids, "training noticed"
+    run.kill(1, with_signal=signal.SIGSTOP)
+    hang = events_of(run.wait_recovered(), "hang")[0]
+    assert str(pids[1]) in hang["text"]
+    expect_as_undisturbed(run, undisturbed)
+    assert not psutil.pid_exists(pids[1]), "the new Keeper did not kill the stopped process"
+
+
+def signal_tree(node: LocalNode, number: signal.Signals) -> None:
+    root = psutil.Process(node.pid)
+    for process in [root, *root.children(recursive=True)]:
+        process.send_signal(number)
+
+
+def test_a_node_that_falls_silent_is_given_up_and_its_workers_die_when_it_is_back(
+    run: RunUnderTest, undisturbed: str
+) -> None:
+    run.wait_training(step=20, spares=2)
+    before, node = run.pids(), run.node_of(1)
+    signal_tree(node, signal.SIGSTOP)
+    try:
+        status = run.wait_recovered()
+    finally:
+        signal_tree(node, signal.SIGCONT)
+    assert "has not been heard within its lease" in events_of(status, "failure")[0]["text"]
+    after = run.pids()
+    assert (after[0], after[2]) == (before[0], before[2])
+    wait_until(lambda: not psutil.pid_exists(before[1]), lambda: f"worker {before[1]}")
+    expect_as_undisturbed(run, undisturbed)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_rank_killed_after_its_last_step_is_made_up_for(
+    cluster: LocalCluster, tmp_path: Path, spares: int
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, max_steps=30, spares=spares, hold_after_loop=1)
+    run.wait_training(step=0, spares=spares)
+    first = run.wait_file("holding-*")
+    victim = int(first.name.removeprefix("holding-"))
+    assert run.pids()[1] == victim
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: len(list(tmp_path.glob("holding-*"))) == 2, lambda: "nobody took its place")
+    assert not (tmp_path / "final-1.txt").exists()
+    (tmp_path / "release").touch()
+    status = run.finish()
+    assert status["state"] == "succeeded"
+    assert sorted(path.name for path in tmp_path.glob("final-*")) == [
+        f"final-{rank}.txt" for rank in range(3)
+    ]
+    assert len(run.final_digests()) == 1
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, nan_at=(5, 6), max_steps=30)
+    status = run.finish()
+    assert status["state"] == "failed"
+    assert "training.max_skipped_steps = 2" in status["ending"]["reason"]
+    assert not events_of(status, "respawned")
+
+
+def test_a_coordinator_killed_after_the_end_comes_back_with_the_result(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, max_steps=10)
+    before = run.wait(lambda s: s["ending"] is not None)
+    pid = run.run.coordinator_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: run.coordinator_pid() not in {None, pid}, lambda: "no new coordinator")
+    after = run.finish()
+    assert (after["state"], after["ending"]) == (before["state"], before["ending"])
+    assert len(events_of(after, "succeeded")) == 1
