@@ -7,6 +7,8 @@
     ├── CommunicationError             a collective or a process group failed
     │   └── GroupMismatchError         ranks disagree on what they are about to exchange
     ├── StateError                     training state can't be captured, moved or restored
+    ├── CheckpointError                a checkpoint or its store is missing, damaged or refuses
+    │   └── CheckpointConflictError    another writer has committed that step
     ├── TrainingError                  the user's training function, or the model, gave up
     │   ├── UserCodeError              the training function raised; carries the rank's traceback
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
@@ -53,6 +55,14 @@ class GroupMismatchError(CommunicationError):
 
 class StateError(TrainFlowError):
     """Training state can't be captured, sent or restored."""
+
+
+class CheckpointError(TrainFlowError):
+    """A checkpoint is missing or damaged, or its store can't be reached or refuses."""
+
+
+class CheckpointConflictError(CheckpointError):
+    """Another writer has committed a checkpoint of that step."""
 
 
 class TrainingError(TrainFlowError):

@@ -1,0 +1,44 @@
+"""Runs of bytes named by their content: equal bytes are written, sent and kept once.
+
+The name is the xxh3-128 of the bytes. It tells damage and equality; it is no defence against
+somebody who can write to the store and means to deceive.
+
+Pure.
+"""
+
+from collections.abc import Iterator
+
+import xxhash
+
+from trainflow.checkpointing.manifest import Chunk
+from trainflow.errors import CheckpointError
+
+CHUNK_BYTES = 2 * 1024 * 1024
+"""Size of a chunk, apart from a shard's last: small, so that what changes costs little more."""
+
+
+def cut(payload: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
+    """Cut a shard's bytes into chunks; the parts are views."""
+    for start in range(0, len(payload), CHUNK_BYTES):
+        part = payload[start : start + CHUNK_BYTES]
+        yield Chunk(name_of(part), len(part)), part
+
+
+def name_of(data: memoryview | bytes) -> str:
+    """Return the chunk id of these bytes: 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def require_intact(chunk: Chunk, data: bytes, source: str) -> bytes:
+    """Return ``data`` if it is what ``chunk`` names.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    if len(data) != chunk.num_bytes or name_of(data) != chunk.chunk_id:
+        raise CheckpointError(
+            f"chunk {chunk.chunk_id} in {source}: got {len(data)} bytes that hash to "
+            f"{name_of(data)}, expected {chunk.num_bytes} that hash to its name; the file is "
+            "damaged: use an earlier checkpoint"
+        )
+    return data

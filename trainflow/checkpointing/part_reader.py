@@ -1,0 +1,144 @@
+"""Read parts of tensors out of the chunks of a checkpoint, several at a time.
+
+Process: worker, driver.  Threads: a pool of its own.  Blocks: until all is read.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainflow.checkpointing.boxes import Box, whole
+from trainflow.checkpointing.manifest import Chunk, Manifest, Shard
+from trainflow.checkpointing.read_plan import Available, Wanted, plan_reads
+from trainflow.errors import CheckpointError
+
+Bytes = NDArray[np.uint8]
+Fetch = Callable[[Chunk], bytes]
+
+_TIER = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a tensor, and where its bytes go: 1-D, contiguous, elements in C order."""
+
+    box: Box
+    out: Bytes
+
+
+def read_parts(
+    manifest: Manifest, wanted: Mapping[str, Part], fetch: Fetch, num_threads: int
+) -> None:
+    """Fill every wanted part.
+
+    Args:
+        manifest: the checkpoint.
+        wanted: by tensor path.
+        fetch: returns a chunk's bytes, verified; called from several threads.
+        num_threads: how many chunks are fetched at a time.
+
+    Raises:
+        CheckpointError: the checkpoint has no such tensor, or a chunk is missing or damaged.
+        StateError: a part is no part of its tensor.
+    """
+    shards: dict[tuple[str, Box], Shard] = {}
+    for path in wanted:
+        if path not in manifest.tensors:
+            raise CheckpointError(
+                f"checkpoint of step {manifest.step}: got no tensor {path}, expected it; the "
+                "training function builds another model than the one that was saved"
+            )
+        shards |= {(path, shard.box): shard for shard in manifest.tensors[path].shards}
+    reads = plan_reads(
+        [Wanted(path, part.box) for path, part in wanted.items()],
+        [Available(path, box, _TIER, location="") for path, box in shards],
+    )
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="restore") as pool:
+        under_way: list[_ShardRead] = []
+        for read in reads:
+            path = read.source.path
+            under_way.append(
+                _ShardRead(
+                    shard=shards[path, read.source.box],
+                    box=read.box,
+                    part=wanted[path],
+                    item_bytes=manifest.tensors[path].item_bytes,
+                )
+            )
+            under_way[-1].start(pool, fetch)
+        for each in under_way:
+            each.finish()
+
+
+@dataclass
+class _ShardRead:
+    """Brings the elements of ``box`` from one shard to one part."""
+
+    shard: Shard
+    box: Box
+    part: Part
+    item_bytes: int
+    _landing: Bytes = field(init=False)
+    _fetches: list[Future[None]] = field(default_factory=list[Future[None]])
+
+    def start(self, pool: ThreadPoolExecutor, fetch: Fetch) -> None:
+        """Fetch the chunks that hold the elements; straight to their place if nothing is between.
+
+        Otherwise they land in memory of the shard's size, of which only what is touched is real.
+        """
+        if self._is_direct():
+            self._landing = self.part.out
+        else:
+            self._landing = np.empty(self.shard.box.num_elements * self.item_bytes, np.uint8)
+        first, last = self._bytes_needed()
+        start = 0
+        for chunk in self.shard.chunks:
+            stop = start + chunk.num_bytes
+            if start < last and stop > first:
+                self._fetches.append(pool.submit(self._fetch, chunk, start, fetch))
+            start = stop
+
+    def finish(self) -> None:
+        """Wait for the chunks, and move the elements if they aren't where they belong."""
+        for each in self._fetches:
+            each.result()
+        if self._is_direct():
+            return
+        source = _as_elements(self._landing, self.shard.box, self.item_bytes)
+        target = _as_elements(self.part.out, self.part.box, self.item_bytes)
+        selected = source[self.box.relative_to(self.shard.box).slices]
+        target[self.box.relative_to(self.part.box).slices] = selected
+
+    def _fetch(self, chunk: Chunk, start: int, fetch: Fetch) -> None:
+        data = np.frombuffer(fetch(chunk), np.uint8)
+        self._landing[start : start + chunk.num_bytes] = data
+
+    def _is_direct(self) -> bool:
+        return self.shard.box == self.part.box
+
+    def _bytes_needed(self) -> tuple[int, int]:
+        """Return where in the shard's bytes the first and the last needed element lie."""
+        inside = self.box.relative_to(self.shard.box)
+        first = last = 0
+        stride = self.shard.box.num_elements
+        sides = zip(inside.offset, inside.shape, self.shard.box.shape, strict=True)
+        for offset, size, side in sides:
+            stride //= side
+            first += offset * stride
+            last += (offset + size - 1) * stride
+        return first * self.item_bytes, (last + 1) * self.item_bytes
+
+
+def _as_elements(data: Bytes, box: Box, item_bytes: int) -> NDArray[Any]:
+    """View bytes as elements of an unknown type, which are only moved."""
+    return data.view(np.dtype((np.void, item_bytes))).reshape(box.shape)
+
+
+def allocate(shape: tuple[int, ...], item_bytes: int) -> Part:
+    """Return a whole tensor's part with fresh memory."""
+    return Part(whole(shape), np.empty(prod(shape) * item_bytes, np.uint8))

@@ -1,0 +1,178 @@
+"""Checkpoints in a folder of any file system that fsspec knows: what lies where, in which order.
+
+    chunks/ab/ab12...            payload, named by its hash, shared by all checkpoints here
+    manifests/STEP-ATTEMPT.json  what a checkpoint is made of
+    committed/STEP.json          marks a checkpoint as whole, and names its manifest
+
+A checkpoint counts once its marker is there, which is written last, by whoever is first: of two
+writers of one step one is refused. Nothing is ever overwritten.
+
+Process: keeper writes; drivers and workers read.  Blocks: on the store.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import fsspec
+
+from trainflow.checkpointing.chunks import name_of, require_intact
+from trainflow.checkpointing.manifest import Chunk, Manifest, encode_manifest, parse_manifest
+from trainflow.checkpointing.whole_files import write_new, write_whole
+from trainflow.errors import CheckpointConflictError, CheckpointError
+
+_MARKER = re.compile(r"(\d{12})\.json")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What marks a checkpoint as committed.
+
+    Attributes:
+        step: its step.
+        manifest: name of its manifest's file.
+        digest: xxh3-128 of that file.
+    """
+
+    step: int
+    manifest: str
+    digest: str
+
+
+class CheckpointStore:
+    """The checkpoints under one URL.
+
+    Raises:
+        CheckpointError: from every method, when the store doesn't answer or holds damaged data.
+    """
+
+    def __init__(self, url: str):
+        """Open the folder; it need not exist."""
+        self.url = url
+        # fsspec has no annotations.
+        self._files: Any
+        self._files, root = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
+        self._root = root.rstrip("/")
+
+    def committed_steps(self) -> list[int]:
+        """Return the steps of all committed checkpoints, oldest first."""
+        try:
+            names = [entry.rsplit("/", 1)[-1] for entry in self._list("committed")]
+        except OSError as error:
+            raise self._unreachable("committed", error) from error
+        found = [_MARKER.fullmatch(name) for name in names]
+        return sorted(int(match[1]) for match in found if match)
+
+    def read_manifest(self, step: int) -> Manifest:
+        """Read and check the manifest of a committed checkpoint."""
+        marker = self._read_marker(step)
+        name = f"manifests/{marker.manifest}"
+        data = self._read(name)
+        if name_of(data) != marker.digest:
+            raise CheckpointError(
+                f"{self._path(name)}: got a file that hashes to {name_of(data)}, expected "
+                f"{marker.digest} as its marker says; it is damaged: use an earlier checkpoint"
+            )
+        manifest = parse_manifest(data, self._path(name))
+        if manifest.step != step:
+            raise CheckpointError(
+                f"{self._path(name)}: got step {manifest.step}, expected {step} as its marker says"
+            )
+        return manifest
+
+    def has_chunk(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk is there, in its full length."""
+        try:
+            return self._files.size(self._path(_chunk_name(chunk))) == chunk.num_bytes
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unreachable(_chunk_name(chunk), error) from error
+
+    def write_chunk(self, chunk: Chunk, data: memoryview | bytes) -> None:
+        """Write a chunk; whole, or not under its name."""
+        name = _chunk_name(chunk)
+        try:
+            write_whole(self._files, self._path(name), data)
+        except OSError as error:
+            raise self._unreachable(name, error) from error
+
+    def read_chunk(self, chunk: Chunk) -> bytes:
+        """Read a chunk and verify it."""
+        name = _chunk_name(chunk)
+        return require_intact(chunk, self._read(name), self.url)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write a manifest, then its marker. Its chunks must be there.
+
+        Raises:
+            CheckpointConflictError: the step is committed already, by another attempt.
+            CheckpointError: the store doesn't take it.
+        """
+        data = encode_manifest(manifest)
+        file_name = f"{manifest.step:012d}-{manifest.attempt}.json"
+        marker = {"step": manifest.step, "manifest": file_name, "digest": name_of(data)}
+        name = f"manifests/{file_name}"
+        try:
+            write_whole(self._files, self._path(name), data)
+            write_new(
+                self._files,
+                self._path(f"committed/{manifest.step:012d}.json"),
+                json.dumps(marker).encode(),
+            )
+        except FileExistsError as error:
+            raise CheckpointConflictError(
+                f"{self.url}: got a second checkpoint of step {manifest.step}, expected one; "
+                "another writer was first, and its checkpoint stands"
+            ) from error
+        except OSError as error:
+            raise self._unreachable(name, error) from error
+
+    def _read_marker(self, step: int) -> Marker:
+        name = f"committed/{step:012d}.json"
+        data = self._read(name)
+        try:
+            marker = Marker(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._path(name)}: got no marker ({error}), expected one; use an earlier "
+                "checkpoint"
+            ) from error
+        file_name = re.compile(rf"{step:012d}-[0-9a-z][0-9a-z.-]*\.json")
+        if marker.step != step or not file_name.fullmatch(str(marker.manifest)):
+            raise CheckpointError(
+                f"{self._path(name)}: got a marker of {marker.manifest!r}, expected a manifest of "
+                f"step {step}; it is damaged or forged: use an earlier checkpoint"
+            )
+        return marker
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self._files.cat_file(self._path(name))
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self._path(name)}: got nothing, expected a file; use an earlier checkpoint"
+            ) from error
+        except OSError as error:
+            raise self._unreachable(name, error) from error
+
+    def _list(self, folder: str) -> list[str]:
+        self._files.invalidate_cache(self._path(folder))
+        try:
+            return self._files.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _unreachable(self, name: str, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"{self.url}: {name}: the store does not answer as expected "
+            f"({type(error).__name__}: {error}); look at its address, credentials and free space"
+        )
+
+
+def _chunk_name(chunk: Chunk) -> str:
+    return f"chunks/{chunk.chunk_id[:2]}/{chunk.chunk_id}"
