@@ -129,7 +129,6 @@ class Phase(StrEnum):
     COMMUNICATE = "communicate"
     OPTIMIZER = "optimizer"
     USER = "user"
-    FINISHED = "finished"
 
     @property
     def is_judged(self) -> bool:

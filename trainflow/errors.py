@@ -10,7 +10,6 @@
     ├── CheckpointError                a checkpoint or its store is missing, damaged or refuses
     │   └── CheckpointConflictError    another writer has committed that step
     ├── TrainingError                  the user's training function, or the model, gave up
-    │   ├── UserCodeError              the training function raised; carries the rank's traceback
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
     └── CoordinationError              the cluster can't do what was asked
         ├── CapacityError              not enough nodes, CPUs or GPUs
@@ -67,10 +66,6 @@ class CheckpointConflictError(CheckpointError):
 
 class TrainingError(TrainFlowError):
     """Training can't go on, whatever the cluster does."""
-
-
-class UserCodeError(TrainingError):
-    """The training function raised. The message holds the rank and its traceback."""
 
 
 class TooManySkippedStepsError(TrainingError):

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainflow.clock import SYSTEM_CLOCK
@@ -133,8 +134,8 @@ class FaultyTransport:
         return work
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
-        """A commit record, if it is during commit."""
-        if self._injector.phase is not Phase.COMMUNICATE:
+        """A commit record, if it is bytes and not numbers, and during commit."""
+        if self._injector.phase is not Phase.COMMUNICATE or tensor.dtype is not torch.uint8:
             return self._inner.all_gather(output, tensor)
         self._injector.reach(Where.BEFORE_RECORD)
         work = self._inner.all_gather(output, tensor)

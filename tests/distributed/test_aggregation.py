@@ -2,49 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from tests.distributed.conftest import TIMEOUT_S, WORLD, InRanks
 from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitRecord, exchange
-from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, wait_all
-from trainflow.epochs import EpochId, EpochSpec
-
-WORLD = 3
-TIMEOUT_S = 30.0
-SPEC = EpochSpec(EpochId(4, 5), ("a", "b", "c"), "", 0)
-
-InRanks = Callable[[Callable[[Group], Any]], list[Any]]
-
-
-@pytest.fixture
-def groups() -> list[Group]:
-    """Three connected ranks."""
-    store = dist.HashStore()
-    connect = GlooConnector(
-        "127.0.0.1", connect_timeout_s=TIMEOUT_S, collective_timeout_s=TIMEOUT_S
-    )
-    with ThreadPoolExecutor(WORLD) as pool:
-        transports = list(pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD)))
-    return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
-
-
-@pytest.fixture
-def in_ranks(groups: list[Group]) -> InRanks:
-    """Call something in each rank, each in a thread of its own."""
-
-    def call(function: Callable[[Group], Any]) -> list[Any]:
-        with ThreadPoolExecutor(WORLD) as pool:
-            return list(pool.map(function, groups, timeout=TIMEOUT_S))
-
-    return call
 
 
 def values(rank: int, size: int) -> torch.Tensor:

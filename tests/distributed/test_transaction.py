@@ -130,6 +130,12 @@ def test_one_number_a_rank_is_combined_alike_on_all(run: Run):
         assert numbers == {n: [1 + n, 3 + 3 * n, n, 2 + n] for n in range(1, MAX_STEPS + 1)}
 
 
+def test_ranks_that_wait_for_the_number_of_a_stopped_one_are_not_to_blame(run: Run):
+    outcome = run(train_with_numbers, fail_at(1, 4, Where.IN_MICROBATCH, Act.STOP), spares=1)
+    assert outcome.crashes == {}
+    assert outcome.hung.keys() == {"w1"}
+
+
 def test_a_spare_rehearses_a_function_that_talks_to_other_ranks(run: Run, undisturbed):
     outcome = run(train_with_numbers, fail_at(1, 4, Where.IN_BACKWARD), spares=1)
     assert outcome.crashes == {}
@@ -238,6 +244,17 @@ def train_twice_backward(session: Session, _: Any) -> None:
             run.commit(step)
 
 
+def train_with_backward_of_its_own(session: Session, _: Any) -> None:
+    run = Recorder(session)
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                loss = mean_loss(run.model, batch)
+                loss.backward(retain_graph=True)
+                step.backward(loss, weight=batch.num_targets)
+            run.commit(step)
+
+
 def train_with_negative_weight(session: Session, _: Any) -> None:
     run = Recorder(session)
     for step in session.steps():
@@ -290,6 +307,7 @@ def train_and_raise(session: Session, _: Any) -> None:
     ("function", "kind", "said"),
     [
         (train_twice_backward, "TrainingError", "got a second backward() for one microbatch"),
+        (train_with_backward_of_its_own, "TrainingError", "got a second gradient of 'body."),
         (train_with_negative_weight, "TrainingError", "got weight=-1.0"),
         (train_with_a_long_name, "TrainingError", "expected 1 to 48 bytes"),
         (train_without_commit, "TrainingError", "without commit()"),

@@ -1,6 +1,6 @@
 """Every check of a job that needs no cluster, so that a bad one is refused before anything starts.
 
-Process: driver.  Blocks: on importing the job's modules and on opening its corpora.
+Process: driver.  Blocks: on importing the job's modules and on opening its data.
 """
 
 import sys
@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from trainflow.config import JobConfig, import_function, load_job, resolve_entrypoint
-from trainflow.data.corpus_format import HOW_TO_PACK, Split
+from trainflow.data.corpus_format import Split
+from trainflow.data.size_check import count_training_samples
 from trainflow.data.token_corpus import TokenCorpus
 from trainflow.errors import DataError
 
@@ -23,12 +24,12 @@ class CheckedJob:
     Attributes:
         config: its settings.
         args: what the training function will be given, defaults filled in.
-        num_samples: samples in a pass over the corpus; None where a function makes the dataset.
+        num_samples: samples in a pass over the training data.
     """
 
     config: JobConfig
     args: BaseModel
-    num_samples: int | None
+    num_samples: int
 
 
 def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
@@ -40,14 +41,15 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
 
     Raises:
         ConfigError: a setting is wrong, or a function that it names can't be imported.
-        DataError: a corpus is missing, damaged or smaller than one global batch.
+        DataError: the training data can't be opened, or is smaller than one global batch.
     """
     config = load_job(path, overrides)
     _look_in_working_directory()
     args = resolve_entrypoint(config.entrypoint).check_args(config.args)
-    if config.data.dataset is not None:
-        import_function(config.data.dataset, setting="data.dataset")
-    return CheckedJob(config, args, _check_corpora(config))
+    if config.data.validation_url is not None:
+        _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
+    dataset = _open_training_data(config, args)
+    return CheckedJob(config, args, count_training_samples(dataset, config))
 
 
 def _look_in_working_directory() -> None:
@@ -57,27 +59,24 @@ def _look_in_working_directory() -> None:
         sys.path.insert(0, here)
 
 
-def _check_corpora(config: JobConfig) -> int | None:
-    """Return the samples in the training corpus, if there is one."""
-    data = config.data
-    if data.validation_url is not None:
-        _count_samples(data.validation_url, "validation", setting="data.validation_url")
-    if data.url is None:
-        return None
-    num_samples = _count_samples(data.url, "train", setting="data.url")
-    batch = config.training.global_batch_size
-    if num_samples < batch:
-        raise DataError(
-            f"data.url: got a corpus of {num_samples} samples at {data.url!r}; expected at least "
-            f"one global batch, training.global_batch_size = {batch}; lower it or pack more text "
-            f"({HOW_TO_PACK})"
-        )
-    return num_samples
-
-
-def _count_samples(url: str, split: Split, *, setting: str) -> int:
+def _open_training_data(config: JobConfig, args: BaseModel) -> object:
+    """Open what every worker will open."""
+    if config.data.url is not None:
+        return _open_corpus(config.data.url, "train", setting="data.url")
+    assert config.data.dataset is not None, "the configuration requires one of url and dataset"
+    make = import_function(config.data.dataset, setting="data.dataset")
     try:
-        return len(TokenCorpus.open(url, split))
+        return make(args)
+    except Exception as error:  # whatever the job's own code raises
+        raise DataError(
+            f"data.dataset: got {config.data.dataset}, which raised {type(error).__name__}: "
+            f"{error}; expected a map-style dataset; mend it, or change data.dataset"
+        ) from error
+
+
+def _open_corpus(url: str, split: Split, *, setting: str) -> TokenCorpus:
+    try:
+        return TokenCorpus.open(url, split)
     except DataError as error:
         raise DataError(
             f"{setting}: got {url!r}; expected a packed token corpus; change {setting}: {error}"
@@ -89,7 +88,7 @@ def describe_job(job: CheckedJob) -> str:
     config = job.config
     training, workers = config.training, config.workers
     resources = workers.resources
-    data = config.data.dataset or f"{config.data.url} ({job.num_samples} samples)"
+    data = f"{config.data.dataset or config.data.url} ({job.num_samples} samples)"
     lines = {
         "name": config.name,
         "entrypoint": config.entrypoint,

@@ -158,7 +158,7 @@ def _mean_scalars(records: Sequence[CommitRecord]) -> dict[str, float]:
 
 
 def exchange(record: CommitRecord, group: Group, device: torch.device) -> list[CommitRecord] | None:
-    """Gather every rank's record, by rank; None if the group failed.
+    """Gather every rank's record, by rank; None if the group has failed by then.
 
     Process: every rank.  Thread: training.  Blocks: until all ranks have come.
     """
@@ -170,4 +170,6 @@ def exchange(record: CommitRecord, group: Group, device: torch.device) -> list[C
     if not group.all_gather(everyone, mine).wait():
         return None
     data = everyone.cpu().numpy().tobytes()
+    if group.failure is not None:  # what was aborted meanwhile may have left anything in there
+        return None
     return [unpack(data[i : i + RECORD_BYTES]) for i in range(0, len(data), RECORD_BYTES)]

@@ -98,8 +98,10 @@ class Group:
             if self.failure is not None:
                 return
             self.failure = reason
-        self._transport.abort()
-        self._on_failure(self.spec.epoch, reason)
+        try:
+            self._transport.abort()
+        finally:  # or the others would wait for this rank, and nobody would know
+            self._on_failure(self.spec.epoch, reason)
 
     def abort(self, reason: str) -> None:
         """Release every thread that waits in this group; nobody is told. Any thread, idempotent."""
@@ -119,11 +121,12 @@ class Group:
             return Pending(self, None)
 
 
-def wait_all(pending: Sequence[Pending]) -> bool:
+def wait_all(pending: Sequence[Pending], after_each: Callable[[], None] = lambda: None) -> bool:
     """Wait for each, whatever became of those before; True if all hold their results."""
     succeeded = True
     for one in pending:
         succeeded = one.wait() and succeeded
+        after_each()
     return succeeded
 
 

@@ -1,24 +1,82 @@
 """NCCL as a transport: CUDA tensors between GPUs.
 
+Left to itself torch waits for NCCL on the GPU only, and a watchdog thread ends the process when a
+collective fails. Here a failure has to be data. So there is no watchdog, and ``wait`` blocks the
+thread until the collective is over, an abort included: what it vouches for is there, and what was
+aborted is never used.
+
 Process: every rank.  Thread: connected by control, used by training, aborted by control.
 Ranks: all of an epoch connect together.
 """
 
+import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.communication.process_group import ProcessGroupTransport
+from trainflow.communication.transport import Work
+
+# Read by each group as it is made. Blocking wait is what leaves the watchdog out, and with it the
+# thread that reads the rendezvous store, which may be gone; 0 is NoHandling, should one run anyhow.
+_ENVIRONMENT = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+_POLL_EVERY_S = 50e-6
+_ABORTED_WITHIN_S = 10.0
 
 
 class NcclTransport(ProcessGroupTransport):
     """One epoch's NCCL group on one device."""
 
+    def __init__(
+        self,
+        group: "dist.ProcessGroupNCCL",
+        *,
+        collective_timeout_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ):
+        super().__init__(group)
+        self.collective_timeout_s = collective_timeout_s
+        self.clock = clock
+        self.aborted_at_s: float | None = None
+
+    def _watch(self, work: Any) -> Work:  # noqa: ANN401  see the base
+        return _BlockingWork(work, self)
+
     def abort(self) -> None:
-        """Abort this group's communicators."""
-        self._group.abort()
+        """Abort this group's communicators, once."""
+        if self.aborted_at_s is None:
+            self.aborted_at_s = self.clock.monotonic_s()  # first: what ends from now on is void
+            self._group.abort()
+
+
+class _BlockingWork:
+    """A collective whose ``wait`` returns once it is over on the GPU."""
+
+    def __init__(self, work: Any, transport: NcclTransport):  # noqa: ANN401  no stub has it
+        self._work = work
+        self._transport = transport
+        self._started_at_s = transport.clock.monotonic_s()
+
+    def wait(self) -> bool:
+        """Poll until the GPU is done with it; RuntimeError if it failed, or was aborted."""
+        clock = self._transport.clock
+        while not self._work.is_completed():
+            if clock.monotonic_s() > self._deadline_s():
+                raise RuntimeError("an NCCL collective did not end in time")
+            clock.sleep(_POLL_EVERY_S)
+        if self._transport.aborted_at_s is not None:
+            raise RuntimeError("the NCCL group was aborted")
+        return self._work.wait()  # raises what NCCL has found; makes the stream wait for nothing
+
+    def _deadline_s(self) -> float:
+        aborted_at_s = self._transport.aborted_at_s
+        if aborted_at_s is not None:
+            return aborted_at_s + _ABORTED_WITHIN_S
+        return self._started_at_s + self._transport.collective_timeout_s
 
 
 class NcclConnector:
@@ -30,8 +88,9 @@ class NcclConnector:
 
     def __call__(self, store: Store, rank: int, world_size: int) -> NcclTransport:
         """Connect eagerly, so that no rank meets the store again in a step."""
+        os.environ.update(_ENVIRONMENT)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=self._collective_timeout_s)  # noqa: SLF001
         group = dist.ProcessGroupNCCL(store, rank, world_size, options)
         group.eager_connect_single_device(self._device)
-        return NcclTransport(group)
+        return NcclTransport(group, collective_timeout_s=self._collective_timeout_s)

@@ -19,22 +19,27 @@ class ProcessGroupTransport:
     def __init__(self, group: "ProcessGroupGloo | ProcessGroupNCCL"):
         self._group: Any = group  # the stubs leave the collectives out
 
+    def _watch(self, work: Any) -> Work:  # noqa: ANN401  the library's own kind
+        """Return what is waited for: the library's work, unless its ``wait`` won't do."""
+        return work
+
     def all_reduce(self, tensor: Tensor) -> Work:
         """Sum in place; the order of summation is the library's."""
-        return self._group.allreduce([tensor])
+        return self._watch(self._group.allreduce([tensor]))
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
         """Gather every rank's ``tensor`` into ``output``."""
-        return self._group._allgather_base(output, tensor)  # noqa: SLF001  no public flat form
+        gather = self._group._allgather_base  # noqa: SLF001  no public flat form
+        return self._watch(gather(output, tensor))
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
         """Exchange equal parts."""
-        return self._group.alltoall_base(output, tensor, [], [])
+        return self._watch(self._group.alltoall_base(output, tensor, [], []))
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Send to one rank."""
-        return self._group.send([tensor], to_rank, 0)
+        return self._watch(self._group.send([tensor], to_rank, 0))
 
     def recv(self, tensor: Tensor, from_rank: int) -> Work:
         """Receive from one rank."""
-        return self._group.recv([tensor], from_rank, 0)
+        return self._watch(self._group.recv([tensor], from_rank, 0))

@@ -9,7 +9,9 @@ copied or sent.
 Process: every rank.  Thread: training (autograd on CPU runs in it).  Blocks: only in `finish`.
 Ranks: each calls begin, then at most one armed backward, then finish; one without microbatches
 sends zeros.
-Fails: never raises; `finish` returns None and the gradients are garbage.
+Fails: never raises in backward. If a collective failed, `finish` returns None and the gradients are
+garbage. If backward ran twice through a parameter once armed, `finish` raises TrainingError, after
+it has sent what the peers wait for.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from trainflow.communication.aggregation import Aggregator, Handle, RingSum
 from trainflow.communication.buckets import BucketLayout, ParameterSpec, plan_buckets
 from trainflow.communication.group import Group
+from trainflow.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class GradientReducer:
         aggregator: Aggregator,
         bucket_bytes: int,
     ):
+        self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in parameters]
         self.layout: BucketLayout = plan_buckets(specs, bucket_bytes)
@@ -75,6 +79,7 @@ class GradientReducer:
         self._handles: list[Handle] = []
         self._missing: list[int] = []
         self._filled: list[bool] = []
+        self._repeated: int | None = None
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(index))
 
@@ -87,6 +92,7 @@ class GradientReducer:
         self._handles = []
         self._missing = [len(bucket.slots) for bucket in self.layout.buckets]
         self._filled = [False] * len(self._parameters)
+        self._repeated = None
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -99,6 +105,9 @@ class GradientReducer:
 
         A parameter that no rank used has ``grad`` None, as without TrainFlow. Returns None if a
         collective failed.
+
+        Raises:
+            TrainingError: a gradient was computed again after it had been sent.
         """
         for index, filled in enumerate(self._filled):
             if not filled:
@@ -109,6 +118,7 @@ class GradientReducer:
             succeeded = handle.wait() and succeeded
         if not succeeded:
             return None
+        self._require_once()
         flags = self._buffers[-1][self.layout.flags_offset :].tolist()
         for parameter, view, flag in zip(self._parameters, self._views, flags, strict=True):
             parameter.grad = view if flag > 0 else None
@@ -122,11 +132,22 @@ class GradientReducer:
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def copy_when_armed(_: Tensor) -> None:
-            if self._armed:
+            if self._armed and self._filled[index]:
+                self._repeated = index  # its slot may be on the wire: leave it alone
+            elif self._armed:
                 self._fill(index)
                 self._launch_ready()
 
         return copy_when_armed
+
+    def _require_once(self) -> None:
+        if self._repeated is not None:
+            raise TrainingError(
+                f"backward: got a second gradient of {self._names[self._repeated]!r} in the last "
+                "microbatch, expected one, since the first is on its way to the other ranks; add "
+                "the losses up and call step.backward once a microbatch, without other backward "
+                "calls; torch.utils.checkpoint needs use_reentrant=False"
+            )
 
     def _fill(self, index: int) -> None:
         """Copy a gradient, or zeros, into its slot, and note in the tail whether there was one."""

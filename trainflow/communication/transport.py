@@ -4,7 +4,6 @@ One transport serves one epoch. It is connected eagerly, never touches the rende
 once it is up, and can be aborted from any thread.
 """
 
-from datetime import timedelta
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch.distributed import Store
 class Work(Protocol):
     """A collective under way."""
 
-    def wait(self, timeout: timedelta = ...) -> bool:
+    def wait(self) -> bool:
         """Block until it is done; raises RuntimeError if it failed or was aborted."""
         ...
 

@@ -13,14 +13,20 @@ from trainflow.config.job import JobConfig
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset, MicrobatchLoader
 from trainflow.data.order import Microbatch, SampleOrder, deal_microbatches
+from trainflow.data.size_check import count_training_samples
 from trainflow.data.token_corpus import TokenCorpus
 from trainflow.errors import ConfigError
 
 
 class DataFeed:
-    """The training data of one rank, wherever in the world it stands at the moment."""
+    """The training data of one rank, wherever in the world it stands at the moment.
+
+    Attributes:
+        dataset: the training samples.
+    """
 
     def __init__(self, job: JobConfig, dataset: MapDataset, validation: MapDataset | None):
+        self.dataset = dataset
         self._job = job
         self._num_validation_samples = 0 if validation is None else len(validation)
         order = SampleOrder(len(dataset), job.training.seed, job.data.order)
@@ -75,9 +81,11 @@ def open_data_feed(job: JobConfig, args: BaseModel) -> DataFeed:
     """Open the datasets that ``job.data`` names.
 
     Raises:
-        DataError: a corpus is missing, damaged, or smaller than one batch.
+        DataError: a corpus is missing or damaged, or there are fewer samples than a global batch.
     """
-    return DataFeed(job, open_dataset(job, args), _open_validation(job))
+    dataset = open_dataset(job, args)
+    count_training_samples(dataset, job)
+    return DataFeed(job, dataset, _open_validation(job))
 
 
 def open_dataset(job: JobConfig, args: BaseModel) -> MapDataset:

@@ -6,7 +6,7 @@ an older call is under way, and the older one then fails. ``begin`` releases the
 into the formed epoch. The training side makes one call: ``park``.
 
 Process: every worker.
-Thread: control calls form, begin, abort, request, close; training calls park.
+Thread: control calls form, begin, request, close; training calls park.
 """
 
 import threading
@@ -56,7 +56,8 @@ class EpochGate:
         self._worker_id = worker_id
         self._connect = connect
         self._changed = threading.Condition()
-        self._target: EpochId | None = None
+        self._target: EpochSpec | None = None
+        self._begun = False
         self._group: Group | None = None
         self._standing: Standing | None = None
         self._assignment: Assignment | None = None
@@ -80,15 +81,15 @@ class EpochGate:
         """
         start_s = time.monotonic()
         with self._changed:
-            if self._closed or (self._target is not None and spec.epoch <= self._target):
-                raise CoordinationError(f"epoch {spec.epoch} is out of date; at {self._target}")
-            self._target = spec.epoch
+            if self._closed or (self._target is not None and spec.epoch <= self._target.epoch):
+                raise CoordinationError(f"epoch {spec.epoch} is out of date; at {self._latest()}")
+            self._target, self._begun = spec, False
             self._assignment = None
             self._changed.notify_all()
             if at_boundary:
                 self._changed.wait_for(lambda: self._standing or self._is_over(spec.epoch))
             self._require_current(spec.epoch)
-            old, self._group = self._group, None
+            old = self._group
         if old is not None:
             old.abort(f"superseded by epoch {spec.epoch}")
         freed_s = time.monotonic() - start_s
@@ -96,7 +97,7 @@ class EpochGate:
         connected_s = time.monotonic() - start_s
         with self._changed:
             if self._is_over(spec.epoch):
-                group.abort(f"superseded by epoch {self._target}")
+                group.abort(f"superseded by epoch {self._latest()}")
             self._require_current(spec.epoch)
             self._group = group
             self._changed.wait_for(lambda: self._standing or self._is_over(spec.epoch))
@@ -120,20 +121,13 @@ class EpochGate:
             CoordinationError: that epoch is not the one that was formed last.
         """
         with self._changed:
-            if self._group is None or self._target != plan.spec.epoch:
-                raise CoordinationError(
-                    f"epoch {plan.spec.epoch} is out of date; at {self._target}"
-                )
+            epoch = plan.spec.epoch
+            if self._group is None or self._group.spec.epoch != epoch or self._is_over(epoch):
+                raise CoordinationError(f"epoch {epoch} is out of date; at {self._latest()}")
             self._requests = Flag.NONE
+            self._begun = True
             self._assignment = Assignment(self._group, plan, time.time())
             self._changed.notify_all()
-
-    def abort(self, reason: str) -> None:
-        """Release the training thread from any collective; its step will come again."""
-        with self._changed:
-            group = self._group
-        if group is not None:
-            group.abort(reason)
 
     def request(self, flag: Flag) -> None:
         """Carry ``flag`` to all ranks with the next commit of this epoch."""
@@ -174,9 +168,15 @@ class EpochGate:
 
     @property
     def spec(self) -> EpochSpec | None:
-        """The epoch that this worker is connected for."""
+        """The newest epoch that this worker was asked to form, connected for it or not yet."""
         with self._changed:
-            return None if self._group is None else self._group.spec
+            return self._target
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training was released into that epoch."""
+        with self._changed:
+            return self._begun
 
     @property
     def failure(self) -> str | None:
@@ -185,11 +185,14 @@ class EpochGate:
             return None if self._group is None else self._group.failure
 
     def _is_over(self, epoch: EpochId) -> bool:
-        return self._closed or self._target != epoch
+        return self._closed or self._target is None or self._target.epoch != epoch
+
+    def _latest(self) -> EpochId | None:
+        return None if self._target is None else self._target.epoch
 
     def _require_current(self, epoch: EpochId) -> None:
         if self._is_over(epoch):
-            raise CoordinationError(f"epoch {epoch} was superseded by {self._target}")
+            raise CoordinationError(f"epoch {epoch} was superseded by {self._latest()}")
 
     # Training side
 

@@ -15,6 +15,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.aborted import StepAborted
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.seeding import derive_seed, isolated_randomness, seed_everything
+from trainflow.computation.stamps import StampWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.data.batch import Batch
 
@@ -27,20 +28,30 @@ _COMBINE: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def gather_numbers(values: list[float], group: Group, device: torch.device) -> list[list[float]]:
-    """Gather the same count of numbers from every rank, by rank; raises StepAborted."""
+def gather_numbers(
+    values: list[float], group: Group, device: torch.device, stamps: StampWriter
+) -> list[list[float]]:
+    """Gather the same count of numbers from every rank, by rank; raises StepAborted.
+
+    It is stamped that this rank waits: who makes the others wait hangs, and they don't.
+    """
     mine = torch.tensor(values, dtype=torch.float64, device=device)
     everyone = torch.empty(group.world_size * len(values), dtype=torch.float64, device=device)
-    if not group.all_gather(everyone, mine).wait():
-        raise StepAborted
+    with stamps.waiting():
+        if not group.all_gather(everyone, mine).wait():
+            raise StepAborted
     return everyone.view(group.world_size, len(values)).tolist()
 
 
 def reduce_over_ranks(
-    value: float, op: Literal["mean", "sum", "min", "max"], group: Group, device: torch.device
+    value: float,
+    op: Literal["mean", "sum", "min", "max"],
+    group: Group,
+    device: torch.device,
+    stamps: StampWriter,
 ) -> float:
     """Combine one number a rank, in rank order."""
-    return _COMBINE[op]([row[0] for row in gather_numbers([value], group, device)])
+    return _COMBINE[op]([row[0] for row in gather_numbers([value], group, device, stamps)])
 
 
 def evaluate(
@@ -66,9 +77,10 @@ def evaluate(
                 mean, weight = fn(batch.to(context.device))
                 total += float(mean) * weight
                 weight_sum += weight
+                context.stamps.renew()
     finally:
         for module, training in zip(modules, were_training, strict=True):
             module.train(training)
-    rows = gather_numbers([total, weight_sum], group, context.device)
+    rows = gather_numbers([total, weight_sum], group, context.device, context.stamps)
     weight_sum = math.fsum(row[1] for row in rows)
     return math.fsum(row[0] for row in rows) / weight_sum if weight_sum else math.nan

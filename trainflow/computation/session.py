@@ -30,10 +30,9 @@ from trainflow.computation.step import Step
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
-from trainflow.epochs import EpochId, Flag, Phase, Version
+from trainflow.data.loader import MapDataset
+from trainflow.epochs import INITIAL_EPOCH, INITIAL_VERSION, EpochId, Flag, Phase, Version
 from trainflow.errors import GroupMismatchError, TrainingError
-
-INITIAL_VERSION = Version(0, EpochId(0, 0))
 
 
 class Session:
@@ -60,6 +59,7 @@ class Session:
         self._retry = 0
         self._joined: Joined | None = None
         seed_everything(context.job.training.seed)
+        self._stamp(Phase.STARTING)
 
     @property
     def rank(self) -> int | None:
@@ -75,6 +75,20 @@ class Session:
     def epoch(self) -> EpochId | None:
         """The generation of membership that this rank is in; None while it is a spare."""
         return None if self._group is None else self._group.spec.epoch
+
+    @property
+    def dataset(self) -> MapDataset:
+        """The job's training samples, as ``data.url`` (a `TokenCorpus`) or ``data.dataset`` opened.
+
+        Ask it what a model must know: its length, a vocabulary. Samples come from
+        ``step.microbatches()``; another thread reads them ahead, so don't index it beside that.
+        """
+        return self._context.feed.dataset
+
+    @property
+    def max_steps(self) -> int:
+        """How many steps the run has: ``training.max_steps``, for a schedule that ends with it."""
+        return self._context.job.training.max_steps
 
     @property
     def finished(self) -> bool:
@@ -104,7 +118,9 @@ class Session:
             TrainingError: no trainable parameters, a name used twice, or steps have begun.
         """
         self._require_unsealed("prepare", name, self._state.models)
+        self._stamp(Phase.STARTING)
         module = model().to(self.device)
+        self._stamp(Phase.STARTING)
         trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise TrainingError(
@@ -156,7 +172,8 @@ class Session:
             StepAborted: a rank was lost; the step comes again.
             TrainingError: called outside a step.
         """
-        return reduce_over_ranks(float(value), op, self._require_group("reduce"), self.device)
+        group = self._require_group("reduce")
+        return reduce_over_ranks(float(value), op, group, self.device, self._context.stamps)
 
     def evaluate(self, name: str, fn: Callable[[Batch], tuple[Tensor, float]]) -> float:
         """Take the weighted mean of ``fn`` over the validation data; call it after ``commit``.
@@ -218,6 +235,7 @@ class Session:
     def _present(self, mode: StepMode, group: Group) -> Iterator[Step]:
         """Yield one step and see to what became of it."""
         transaction = Transaction(self._context, self._state, group, mode)
+        self._stamp(Phase.USER)  # above all after healing, which counts as waiting
         yield Step(transaction.number, self._count_try(transaction.number, mode), mode, transaction)
         if mode is StepMode.TAIL or transaction.outcome is not None:
             self._tail_done = transaction.left_whole
@@ -272,8 +290,10 @@ class Session:
         self._group, self._pausing = group, False
         self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
-        healed = self._same_layout(group) and heal(self._state, plan, group, self.device)
-        if not healed:
+        stamps = self._context.stamps
+        if not self._same_layout(group) or not heal(
+            self._state, plan, group, self.device, after_each=stamps.renew
+        ):
             return
         self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)
         self._finished = plan.finished
@@ -302,11 +322,12 @@ class Session:
         """End the run once every rank has finished the last step's tail."""
         assert self._state.version is not None, "a finished rank holds the final state"
         record = CommitRecord(0, 0, self._state.version.step, flags=Flag.FINISHED)
-        self._finished = commit_record.exchange(record, group, self.device) is not None
+        with self._context.stamps.waiting():
+            self._finished = commit_record.exchange(record, group, self.device) is not None
 
     def _last_version(self) -> Version | None:
         version = self._state.version
-        done = version is not None and version.step >= self._context.job.training.max_steps
+        done = version is not None and version.step >= self.max_steps
         return version if done else None
 
     def _require_group(self, call: str) -> Group:
@@ -331,6 +352,6 @@ class Session:
         self._context.stamps.stamp(
             phase,
             step=0 if version is None else version.step,
-            epoch=EpochId(0, 0) if self._group is None else self._group.spec.epoch,
+            epoch=INITIAL_EPOCH if self._group is None else self._group.spec.epoch,
             sequence=0 if self._group is None else self._group.sequence,
         )

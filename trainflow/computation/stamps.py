@@ -15,7 +15,9 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainflow.epochs import EpochId, Phase
@@ -65,10 +67,27 @@ class StampWriter:
     def stamp(self, phase: Phase, *, step: int, epoch: EpochId, sequence: int) -> None:
         """Record that the training thread enters ``phase``."""
         # The time first: nobody may see the new phase with the age of the old one.
-        self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
+        self.renew()
         fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
         for index, value in enumerate((*fields, _PHASES.index(phase))):
             self._numbers[index] = value
+
+    def renew(self) -> None:
+        """Record that the training thread gets on with what it is at."""
+        self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """Stamp *communicate* inside, where other ranks are waited for; then what was before."""
+        _, step, incarnation, counter, sequence, phase = self._numbers[:_PROGRESS].tolist()
+        stamp_here = partial(
+            self.stamp, step=step, epoch=EpochId(incarnation, counter), sequence=sequence
+        )
+        stamp_here(Phase.COMMUNICATE)
+        try:
+            yield
+        finally:
+            stamp_here(_PHASES[phase])
 
     def close(self) -> None:
         """Stop the pulse and remove the file, and its folders if it was the last one in them."""

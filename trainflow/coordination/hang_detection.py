@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainflow.epochs import EpochId, Phase
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
+
+START_LIMIT_S = 120.0
+"""Time without progress that a worker has at least until it is warm: it loads and compiles."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,12 @@ class Progress:
     phase: Phase
     progress_age_s: float
     pulse_age_s: float
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether it starts, or rehearses a step on its own."""
+        rehearses = self.epoch == INITIAL_EPOCH and self.phase is not Phase.PARKED
+        return self.phase is Phase.STARTING or rehearses
 
 
 @dataclass(frozen=True)
@@ -35,17 +44,24 @@ def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVer
     """Name the members that hang.
 
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
-    it computes hangs. One that waits in a collective is a victim. Code of the user's after a commit
-    may take as long as it likes.
+    it starts or computes hangs. One that waits in a collective is a victim. Code of the user's
+    after a commit may take as long as it likes.
+
+    Args:
+        members: their progress, by worker id; spares too.
+        timeout_s: for how long a warm one may stand still; one that warms up has `START_LIMIT_S`
+            if that is more.
     """
     hung: dict[str, str] = {}
     for worker_id, progress in members.items():
-        if progress.phase is not Phase.STARTING and progress.pulse_age_s > timeout_s:
+        limit_s = max(timeout_s, START_LIMIT_S) if progress.is_warming_up else timeout_s
+        judged = progress.phase.is_judged or progress.phase is Phase.STARTING
+        if progress.pulse_age_s > limit_s:
             hung[worker_id] = (
                 f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
                 f"(step {progress.step}, {progress.phase})"
             )
-        elif progress.phase.is_judged and progress.progress_age_s > timeout_s:
+        elif judged and progress.progress_age_s > limit_s:
             hung[worker_id] = (
                 f"no progress in {progress.phase} of step {progress.step} for "
                 f"{progress.progress_age_s:.1f} s"

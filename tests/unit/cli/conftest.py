@@ -53,7 +53,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "from pydantic import BaseModel\n"
         "class Args(BaseModel):\n    lr: float = 0.5\n"
         "def train(session, args: Args) -> None: ...\n"
-        "def make_points(args: Args) -> list: return []\n"
+        "def make_points(args: Args) -> list: return [{'x': n} for n in range(8)]\n"
     )
     path = tmp_path / "job.yaml"
     path.write_text(

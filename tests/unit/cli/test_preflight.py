@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> TokenCorpus:
 def test_a_job_with_a_dataset_of_its_own_passes(job_file: Path):
     checked = check_job(job_file)
     assert checked.args.model_dump() == {"lr": 0.5}
-    assert checked.num_samples is None
+    assert checked.num_samples == 8
 
 
 def test_a_job_with_a_corpus_passes(job_file: Path, corpus: TokenCorpus):
@@ -43,6 +43,24 @@ def test_a_corpus_of_exactly_one_batch_passes_and_a_smaller_one_does_not(
         check_job(job_file, [NO_DATASET, url, f"training.global_batch_size={batch + 1}"])
     for named in ("data.url", f"{batch} samples", f"training.global_batch_size = {batch + 1}"):
         assert named in str(refusal.value)
+
+
+def test_a_dataset_of_less_than_one_batch_is_refused(job_file: Path):
+    with pytest.raises(DataError) as refusal:
+        check_job(job_file, ["training.global_batch_size=9"])
+    for named in (
+        "data.dataset: got 8 samples from tiny_job_of_a_test:make_points",
+        "training.global_batch_size = 9",
+        "lower it or return more samples",
+    ):
+        assert named in str(refusal.value)
+
+
+def test_a_dataset_function_that_raises_is_refused_with_what_it_said(job_file: Path):
+    module = Path("tiny_job_of_a_test.py")
+    module.write_text(module.read_text() + "def make_nothing(args): raise OSError('no disk')\n")
+    with pytest.raises(DataError, match=r"data\.dataset: got .*:make_nothing.*OSError: no disk"):
+        check_job(job_file, ["data.dataset=tiny_job_of_a_test:make_nothing"])
 
 
 @pytest.mark.parametrize("setting", ["data.url", "data.validation_url"])

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +13,11 @@ from trainflow.communication.commit_record import (
     CommitRecord,
     Scalar,
     decide_commit,
+    exchange,
     unpack,
 )
-from trainflow.epochs import Flag
+from trainflow.communication.group import Group
+from trainflow.epochs import EpochId, EpochSpec, Flag
 from trainflow.errors import CommunicationError, GroupMismatchError
 
 AT = CommitRecord(incarnation=1, counter=2, step=3)
@@ -116,3 +119,29 @@ def test_a_logged_value_is_averaged_over_the_ranks_that_logged_it():
         ]
     )
     assert decision.scalars == {"accuracy": 3.0, "rare": 5.0}
+
+
+class AbortingTransport:
+    """Leaves garbage, and says that all went well."""
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> "AbortingTransport":
+        output.fill_(7)
+        return self
+
+    def wait(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        pass
+
+
+def test_what_came_out_of_a_group_that_was_aborted_is_not_looked_at(monkeypatch):
+    group = Group(EpochSpec(EpochId(1, 2), ("a",), "", 0), 0, AbortingTransport(), lambda *_: None)
+    waited = torch.Tensor.cpu
+
+    def abort_then_copy(tensor: torch.Tensor) -> torch.Tensor:
+        group.abort("superseded")
+        return waited(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", abort_then_copy)
+    assert exchange(AT, group, torch.device("cpu")) is None

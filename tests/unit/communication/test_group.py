@@ -128,6 +128,18 @@ def test_an_abort_frees_a_waiting_thread_and_tells_nobody(
     assert reports == []
 
 
+def test_a_failure_is_told_though_the_transport_cannot_be_aborted(
+    group: Group, transport: FakeTransport, reports: Reports, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse() -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(transport, "abort", refuse)
+    with pytest.raises(OSError, match="too many"):
+        group.fail("peer gone")
+    assert reports == [(SPEC.epoch, "peer gone")]
+
+
 def test_the_first_reason_stays(group: Group, reports: Reports):
     group.abort("first")
     group.fail("second")

@@ -18,8 +18,11 @@ class FakeGroup:
         self.spec = spec
         self.rank = rank
         self.failure: str | None = None
+        self.abort_error: OSError | None = None
 
     def abort(self, reason: str) -> None:
+        if self.abort_error is not None:
+            raise self.abort_error
         self.failure = self.failure or reason
 
 
@@ -129,7 +132,7 @@ def test_forming_frees_training_from_the_old_epoch(gate, connect, call):
 def test_at_a_boundary_training_leaves_the_old_epoch_by_itself(gate, connect, call):
     enter(gate, call, 1)
     forming = call(gate.form, spec(2), at_boundary=True)
-    assert gate.failure is None
+    assert connect.groups[1].failure is None
     assert not connect.begun[2].is_set(), "it connects once training stands still"
     call(gate.park, STANDING)
     forming.result(TIMEOUT_S)
@@ -219,12 +222,34 @@ def test_a_request_lasts_until_the_next_epoch(gate, call):
     assert gate.requests is Flag.NONE
 
 
-def test_an_abort_breaks_the_group_and_nothing_else(gate, connect, call):
-    gate.abort("nothing to break yet")
+def test_the_newest_epoch_that_was_asked_for_is_told_until_there_is_a_newer_one(
+    gate, connect, call
+):
+    assert (gate.spec, gate.has_begun) == (None, False)
     enter(gate, call, 1)
-    gate.abort("asked to")
-    assert gate.failure == "asked to"
-    assert gate.spec == spec(1)
+    assert (gate.spec, gate.has_begun) == (spec(1), True)
+    connect.missing[2] = threading.Event()
+    forming = call(gate.form, spec(2))
+    assert connect.begun[2].wait(TIMEOUT_S)
+    assert (gate.spec, gate.has_begun) == (spec(2), False), "while it connects"
+    connect.error = CommunicationError("a member did not come")
+    connect.missing[2].set()
+    with pytest.raises(CommunicationError):
+        forming.result(TIMEOUT_S)
+    assert (gate.spec, gate.has_begun) == (spec(2), False), "and after it could not"
+    with pytest.raises(CoordinationError, match="out of date"):
+        gate.begin(plan(2))
+
+
+def test_an_epoch_that_could_not_be_left_is_left_by_the_next_forming(gate, connect, call):
+    enter(gate, call, 1)
+    connect.groups[1].abort_error = OSError("too many open files")
+    with pytest.raises(OSError, match="too many"):
+        gate.form(spec(2))
+    connect.groups[1].abort_error = None
+    call(gate.park, STANDING)
+    gate.form(spec(3))
+    assert connect.groups[1].failure == "superseded by epoch 1.3"
 
 
 def test_closing_ends_the_wait_for_an_epoch(gate, call):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,29 @@ def test_what_is_stamped_is_read(path: Path, writer: StampWriter, phase: Phase):
     assert (stamp.phase, stamp.step, stamp.epoch) == (phase, 2**40, EpochId(3, 4))
     assert stamp.sequence == 99
     assert before_s <= stamp.progress_at_s <= time.monotonic()
+
+
+def test_a_wait_for_others_is_stamped_and_then_what_was_before(path: Path, writer: StampWriter):
+    writer.stamp(Phase.COMPUTE, step=7, epoch=EpochId(3, 4), sequence=9)
+    with suppress(ZeroDivisionError), writer.waiting():
+        stamp = read_stamp(path)
+        raise ZeroDivisionError
+    assert stamp is not None
+    assert (stamp.phase, stamp.step, stamp.epoch) == (Phase.COMMUNICATE, 7, EpochId(3, 4))
+    later = read_stamp(path)
+    assert later is not None
+    assert (later.phase, later.step, later.sequence) == (Phase.COMPUTE, 7, 9)
+    assert later.progress_at_s >= stamp.progress_at_s
+
+
+def test_progress_is_renewed_in_the_same_phase(path: Path, writer: StampWriter):
+    writer.stamp(Phase.HEALING, step=7, epoch=EpochId(3, 4), sequence=9)
+    before_s = time.monotonic()
+    writer.renew()
+    stamp = read_stamp(path)
+    assert stamp is not None
+    assert stamp.phase is Phase.HEALING
+    assert stamp.progress_at_s >= before_s
 
 
 def test_no_stamp_is_no_worker(path: Path):

@@ -1,13 +1,24 @@
 import pytest
 
-from trainflow.coordination.hang_detection import Progress, derive_hang_timeout_s, judge_progress
-from trainflow.epochs import EpochId, Phase
+from trainflow.coordination.hang_detection import (
+    START_LIMIT_S,
+    Progress,
+    derive_hang_timeout_s,
+    judge_progress,
+)
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
 
 
-def progress(phase: Phase, *, age_s: float = 0.0, pulse_age_s: float = 0.0) -> Progress:
-    return Progress(4321, 7, EpochId(1, 1), phase, age_s, pulse_age_s)
+def progress(
+    phase: Phase,
+    *,
+    age_s: float = 0.0,
+    pulse_age_s: float = 0.0,
+    epoch: EpochId = EpochId(1, 1),  # noqa: B008  frozen
+) -> Progress:
+    return Progress(4321, 7, epoch, phase, age_s, pulse_age_s)
 
 
 def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
@@ -22,16 +33,28 @@ def test_a_process_that_pulses_but_does_not_move_hangs(phase: Phase):
     assert verdict.hung == {"a": f"no progress in {phase} of step 7 for 11.0 s"}
 
 
-@pytest.mark.parametrize(
-    "phase", [Phase.STARTING, Phase.PARKED, Phase.USER, Phase.FINISHED, Phase.COMMUNICATE]
-)
+@pytest.mark.parametrize("phase", [Phase.PARKED, Phase.USER, Phase.COMMUNICATE])
 def test_who_is_elsewhere_may_take_as_long_as_it_likes(phase: Phase):
     worker = progress(phase, age_s=1e6)
     assert judge_progress({"a": worker, "b": progress(Phase.COMPUTE)}, TIMEOUT_S).hung == {}
 
 
-def test_a_worker_that_still_starts_is_not_judged_by_its_pulse_either():
-    assert not judge_progress({"a": progress(Phase.STARTING, pulse_age_s=1e6)}, TIMEOUT_S).hung
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.DATA, Phase.COMPUTE, Phase.OPTIMIZER])
+@pytest.mark.parametrize("age", ["age_s", "pulse_age_s"])
+def test_a_worker_that_starts_or_rehearses_has_a_limit_of_its_own(phase: Phase, age: str):
+    for age_s, is_hung in [(TIMEOUT_S + 1, False), (START_LIMIT_S + 1, True)]:
+        worker = progress(phase, epoch=INITIAL_EPOCH, **{age: age_s})
+        assert bool(judge_progress({"a": worker}, TIMEOUT_S).hung) is is_hung
+
+
+def test_a_limit_that_is_longer_than_that_of_starting_holds_for_starting_too():
+    worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, age_s=START_LIMIT_S + 1)
+    assert judge_progress({"a": worker}, START_LIMIT_S + 2).hung == {}
+
+
+def test_a_spare_that_has_warmed_up_is_judged_by_its_pulse_as_members_are():
+    spare = progress(Phase.PARKED, epoch=INITIAL_EPOCH, age_s=1e6, pulse_age_s=TIMEOUT_S + 1)
+    assert judge_progress({"a": spare}, TIMEOUT_S).hung.keys() == {"a"}
 
 
 def test_the_one_that_others_wait_for_is_named_and_they_are_not():

@@ -1,0 +1,198 @@
+"""A session alone in its world: what it tells the training function, and what it stamps."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel
+from torch import nn
+
+from tests.distributed.jobs import MAX_STEPS, make_job
+from tests.distributed.training import Samples, make_optimizer, mean_loss
+from trainflow.communication import commit_record
+from trainflow.communication.commit_record import CommitRecord
+from trainflow.communication.gloo import GlooConnector
+from trainflow.communication.group import Group
+from trainflow.computation.data_feed import DataFeed, open_data_feed
+from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.session import Session
+from trainflow.computation.stamps import StampWriter, read_stamp
+from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.epochs import (
+    INITIAL_VERSION,
+    EpochId,
+    EpochSpec,
+    Flag,
+    Phase,
+    RecoveryPlan,
+    Version,
+)
+from trainflow.errors import DataError
+
+TIMEOUT_S = 30.0
+
+
+class NoArgs(BaseModel):
+    pass
+
+
+def connect(spec: EpochSpec, rank: int) -> Group:
+    connector = GlooConnector(
+        "127.0.0.1", connect_timeout_s=TIMEOUT_S, collective_timeout_s=TIMEOUT_S
+    )
+    return Group(spec, rank, connector(dist.HashStore(), rank, 1), lambda *_: None)
+
+
+def spec(counter: int) -> EpochSpec:
+    return EpochSpec(EpochId(1, counter), ("alone",), "", 0)
+
+
+@pytest.fixture
+def stamp(tmp_path: Path) -> Path:
+    return tmp_path / "stamps" / "alone.stamp"
+
+
+@pytest.fixture
+def context(stamp: Path) -> Iterator[RankContext]:
+    job = make_job(world=1)
+    stamps = StampWriter(stamp)
+    feed = DataFeed(job, Samples(40), None)
+    gate = EpochGate("alone", connect)
+    yield RankContext(
+        job=job,
+        args=NoArgs(),
+        job_id="test",
+        device=torch.device("cpu"),
+        feed=feed,
+        gate=gate,
+        stamps=stamps,
+        report=lambda _report: None,
+        rehearsal=None,
+    )
+    gate.close()
+    feed.close()
+    stamps.close()
+
+
+Begin = Callable[[RecoveryPlan], threading.Thread]
+
+
+@pytest.fixture
+def begin(context: RankContext) -> Iterator[Begin]:
+    """Form and begin an epoch as soon as training waits for one."""
+    threads: list[threading.Thread] = []
+
+    def coordinate(plan: RecoveryPlan) -> None:
+        context.gate.form(plan.spec)
+        context.gate.begin(plan)
+
+    def start(plan: RecoveryPlan) -> threading.Thread:
+        threads.append(threading.Thread(target=coordinate, args=(plan,)))
+        threads[-1].start()
+        return threads[-1]
+
+    yield start
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+
+
+def progress_after(stamp: Path, age_s: float) -> Progress:
+    """What a Keeper would make of the stamp if nothing but the pulse came for so long."""
+    seen = read_stamp(stamp)
+    assert seen is not None
+    return Progress(seen.pid, seen.step, seen.epoch, seen.phase, age_s, 0.0)
+
+
+def test_the_training_function_finds_the_jobs_dataset_and_length(context: RankContext):
+    session = Session(context)
+    assert session.dataset is context.feed.dataset
+    assert len(session.dataset) == 40
+    assert session.max_steps == MAX_STEPS
+
+
+def make_few(_: NoArgs) -> Samples:
+    return Samples(9)
+
+
+def test_a_dataset_of_less_than_one_batch_is_refused_where_it_is_opened():
+    job = make_job()
+    data = job.data.model_copy(update={"dataset": f"{__name__}:make_few"})
+    with pytest.raises(DataError, match=r"data\.dataset: got 9 samples .*global_batch_size = 10"):
+        open_data_feed(job.model_copy(update={"data": data}), NoArgs())
+
+
+def test_building_a_model_counts_as_progress(context: RankContext, stamp: Path):
+    session = Session(context)
+    seen = []
+
+    def build() -> nn.Module:
+        seen.append(read_stamp(stamp))
+        return nn.Linear(8, 1)
+
+    session.prepare(build, make_optimizer)
+    later = read_stamp(stamp)
+    assert later is not None
+    assert later.phase is seen[0].phase is Phase.STARTING
+    assert later.progress_at_s > seen[0].progress_at_s
+
+
+def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
+    context: RankContext, stamp: Path, begin: Begin
+):
+    session = Session(context)
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    limit_s = 5.0
+    verdicts = []
+    begin(RecoveryPlan(spec(1), INITIAL_VERSION))
+    for step in session.steps():
+        with step:
+            verdicts.append(judge_progress({"a": progress_after(stamp, 2 * limit_s)}, limit_s))
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            step.commit()
+        if step.replayed:
+            break
+        base = Version(step.number, EpochId(1, 1))
+        begin(RecoveryPlan(spec(2), base, replay_tail=True))
+        group = session._group
+        assert group is not None
+        group.abort("as if a peer were gone")
+    assert len(verdicts) == 2, "step 1, and its tail once more"
+    assert [verdict.deadlocked for verdict in verdicts] == [False, False]
+    assert [verdict.hung for verdict in verdicts] == [{}, {}]
+
+
+def test_the_wait_for_the_others_at_the_end_is_one(
+    context: RankContext, stamp: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    phases: list[Phase] = []
+    exchange = commit_record.exchange
+
+    def look(record: CommitRecord, *rest: Any) -> list[CommitRecord] | None:
+        if record.flags & Flag.FINISHED:
+            phases.append(progress_after(stamp, 0.0).phase)
+        return exchange(record, *rest)
+
+    monkeypatch.setattr(commit_record, "exchange", look)
+    session = Session(context)
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    begin(RecoveryPlan(spec(1), INITIAL_VERSION))
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            step.commit()
+    assert phases == [Phase.COMMUNICATE]
+
+
+def test_a_session_that_is_closed_ends_the_loop(context: RankContext):
+    session = Session(context)
+    session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    context.gate.close()
+    with pytest.raises(SessionClosed):
+        next(iter(session.steps()))
