@@ -1,4 +1,4 @@
-"""Bring shards into a store, several chunks at a time.
+"""Bring chunks into a store, several at a time.
 
 Process: keeper.  Threads: a pool of its own.  Blocks: on the store.
 Fails: `CheckpointError`; what was written so far stays, under its hashes, and is found again.
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trainflow.checkpointing.chunks import cut
+from trainflow.checkpointing.chunks import name_of
 from trainflow.checkpointing.manifest import Chunk
 from trainflow.checkpointing.store import CheckpointStore
 
@@ -28,7 +28,7 @@ class Traffic:
 
 
 class ChunkWriter:
-    """Writes shards to a store; chunks that are there are not written again."""
+    """Writes chunks to a store; those that are there are not written again."""
 
     def __init__(self, store: CheckpointStore, known: Iterable[str], num_threads: int):
         """Take the ids of chunks that are known to be in the store and to stay there."""
@@ -41,19 +41,17 @@ class ChunkWriter:
         self._room = threading.Semaphore(2 * num_threads)
         self._writes: list[Future[None]] = []
 
-    def add(self, payload: memoryview) -> tuple[Chunk, ...]:
-        """Start to write a shard's bytes, which must stay as they are until `finish` returns."""
-        chunks: list[Chunk] = []
-        for chunk, part in cut(payload):
-            chunks.append(chunk)
-            with self._lock:
-                is_known = chunk.chunk_id in self._known
-                self._known.add(chunk.chunk_id)
-                self.traffic.num_bytes_known += chunk.num_bytes * is_known
-            if not is_known:
-                self._room.acquire()
-                self._writes.append(self._pool.submit(self._write, chunk, part))
-        return tuple(chunks)
+    def add(self, part: memoryview) -> Chunk:
+        """Start to write a chunk's bytes, which must stay as they are until `finish` returns."""
+        chunk = Chunk(name_of(part), len(part))
+        with self._lock:
+            is_known = chunk.chunk_id in self._known
+            self._known.add(chunk.chunk_id)
+            self.traffic.num_bytes_known += chunk.num_bytes * is_known
+        if not is_known:
+            self._room.acquire()
+            self._writes.append(self._pool.submit(self._write, chunk, part))
+        return chunk
 
     def finish(self) -> Traffic:
         """Wait until every chunk is in the store.

@@ -6,6 +6,7 @@ somebody who can write to the store and means to deceive.
 Pure.
 """
 
+import re
 from collections.abc import Iterator
 
 import xxhash
@@ -17,16 +18,26 @@ CHUNK_BYTES = 2 * 1024 * 1024
 """Size of a chunk, apart from a shard's last: small, so that what changes costs little more."""
 
 
-def cut(payload: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-    """Cut a shard's bytes into chunks; the parts are views."""
+def split(payload: memoryview) -> Iterator[memoryview]:
+    """Split a shard's bytes into what become chunks; the parts are views."""
     for start in range(0, len(payload), CHUNK_BYTES):
-        part = payload[start : start + CHUNK_BYTES]
+        yield payload[start : start + CHUNK_BYTES]
+
+
+def cut(payload: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
+    """Split a shard's bytes, and name the parts."""
+    for part in split(payload):
         yield Chunk(name_of(part), len(part)), part
 
 
 def name_of(data: memoryview | bytes) -> str:
     """Return the chunk id of these bytes: 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def is_chunk_id(text: str) -> bool:
+    """Whether ``text`` has the form of a chunk's id."""
+    return re.fullmatch(r"[0-9a-f]{32}", text) is not None
 
 
 def require_intact(chunk: Chunk, data: bytes, source: str) -> bytes:

@@ -57,12 +57,14 @@ class Snapshot:
 
     Attributes:
         version: of the state.
+        purpose: what its writer wants done with it, as JSON.
         skeleton: the state with numbers in place of tensors.
         tensors: in the order of those numbers.
         payloads: their bytes.
     """
 
     version: Version
+    purpose: Json
     skeleton: Json
     tensors: tuple[TensorRecord, ...]
     payloads: tuple[memoryview, ...]
@@ -97,7 +99,11 @@ class Slot:
         self._fields[_STATE] = SlotState.FREE
 
     def begin(
-        self, version: Version, skeleton: Json, tensors: Sequence[TensorRecord]
+        self,
+        version: Version,
+        skeleton: Json,
+        tensors: Sequence[TensorRecord],
+        purpose: Json = None,
     ) -> list[memoryview]:
         """Take the slot for a snapshot; returns where each tensor's bytes go.
 
@@ -108,7 +114,8 @@ class Slot:
         if self.state is not SlotState.FREE:
             raise StateError(f"{self.path}: got a slot that is {self.state.name}, expected FREE")
         described = [[t.path, t.dtype, t.shape, t.num_bytes] for t in tensors]
-        text = json.dumps({"skeleton": skeleton, "tensors": described}, allow_nan=False).encode()
+        description = {"purpose": purpose, "skeleton": skeleton, "tensors": described}
+        text = json.dumps(description, allow_nan=False).encode()
         start = _PAGE + _round_up(len(text), _PAGE)
         size = sum(_round_up(tensor.num_bytes, _ALIGNMENT) for tensor in tensors)
         self._reserve(start + size)
@@ -146,6 +153,7 @@ class Slot:
         )
         return Snapshot(
             Version(step, EpochId(incarnation, counter)),
+            description["purpose"],
             description["skeleton"],
             tensors,
             tuple(self._payloads(start, tensors)),

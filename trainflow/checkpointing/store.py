@@ -12,17 +12,19 @@ Process: keeper writes; drivers and workers read.  Blocks: on the store.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import fsspec
 
-from trainflow.checkpointing.chunks import name_of, require_intact
+from trainflow.checkpointing.chunks import is_chunk_id, name_of, require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, encode_manifest, parse_manifest
 from trainflow.checkpointing.whole_files import write_new, write_whole
 from trainflow.errors import CheckpointConflictError, CheckpointError
 
 _MARKER = re.compile(r"(\d{12})\.json")
+_MANIFEST = re.compile(r"(\d{12})-[0-9a-z][0-9a-z.-]*\.json")
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,7 @@ class CheckpointStore:
 
     def committed_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, oldest first."""
-        try:
-            names = [entry.rsplit("/", 1)[-1] for entry in self._list("committed")]
-        except OSError as error:
-            raise self._unreachable("committed", error) from error
-        found = [_MARKER.fullmatch(name) for name in names]
+        found = [_MARKER.fullmatch(name) for name in self._names("committed")]
         return sorted(int(match[1]) for match in found if match)
 
     def read_manifest(self, step: int) -> Manifest:
@@ -84,15 +82,15 @@ class CheckpointStore:
     def has_chunk(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is there, in its full length."""
         try:
-            return self._files.size(self._path(_chunk_name(chunk))) == chunk.num_bytes
+            return self._files.size(self._path(_chunk_name(chunk.chunk_id))) == chunk.num_bytes
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._unreachable(_chunk_name(chunk), error) from error
+            raise self._unreachable(_chunk_name(chunk.chunk_id), error) from error
 
     def write_chunk(self, chunk: Chunk, data: memoryview | bytes) -> None:
         """Write a chunk; whole, or not under its name."""
-        name = _chunk_name(chunk)
+        name = _chunk_name(chunk.chunk_id)
         try:
             write_whole(self._files, self._path(name), data)
         except OSError as error:
@@ -100,7 +98,7 @@ class CheckpointStore:
 
     def read_chunk(self, chunk: Chunk) -> bytes:
         """Read a chunk and verify it."""
-        name = _chunk_name(chunk)
+        name = _chunk_name(chunk.chunk_id)
         return require_intact(chunk, self._read(name), self.url)
 
     def commit(self, manifest: Manifest) -> None:
@@ -129,6 +127,32 @@ class CheckpointStore:
         except OSError as error:
             raise self._unreachable(name, error) from error
 
+    def manifest_names(self) -> dict[str, int]:
+        """Return the step of every manifest by the name of its file, committed or not."""
+        found = {name: _MANIFEST.fullmatch(name) for name in self._names("manifests")}
+        return {name: int(match[1]) for name, match in found.items() if match}
+
+    def committed_manifest(self, step: int) -> str:
+        """Return the name of a committed checkpoint's manifest."""
+        return self._read_marker(step).manifest
+
+    def chunk_ids(self) -> Iterator[str]:
+        """Yield the id of every chunk that is there, named by a manifest or not."""
+        for folder in self._names("chunks"):
+            yield from (name for name in self._names(f"chunks/{folder}") if is_chunk_id(name))
+
+    def remove_marker(self, step: int) -> None:
+        """Make a checkpoint one that was never committed."""
+        self._remove(f"committed/{step:012d}.json")
+
+    def remove_manifest(self, name: str) -> None:
+        """Remove a manifest that no marker names."""
+        self._remove(f"manifests/{name}")
+
+    def remove_chunk(self, chunk_id: str) -> None:
+        """Remove a chunk that no manifest names."""
+        self._remove(_chunk_name(chunk_id))
+
     def _read_marker(self, step: int) -> Marker:
         name = f"committed/{step:012d}.json"
         data = self._read(name)
@@ -139,8 +163,8 @@ class CheckpointStore:
                 f"{self._path(name)}: got no marker ({error}), expected one; use an earlier "
                 "checkpoint"
             ) from error
-        file_name = re.compile(rf"{step:012d}-[0-9a-z][0-9a-z.-]*\.json")
-        if marker.step != step or not file_name.fullmatch(str(marker.manifest)):
+        match = _MANIFEST.fullmatch(str(marker.manifest))
+        if marker.step != step or match is None or int(match[1]) != step:
             raise CheckpointError(
                 f"{self._path(name)}: got a marker of {marker.manifest!r}, expected a manifest of "
                 f"step {step}; it is damaged or forged: use an earlier checkpoint"
@@ -157,12 +181,23 @@ class CheckpointStore:
         except OSError as error:
             raise self._unreachable(name, error) from error
 
-    def _list(self, folder: str) -> list[str]:
+    def _names(self, folder: str) -> list[str]:
         self._files.invalidate_cache(self._path(folder))
         try:
-            return self._files.ls(self._path(folder), detail=False)
+            entries: list[str] = self._files.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._unreachable(folder, error) from error
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._files.rm_file(self._path(name))
+        except FileNotFoundError:
+            return  # removed before, by one that died while it removed
+        except OSError as error:
+            raise self._unreachable(name, error) from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -174,5 +209,5 @@ class CheckpointStore:
         )
 
 
-def _chunk_name(chunk: Chunk) -> str:
-    return f"chunks/{chunk.chunk_id[:2]}/{chunk.chunk_id}"
+def _chunk_name(chunk_id: str) -> str:
+    return f"chunks/{chunk_id[:2]}/{chunk_id}"

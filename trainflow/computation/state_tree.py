@@ -4,6 +4,7 @@ State crosses machines and lies in storage as data: no pickle. What JSON can't h
 isn't a tensor is refused by path, so that nothing is silently lost.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,17 +46,21 @@ def flatten_state(tree: Tree) -> FlatState:
 
 def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
     """Put a state together from its skeleton and its tensors, ordered as `FlatState.tensors`."""
+    result = skeleton
     match skeleton:
         case {"tensor": int(index)}:
-            return tensors[index]
+            result = tensors[index]
         case {"dict": list(items)}:
-            return {key: unflatten_state(value, tensors) for key, value in items}
+            result = {key: unflatten_state(value, tensors) for key, value in items}
         case {"list": list(items)}:
-            return [unflatten_state(value, tensors) for value in items]
+            result = [unflatten_state(value, tensors) for value in items]
         case {"tuple": list(items)}:
-            return tuple(unflatten_state(value, tensors) for value in items)
+            result = tuple(unflatten_state(value, tensors) for value in items)
+        case {"float": str(text)}:
+            result = float(text)
         case _:
-            return skeleton
+            pass
+    return result
 
 
 def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
@@ -74,6 +79,8 @@ def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
         return {kind: [_strip(value, f"{path}/{i}", tensors) for i, value in enumerate(node)]}
+    if isinstance(node, float) and not math.isfinite(node):
+        return {"float": str(node)}  # JSON has no infinity and no NaN
     if node is None or isinstance(node, bool | int | float | str):
         return node
     raise StateError(

@@ -36,7 +36,7 @@ def store(url: str) -> CheckpointStore:
 def save(store: CheckpointStore, step: int, payload: bytes = PAYLOAD, attempt: str = "a") -> int:
     """Save one tensor; return how many bytes were written."""
     writer = ChunkWriter(store, known=(), num_threads=3)
-    chunks = writer.add(memoryview(payload))
+    chunks = tuple(writer.add(part) for part in chunking.split(memoryview(payload)))
     traffic = writer.finish()
     entry = TensorEntry("uint8", (len(payload),), (Shard(whole((len(payload),)), chunks),))
     store.commit(replace(make_manifest(w=entry), step=step, attempt=attempt))

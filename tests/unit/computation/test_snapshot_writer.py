@@ -1,0 +1,85 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.full_disk import room_for
+from trainflow.checkpointing.sharing import Share
+from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
+from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.state_tree import unflatten_state
+from trainflow.epochs import EpochId, Version
+
+VERSION = Version(7, EpochId(1, 2))
+SHARE = Share(1, 2)
+
+
+def make_tree() -> dict[str, Any]:
+    return {
+        "weights": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "none": torch.zeros(0, 3),
+        "flag": torch.tensor([True, False]),
+        "scalar": torch.tensor(3.0, dtype=torch.float64),
+        "lowest": float("inf"),
+        "name": "adam",
+    }
+
+
+def rebuild(snapshot: Snapshot) -> dict[str, Any]:
+    tensors: list[torch.Tensor] = []
+    for record, payload in zip(snapshot.tensors, snapshot.payloads, strict=True):
+        tensor = torch.empty(record.shape, dtype=getattr(torch, record.dtype))
+        if record.num_bytes:
+            tensor = torch.frombuffer(bytearray(payload), dtype=tensor.dtype).reshape(record.shape)
+        tensors.append(tensor)
+    return unflatten_state(snapshot.skeleton, tensors)
+
+
+def read(directory: Path) -> list[Snapshot]:
+    found = [Slot(path).read() for path in sorted(directory.glob("*.snapshot"))]
+    return [snapshot for snapshot in found if snapshot is not None]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> SnapshotWriter:
+    return SnapshotWriter(tmp_path, "slot0-1.0")
+
+
+def test_the_state_is_read_back_as_it_was(writer: SnapshotWriter, tmp_path: Path):
+    tree = make_tree()
+    assert writer.write(tree, VERSION, SHARE)
+    tree["weights"].zero_()
+    (snapshot,) = read(tmp_path)
+    assert (snapshot.version, snapshot.purpose) == (VERSION, {"share": [1, 2]})
+    rebuilt, expected = rebuild(snapshot), make_tree()
+    assert rebuilt.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert rebuilt[key].dtype == value.dtype
+            assert torch.equal(rebuilt[key], value)
+        else:
+            assert rebuilt[key] == value
+
+
+def test_when_every_slot_is_in_use_a_snapshot_is_left_out_and_counted(
+    writer: SnapshotWriter, tmp_path: Path
+):
+    taken = [writer.write(make_tree(), Version(step, EpochId(1, 1)), SHARE) for step in range(3)]
+    assert taken == [True, True, False]
+    assert writer.num_skipped == 1
+    Slot(tmp_path / "slot0-1.0.0.snapshot").free()
+    assert writer.write(make_tree(), Version(9, EpochId(1, 1)), SHARE)
+    assert sorted(snapshot.version.step for snapshot in read(tmp_path)) == [1, 9]
+
+
+def test_without_memory_a_snapshot_is_left_out_and_training_goes_on(
+    writer: SnapshotWriter, tmp_path: Path
+):
+    tree = make_tree() | {"large": torch.zeros(100_000)}
+    with room_for(50_000):
+        assert not writer.write(tree, VERSION, SHARE)
+    assert writer.num_skipped == 1
+    assert read(tmp_path) == []
+    assert writer.write(tree, VERSION, SHARE)

@@ -1,0 +1,99 @@
+"""One snapshot brought to storage by several: who takes which chunks, and what they make together.
+
+Replicated state lies in several places. Its chunks are numbered through, tensor after tensor, and
+dealt round: each place uploads every n-th, tells their names, and one puts the names together.
+
+Pure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainflow.checkpointing.boxes import whole
+from trainflow.checkpointing.chunks import split
+from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
+from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
+from trainflow.epochs import Version
+from trainflow.errors import CheckpointError
+
+Json = Any
+
+
+@dataclass(frozen=True, order=True)
+class Share:
+    """Every ``count``-th chunk, from number ``index`` on."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ShareReport:
+    """One place's share of a checkpoint is in the store.
+
+    Attributes:
+        version: of the state.
+        share: which chunks.
+        skeleton: of the state; the same from all.
+        tensors: in the order of the skeleton's numbers; the same from all.
+        chunks: by their number.
+        num_bytes_written: of chunks that were not in the store before.
+    """
+
+    version: Version
+    share: Share
+    skeleton: Json
+    tensors: tuple[TensorRecord, ...]
+    chunks: Mapping[int, Chunk]
+    num_bytes_written: int
+
+
+def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
+    """Yield the share's chunks of a snapshot, each with its number."""
+    number = 0
+    for payload in snapshot.payloads:
+        for part in split(payload):
+            if number % share.count == share.index:
+                yield number, part
+            number += 1
+
+
+def is_complete(reports: Mapping[Share, ShareReport]) -> bool:
+    """Whether every share is there."""
+    counts = {share.count for share in reports}
+    return len(counts) == 1 and len(reports) == counts.pop()
+
+
+def assemble(reports: Sequence[ShareReport]) -> dict[str, TensorEntry]:
+    """Put the shares of one version together.
+
+    Raises:
+        CheckpointError: they are not of one state, or some are missing.
+    """
+    first = reports[0]
+    if any((r.tensors, r.skeleton) != (first.tensors, first.skeleton) for r in reports):
+        raise CheckpointError(
+            f"checkpoint of step {first.version.step}: got shares of different states, expected "
+            "every rank to hold the same; look for state that only some ranks register"
+        )
+    chunks: dict[int, Chunk] = {}
+    for report in reports:
+        chunks |= report.chunks
+    number = 0
+    entries: dict[str, TensorEntry] = {}
+    for tensor in first.tensors:
+        own: list[Chunk] = []
+        missing = tensor.num_bytes
+        while missing > 0 and number in chunks:
+            own.append(chunks[number])
+            missing -= chunks[number].num_bytes
+            number += 1
+        if missing:
+            raise CheckpointError(
+                f"checkpoint of step {first.version.step}: got no chunk {number}, expected all of "
+                f"{tensor.path}"
+            )
+        shard = Shard(whole(tensor.shape), tuple(own))
+        entries[tensor.path] = TensorEntry(tensor.dtype, tensor.shape, (shard,))
+    return entries

@@ -1,0 +1,42 @@
+"""Bring one share of a snapshot to a store.
+
+Process: keeper.  Threads: the caller's, and a pool that writes.  Blocks: on the store.
+"""
+
+from collections.abc import Iterable
+
+from trainflow.checkpointing.chunk_writer import ChunkWriter
+from trainflow.checkpointing.sharing import Share, ShareReport, deal
+from trainflow.checkpointing.snapshot_slots import Snapshot
+from trainflow.checkpointing.store import CheckpointStore
+
+_NUM_THREADS = 4
+
+
+def upload_share(
+    snapshot: Snapshot, share: Share, store: CheckpointStore, known: Iterable[str] = ()
+) -> ShareReport:
+    """Write the share's chunks that the store doesn't have.
+
+    Args:
+        snapshot: stays as it is until this returns.
+        share: which of its chunks.
+        store: takes them.
+        known: ids of chunks that are in the store and will stay there: not even looked for.
+
+    Raises:
+        CheckpointError: the store doesn't take them; what it took stays, and is found next time.
+    """
+    writer = ChunkWriter(store, known, _NUM_THREADS)
+    try:
+        chunks = {number: writer.add(part) for number, part in deal(snapshot, share)}
+    finally:
+        traffic = writer.finish()
+    return ShareReport(
+        version=snapshot.version,
+        share=share,
+        skeleton=snapshot.skeleton,
+        tensors=snapshot.tensors,
+        chunks=chunks,
+        num_bytes_written=traffic.num_bytes_written,
+    )
