@@ -1,10 +1,14 @@
-"""Take office as coordinator: a number that no other has, and what an earlier one left.
+"""Take office as coordinator, and take over what an earlier one left.
+
+The order is what makes it safe: first the office, so that no other coordinator changes anything,
+then the questions, so that every answer is of now, and the epoch last, from the answers alone.
 
 Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,85 +16,135 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
+from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.lease import is_majority
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
+from trainflow.epochs import EpochSpec
+from trainflow.errors import CoordinationError
 
 _ANSWER_WITHIN_S = 2.0
-_PROMISE_WITHIN_S = 20.0
+_PROMISE_WITHIN_S = 5.0
 _OFFICE_WITHIN_S = 120.0
+_ASK_AGAIN_AFTER_S = 0.2
 
 
 @dataclass(frozen=True)
 class Estate:
-    """What a new coordinator found wrong.
+    """What a new coordinator has to see to.
 
     Attributes:
-        silent: workers that did not answer.
-        vacant: bundles without a worker.
+        lost: workers that can't take part, and why.
+        unheard: workers that may still be starting: they haven't answered, and none relies on them.
+        vacant: bundles in which no worker was found.
     """
 
-    silent: frozenset[str]
+    lost: dict[str, str]
+    unheard: frozenset[str]
     vacant: frozenset[int]
 
 
-async def take_office(nodes: NodeWatch, control: EpochControl) -> None:
+def find_workers(job_id: str) -> dict[str, Any]:
+    """Return handles of a job's workers by worker id."""
+    return _find_actors(names.worker_name(job_id, ""))
+
+
+def find_keeper_nodes(job_id: str) -> set[str]:
+    """Return the ids of the nodes that have a Keeper of this job."""
+    return set(_find_actors(names.keeper_name(job_id, "")))
+
+
+async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> None:
     """Become the one incarnation that a majority of Keepers obeys.
 
+    A Keeper on a node that Ray has given up does not count: its raylet ends itself.
+
     Raises:
-        TimeoutError: no majority answered in time.
+        CoordinationError: no majority answered in time.
     """
     incarnation = 1
-    async with asyncio.timeout(_OFFICE_WITHIN_S):
-        while True:
-            earlier = await nodes.promise(incarnation, _PROMISE_WITHIN_S)
-            num_granted = sum(promised < incarnation for promised in earlier)
-            if num_granted and is_majority(num_granted - 1, nodes.num_keepers - 1):
-                control.incarnation = incarnation
-                return
-            incarnation = max([incarnation, *earlier]) + 1
+    deadline_s = clock.monotonic_s() + _OFFICE_WITHIN_S
+    while True:
+        earlier = await nodes.promise(incarnation, _PROMISE_WITHIN_S)
+        num_granted = sum(promised < incarnation for promised in earlier)
+        if num_granted and is_majority(num_granted - 1, nodes.num_keepers - 1):
+            control.incarnation = incarnation
+            return
+        if clock.monotonic_s() > deadline_s:
+            raise CoordinationError(
+                f"the coordinator could not take office: got an answer from {len(earlier)} of "
+                f"{nodes.num_keepers} Keepers within {_OFFICE_WITHIN_S:.0f} s, expected one from "
+                "more than half; look for nodes that are cut off from the head (ray status)"
+            )
+        incarnation = max([incarnation, *earlier]) + 1
+        nodes.forget_dead()
+        await asyncio.sleep(_ASK_AGAIN_AFTER_S)
 
 
-async def adopt(job_id: str, pool: WorkerPool, nodes: NodeWatch, control: EpochControl) -> Estate:
-    """Find the workers of an earlier coordinator and take over their epoch, if it still runs."""
-    found = _find_actors(names.worker_name(job_id, ""))
-    for worker_id, actor in found.items():
-        pool.adopt(worker_id, actor)
+async def adopt(
+    found: Mapping[str, Any],
+    pool: WorkerPool,
+    nodes: NodeWatch,
+    control: EpochControl,
+    clock: Clock,
+) -> Estate:
+    """Take office, ask the workers of an earlier coordinator where they stand, take over its epoch.
+
+    Args:
+        found: their handles by worker id.
+        pool: watches them from now on.
+        nodes: knows the Keepers.
+        control: takes the epoch over.
+        clock: measures.
+
+    Raises:
+        CoordinationError: no majority of Keepers answered in time.
+    """
+    entries = [pool.adopt(worker_id, actor) for worker_id, actor in found.items()]
+    vacant = set(range(pool.num_bundles())) - {entry.bundle for entry in entries}
+    await take_office(nodes, control, clock)
+    asked_at_s = clock.monotonic_s()
     answers = await asyncio.gather(*[ask_description(a, _ANSWER_WITHIN_S) for a in found.values()])
-    descriptions = [answer for answer in answers if answer is not None]
-    kept = _find_actors(names.keeper_name(job_id, "")).keys()
-    nodes.ensure({description.node_id for description in descriptions} | kept)
-    await take_office(nodes, control)
-    for description in descriptions:
+    descriptions = {answer.worker_id: answer for answer in answers if answer is not None}
+    # From here on nothing waits: a worker that is gone by now has left the pool.
+    for description in descriptions.values():
+        nodes.ensure({description.node_id})
         if description.ready:
             pool.describe(description)
         if description.standing is not None and description.standing.finished:
             control.on_finished(description.worker_id)
-    _take_over_epoch(descriptions, control)
-    answered = {description.worker_id for description in descriptions}
-    occupied = {entry.bundle for entry in pool.entries.values()}
-    return Estate(
-        silent=frozenset(found.keys() - answered),
-        vacant=frozenset(set(range(pool.num_bundles())) - occupied),
-    )
+    newest = _newest_spec(descriptions.values())
+    if newest is not None:
+        intact = all(
+            member in pool.entries and _trains_in(newest, descriptions.get(member))
+            for member in newest.members
+        )
+        control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
+    relied_on = () if newest is None else newest.members
+    unheard = found.keys() - descriptions.keys()
+    lost = dict.fromkeys(unheard & {*relied_on}, "it did not answer the new coordinator") | {
+        worker_id: "its training was over while the run was not"
+        for worker_id, description in descriptions.items()
+        if description.returned
+    }
+    return Estate(lost, frozenset(unheard - lost.keys()), frozenset(vacant))
 
 
-def _take_over_epoch(descriptions: list[WorkerDescription], control: EpochControl) -> None:
+def _newest_spec(descriptions: Collection[WorkerDescription]) -> EpochSpec | None:
     specs = [description.spec for description in descriptions if description.spec is not None]
-    if not specs:
-        return
-    newest = max(specs, key=lambda spec: spec.epoch)
-    holding = {d.worker_id: d for d in descriptions if d.spec == newest}
-    intact = all(member in holding and _is_training(holding[member]) for member in newest.members)
-    control.take_over(newest, intact=intact)
+    return max(specs, key=lambda spec: spec.epoch, default=None)
 
 
-def _is_training(description: WorkerDescription) -> bool:
+def _trains_in(spec: EpochSpec, description: WorkerDescription | None) -> bool:
+    if description is None or description.spec != spec or not description.has_begun:
+        return False
+    if description.failure is not None:
+        return False
     standing = description.standing
-    return description.failure is None and (standing is None or standing.finished)
+    return standing.finished if standing is not None else not description.returned
 
 
 def _find_actors(prefix: str) -> dict[str, Any]:

@@ -5,7 +5,9 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 
 import asyncio
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ray.exceptions import RayError
 
@@ -13,6 +15,7 @@ from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_former import FormedEpoch, form_epoch
+from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
@@ -22,17 +25,35 @@ from trainflow.coordination.membership import (
     decide_move,
     next_members,
 )
+from trainflow.coordination.recovery_log import RecoveryLog
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.run_state import Ending, Loss, RunState
+from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
-from trainflow.epochs import EpochId, EpochSpec, Flag
+from trainflow.epochs import EpochId, EpochSpec, Flag, Phase
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.03
 _RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
+_FORGOTTEN_AFTER_S = 2.0
+
+
+class Superior(Protocol):
+    """Who decides about the run as a whole."""
+
+    def end(self, ending: Ending) -> None:
+        """End the run; the first ending counts."""
+        ...
+
+    def spend(self, text: str) -> bool:
+        """Count a failure; ends the run, and returns True, if that was one too many."""
+        ...
+
+    def lose(self, worker_ids: Sequence[str], cause: str) -> None:
+        """Get rid of these workers and start others in their places."""
+        ...
 
 
 class EpochControl:
@@ -42,7 +63,6 @@ class EpochControl:
         incarnation: of this coordinator; 0 until it has taken office.
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
-        loss: the recovery under way, or None.
         designated: workers that are to form the first epoch, chosen by node.
     """
 
@@ -52,21 +72,18 @@ class EpochControl:
         pool: WorkerPool,
         record: RunRecord,
         clock: Clock,
-        *,
-        fail: Callable[[Ending], None],
-        spend: Callable[[str], bool],
+        superior: Superior,
     ):
         self.incarnation = 0
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
-        self.loss: Loss | None = None
         self.designated: frozenset[str] = frozenset()
         self._job = job
         self._pool = pool
         self._record = record
+        self._recovery = RecoveryLog(record, clock)
         self._clock = clock
-        self._fail = fail
-        self._spend = spend
+        self._superior = superior
         self._is_open = False
         self._broken = False
         self._member_lost = False
@@ -79,6 +96,9 @@ class EpochControl:
         # Members of the newest epoch, formed or not: once some were released into it, they may hold
         # the newest state, so the next epoch is made from them.
         self._lineup: tuple[str, ...] = ()
+        # The newest epoch of which a failure was heard before it was known to run.
+        self._failed_early: tuple[EpochId, str] | None = None
+        self._running_since_s = 0.0
         self._settled = asyncio.Event()
         self._finished: set[str] = set()
 
@@ -89,7 +109,8 @@ class EpochControl:
             return RunState.PENDING
         if self._waiting:
             return RunState.WAITING
-        return RunState.RECOVERING if self.loss or self._broken else RunState.RUNNING
+        recovering = self._recovery.is_under_way or self._broken
+        return RunState.RECOVERING if recovering else RunState.RUNNING
 
     @property
     def num_spares(self) -> int:
@@ -108,13 +129,21 @@ class EpochControl:
         """A member's training function has returned after the last step."""
         self._finished.add(worker_id)
 
-    def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
-        """Continue an epoch that an earlier coordinator formed."""
+    def take_over(self, spec: EpochSpec, *, intact: bool, seen_at_s: float) -> None:
+        """Continue an epoch that an earlier coordinator formed.
+
+        Args:
+            spec: the epoch.
+            intact: every member is there and trains.
+            seen_at_s: CLOCK_MONOTONIC when the members began to be asked.
+        """
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
+        self._running_since_s = seen_at_s
         if intact:
             self._settled.set()
+            self._heed_early_failure()
         else:
             self._notice("an epoch was broken while there was no coordinator")
 
@@ -140,15 +169,33 @@ class EpochControl:
 
     def on_group_failed(self, worker_id: str, epoch: EpochId, reason: str) -> None:
         """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
-        if epoch == self.epoch and not self._broken:
-            text = f"a collective failed on {worker_id}: {reason[:200]}"
+        text = f"a collective failed on {worker_id}: {reason[:200]}"
+        if self.epoch is None or epoch > self.epoch:
+            self._failed_early = (epoch, text)
+        elif epoch == self.epoch and not self._broken:
             asyncio.get_running_loop().call_later(_GRACE_S, self.break_epoch, epoch, text)
+
+    def on_progress(self, progress: Mapping[str, Progress]) -> None:
+        """A member that parks while no epoch is being formed waits for nothing: form one.
+
+        Why it parked was told to a coordinator that did not live to act on it.
+        """
+        if self._forming is not None or self._broken:
+            return
+        running_s = self._clock.monotonic_s() - self._running_since_s
+        for worker_id, seen in progress.items():
+            trains = worker_id in self.members and worker_id not in self._finished
+            parked = trains and seen.phase is Phase.PARKED
+            if parked and _FORGOTTEN_AFTER_S < seen.progress_age_s < running_s:
+                text = f"{worker_id} has parked, and no epoch was being formed"
+                self.break_epoch(self.epoch, text)
 
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
         self._record.add_step(report)
-        if report.joined is not None and report.epoch == self.epoch:
-            self._on_joined(report)
+        is_first = report.joined is not None and report.epoch == self.epoch
+        if is_first and self._recovery.on_joined(report):
+            self._settled.set()
         if report.pausing and report.epoch == self.epoch and not self._broken:
             self._start_forming(self._wanted(), at_boundary=True)
 
@@ -237,16 +284,18 @@ class EpochControl:
         if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
-        self._spend(text)
+        self._superior.spend(text)
         self._broken = True
         self._notice(text)
         self.advance()
 
     def _notice(self, text: str) -> None:
         self._settled.clear()
-        if self.loss is None:
-            self.loss = Loss(self._clock.unix_s(), [])
-        self.loss.causes.append(text)
+        self._recovery.notice(text)
+
+    def _heed_early_failure(self) -> None:
+        if self._failed_early is not None and self._failed_early[0] == self.epoch:
+            asyncio.get_running_loop().call_later(_GRACE_S, self.break_epoch, *self._failed_early)
 
     def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
         if self._forming is not None:
@@ -272,15 +321,29 @@ class EpochControl:
                 spec,
                 actors,
                 member_lost=self._member_lost,
+                committed_step=self._record.last_step,
                 at_boundary=at_boundary,
                 now_s=self._clock.unix_s,
             )
         except NoLiveStateError as error:
-            self._fail(Ending(RunState.FAILED, str(error), 1))
+            self._on_no_state(spec, error)
         except RayError as error:
             await self._retry_forming(spec, error)
+        except Exception:
+            logger.exception("epoch %s could not be formed", spec.epoch)
+            reason = f"epoch {spec.epoch} could not be formed:\n{traceback.format_exc()}"
+            self._superior.end(Ending(RunState.FAILED, reason, 1))
         else:
             self._on_formed(formed)
+
+    def _on_no_state(self, spec: EpochSpec, error: NoLiveStateError) -> None:
+        """Every rank that held a state is gone; before the first commit nothing is lost by that."""
+        self._forming = None
+        if self._record.last_step > 0:
+            self._superior.end(Ending(RunState.FAILED, str(error), 1))
+            return
+        cause = "it holds no state, and no step is committed: another one begins anew"
+        self._superior.lose(spec.members, cause)
 
     async def _retry_forming(self, spec: EpochSpec, error: RayError) -> None:
         """A member failed while the epoch was formed; its death is usually heard of in a moment."""
@@ -288,7 +351,7 @@ class EpochControl:
         self._num_attempts += 1
         if self._num_attempts > _MAX_ATTEMPTS:
             reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
-            self._fail(Ending(RunState.FAILED, reason, 1))
+            self._superior.end(Ending(RunState.FAILED, reason, 1))
             return
         await asyncio.sleep(_RETRY_AFTER_S)
         self._forming = None
@@ -301,15 +364,9 @@ class EpochControl:
         self._broken = self._member_lost = self._pausing = False
         self._num_attempts = 0
         self._forming = None
-        if self.loss is not None:
-            self.loss.asked_at_s, self.loss.begun_at_s = formed.asked_at_s, formed.begun_at_s
-            self.loss.freed_s = max(report.freed_s for report in formed.reports)
-            self.loss.connected_s = max(report.connected_s for report in formed.reports)
-            self.loss.parked_s = max(report.parked_s for report in formed.reports)
-            self.loss.base_step = base.step
-            self.loss.steps_lost = max(0, self._record.last_step - base.step)
-            self.loss.awaited = frozenset(range(spec.world_size))
-        else:
+        self._running_since_s = self._clock.monotonic_s()
+        self._recovery.on_formed(formed)
+        if not self._recovery.is_under_way:
             self._settled.set()
         self._record.add_event(
             "epoch",
@@ -318,38 +375,8 @@ class EpochControl:
             members=list(spec.members),
             base=str(base),
         )
+        self._heed_early_failure()
         self.advance()
-
-    def _on_joined(self, report: StepReport) -> None:
-        loss = self.loss
-        assert report.joined is not None, "the caller looked"
-        if loss is None or report.rank not in loss.awaited:
-            return
-        loss.healed_at_s = max(loss.healed_at_s, report.joined.healed_at_s)
-        loss.awaited -= {report.rank}
-        if loss.awaited:
-            return
-        self.loss = None
-        self._settled.set()
-        took_s = report.committed_at_s - loss.noticed_at_s
-        self._record.add_event(
-            "recovered",
-            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the "
-            "loss was noticed",
-            epoch=str(report.epoch),
-            world_size=report.world_size,
-            causes=loss.causes,
-            noticed_at_s=loss.noticed_at_s,
-            asked_at_s=loss.asked_at_s,
-            begun_at_s=loss.begun_at_s,
-            healed_at_s=loss.healed_at_s,
-            committed_at_s=report.committed_at_s,
-            freed_s=loss.freed_s,
-            connected_s=loss.connected_s,
-            parked_s=loss.parked_s,
-            base_step=loss.base_step,
-            steps_lost=loss.steps_lost,
-        )
 
     def _request(self, flag: Flag) -> None:
         """Ask one member; its commit record tells the others."""

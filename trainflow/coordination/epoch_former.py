@@ -34,6 +34,7 @@ async def form_epoch(
     actors: Mapping[str, Any],
     *,
     member_lost: bool,
+    committed_step: int,
     at_boundary: bool,
     now_s: Any,  # noqa: ANN401  a clock's unix_s
 ) -> FormedEpoch:
@@ -43,6 +44,7 @@ async def form_epoch(
         spec: the epoch.
         actors: handles of its members by worker id.
         member_lost: a member of the epoch before is gone.
+        committed_step: the newest step known to be committed.
         at_boundary: the members were asked to pause; let them park by themselves.
         now_s: the clock.
 
@@ -54,6 +56,6 @@ async def form_epoch(
     reports: list[MemberReport] = await asyncio.gather(
         *[actors[member].form.remote(spec, at_boundary=at_boundary) for member in spec.members]
     )
-    plan = plan_recovery(spec, reports, member_lost=member_lost)
+    plan = plan_recovery(spec, reports, member_lost=member_lost, committed_step=committed_step)
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
     return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())

@@ -53,7 +53,7 @@ class Keeper:
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None
         self._lease = Lease(lease_s, SYSTEM_CLOCK.monotonic_s())
-        self._exit = threading.Event()
+        self._next_beat_s = 0.0
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
 
     @ray.method(concurrency_group="control")
@@ -96,24 +96,25 @@ class Keeper:
         shutil.rmtree(self._stamps, ignore_errors=True)
         remove_empty_folders(self._stamps)
 
-    @ray.method(concurrency_group="watch")
-    def wait_exit(self) -> None:
-        """Never return: the call fails when the process dies."""
-        self._exit.wait()
-
     def _loop(self) -> None:
-        next_beat_s = 0.0
+        """Look after the node for ever; what fails once is tried again, the lease above all."""
         while True:
-            now_s = SYSTEM_CLOCK.monotonic_s()
-            progress = self._read_progress()
-            if now_s >= next_beat_s or self._has_stale(progress):
-                self._beat(progress)
-                next_beat_s = now_s + _HEARTBEAT_EVERY_S
-            if self._lease.is_expired(SYSTEM_CLOCK.monotonic_s()):
-                if progress:
-                    logger.warning("%s is cut off: killing %s", self._node_id, list(progress))
-                self._clean_up()
+            try:
+                self._look()
+            except Exception:
+                logger.exception("%s: the Keeper could not look after its node", self._node_id)
             SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if self._lease.is_expired(now_s):
+            if self._stamps.exists():
+                logger.warning("%s is cut off: it ends its workers", self._node_id)
+            self._clean_up()
+        progress = self._read_progress()
+        if now_s >= self._next_beat_s or self._has_stale(progress):
+            self._beat(progress)
+            self._next_beat_s = now_s + _HEARTBEAT_EVERY_S
 
     def _has_stale(self, progress: dict[str, Progress]) -> bool:
         limit_s = self._hang_timeout_s
@@ -191,5 +192,5 @@ def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference
 
 # Ray's annotation of `remote` leaves concurrency_groups out.
 KeeperActor = cast("Any", ray.remote)(
-    max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8, "watch": 4}
+    max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8}
 )(Keeper)

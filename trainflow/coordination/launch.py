@@ -38,7 +38,10 @@ async def launch_workers(
             f"{len(alive)} nodes; lower workers.minimum or workers.resources, or add nodes"
         )
     if slots < wanted:
-        text = f"{wanted} workers with spares were asked for, {slots} fit on the cluster"
+        text = (
+            f"{wanted} workers with spares were asked for, {slots} fit on the cluster: this run "
+            "won't use nodes that are added later"
+        )
         record.add_event("reduced", text, wanted=wanted, slots=slots)
     try:
         await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)

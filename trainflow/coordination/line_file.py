@@ -73,7 +73,11 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 def _end_torn_line(path: Path) -> None:
     """Keep what is appended next apart from a line that a crash has torn."""
-    if not path.exists() or path.read_bytes()[-1:] in {b"", b"\n"}:
+    if not path.exists():
         return
-    with path.open("a") as file:
-        file.write("\n")
+    with path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)  # a long run's file is not read through for its last byte
+        if file.read(1) != b"\n":
+            file.write(b"\n")

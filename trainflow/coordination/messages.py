@@ -38,7 +38,9 @@ class WorkerDescription:
         store_port: of the rendezvous store it hosts.
         presence_port: see `trainflow.coordination.presence`.
         ready: its training thread has reached the steps.
-        spec: the epoch that it is connected for.
+        returned: its training thread has ended.
+        spec: the newest epoch that it was asked to form.
+        has_begun: it was released into that epoch.
         standing: what it holds, if its training thread is parked.
         failure: why that epoch's group is broken, or None.
     """
@@ -50,7 +52,9 @@ class WorkerDescription:
     store_port: int
     presence_port: int
     ready: bool
+    returned: bool = False
     spec: EpochSpec | None = None
+    has_begun: bool = False
     standing: MemberReport | None = None
     failure: str | None = None
 

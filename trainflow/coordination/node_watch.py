@@ -64,6 +64,12 @@ class NodeWatch:
             self._dismissed[node_id] = keeper
             self._introduce()
 
+    def forget_dead(self) -> None:
+        """Forget the nodes that Ray has given up."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for node_id in self._keepers.keys() - alive:
+            self.forget(node_id)
+
     def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
         """Take a heartbeat."""
         if not knows_peers:

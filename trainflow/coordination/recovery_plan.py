@@ -15,7 +15,11 @@ class NoLiveStateError(CoordinationError):
 
 
 def plan_recovery(
-    spec: EpochSpec, reports: Sequence[MemberReport], *, member_lost: bool
+    spec: EpochSpec,
+    reports: Sequence[MemberReport],
+    *,
+    member_lost: bool,
+    committed_step: int = 0,
 ) -> RecoveryPlan:
     """Choose the base version and who gives it to whom.
 
@@ -24,16 +28,17 @@ def plan_recovery(
         reports: one of each member, in any order.
         member_lost: a member of the epoch before is gone; whether it ran the code after its last
             commit to the end can't be known.
+        committed_step: the newest step known to be committed; what survives is at most one older.
 
     Raises:
-        NoLiveStateError: none of them holds a whole state.
+        NoLiveStateError: none of them holds a whole state that is new enough.
     """
     by_rank = {spec.rank_of(report.worker_id): report for report in reports}
     versions = [report.version for report in reports if report.version is not None]
-    if not versions:
+    if not versions or max(versions).step < committed_step - 1:
         raise NoLiveStateError(
-            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state; the ranks "
-            "that had one are gone"
+            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state of step "
+            f"{committed_step}; the ranks that had one are gone"
         )
     base = max(versions)
     holders = sorted(rank for rank, report in by_rank.items() if report.version == base)

@@ -6,6 +6,8 @@ and the coordinator takes a repeated one as what it is.
 Process: every worker.  Threads: any sends, one delivers.  Blocks: never the sender.
 """
 
+import logging
+import os
 import queue
 import threading
 
@@ -15,6 +17,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import names
 from trainflow.coordination.messages import WorkerMessage
+
+logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 0.2
 _ACKNOWLEDGE_WITHIN_S = 5.0
@@ -34,6 +38,14 @@ class Reporter:
         self._queue.put(message)
 
     def _deliver(self) -> None:
+        try:
+            self._deliver_all()
+        except BaseException:
+            # A worker that can't be heard is of no use: dead, it is replaced.
+            logger.exception("%s can't report to its coordinator", self._worker_id)
+            os._exit(1)
+
+    def _deliver_all(self) -> None:
         while True:
             batch = [self._queue.get()]
             while not self._queue.empty():

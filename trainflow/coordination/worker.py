@@ -24,7 +24,8 @@ from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan
 if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
 
-CONCURRENCY_GROUPS = {"control": 8, "watch": 4}
+# Calls of `form` may each wait for a peer that is gone until a newer one supersedes them.
+CONCURRENCY_GROUPS = {"control": 8, "form": 16, "watch": 4}
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 
@@ -90,7 +91,9 @@ class Worker:
             store_port=self._store.port,
             presence_port=self._presence.port,
             ready=self._gate.has_parked,
+            returned=self._trained.is_set(),
             spec=self._gate.spec,
+            has_begun=self._gate.has_begun,
             standing=None
             if standing is None
             else MemberReport(
@@ -102,7 +105,7 @@ class Worker:
             failure=self._gate.failure,
         )
 
-    @_in_group("control")
+    @_in_group("form")
     def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         """Connect for an epoch and stand still; see `EpochGate.form`."""
         return self._gate.form(spec, at_boundary=at_boundary)

@@ -87,7 +87,12 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def reserve(self, num_bundles: int) -> None:
-        """Create the placement group and wait until it is placed."""
+        """Create the placement group, unless one was found, and wait until it is placed."""
+        if self._group is None:
+            self._create_group(num_bundles)
+        await self._require_group().ready()
+
+    def _create_group(self, num_bundles: int) -> None:
         resources = self._job.workers.resources.model_dump()
         bundle = {kind: amount for kind, amount in resources.items() if amount}
         self._group = placement_group(
@@ -96,7 +101,6 @@ class WorkerPool:
             name=names.placement_group_name(self._job_id),
             lifetime="detached",
         )
-        await self._group.ready()
 
     def find_group(self) -> bool:
         """Take over the placement group of an earlier coordinator; False if there is none."""
@@ -208,8 +212,11 @@ class WorkerPool:
         self._on_gone(description.worker_id, cause)
 
 
-async def ask_description(actor: Any, timeout_s: float) -> WorkerDescription | None:  # noqa: ANN401
-    """Ask a worker for its description; None if it doesn't answer in time."""
+async def ask_description(
+    actor: Any,  # noqa: ANN401  an actor handle
+    timeout_s: float | None,
+) -> WorkerDescription | None:
+    """Ask a worker for its description; None if it is gone or doesn't answer in time."""
     with contextlib.suppress(RayError, TimeoutError):
         return await asyncio.wait_for(asyncio.ensure_future(actor.describe.remote()), timeout_s)
     return None

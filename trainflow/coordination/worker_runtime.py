@@ -83,7 +83,7 @@ def run_training(
         TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
     except SessionClosed:
         logger.info("%s: the session was closed", spec.worker_id)
-    except Exception:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
+    except BaseException:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
         reporter.send(Crashed(traceback.format_exc()))
 
 

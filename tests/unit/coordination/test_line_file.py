@@ -25,6 +25,25 @@ def test_a_line_torn_by_a_crash_is_dropped_and_the_next_one_stands_alone(path):
     assert LineFile(path).read() == [{"n": 0}, {"n": 2}]
 
 
+@pytest.mark.parametrize("text", ["", "\n", '{"n": 0}\n'])
+def test_a_file_that_ends_with_its_line_is_left_as_it_is(path, text):
+    path.write_text(text)
+    LineFile(path)
+    assert path.read_text() == text
+
+
+def test_a_long_file_is_read_once(path):
+    path.write_text(f'{{"text": "{"x" * 1000}"}}\n' * 1000)
+    before = count_bytes_read()
+    assert len(LineFile(path).read()) == 1000
+    assert count_bytes_read() - before < 1.5 * path.stat().st_size
+
+
+def count_bytes_read() -> int:
+    """Return how many bytes this process has read from files so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 @pytest.mark.parametrize("spare_bytes", [0, 1, 9])
 def test_on_a_full_disk_lines_wait_and_none_is_torn(path, spare_bytes):
     file = LineFile(path)

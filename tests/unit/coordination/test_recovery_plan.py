@@ -66,3 +66,20 @@ def test_one_that_knows_that_all_is_done_settles_it():
 def test_nobody_with_a_state_is_an_explicit_stop():
     with pytest.raises(NoLiveStateError, match=r"epoch 1\.3: none of 3 members"):
         plan(None, None, None)
+
+
+def replan(held: int) -> int:
+    reports = [MemberReport(member, Version(held, NEW)) for member in SPEC.members]
+    return plan_recovery(SPEC, reports, member_lost=True, committed_step=7).base.step
+
+
+@pytest.mark.parametrize("held", [7, 6])
+def test_survivors_are_at_most_a_step_behind_what_is_known(held: int):
+    assert replan(held) == held
+
+
+@pytest.mark.parametrize("held", [5, 0])
+def test_an_older_state_is_no_base(held: int):
+    """A worker that has never trained holds step 0 for ever: it must not turn the run back."""
+    with pytest.raises(NoLiveStateError, match="state of step 7"):
+        replan(held)

@@ -1,0 +1,143 @@
+"""Actors without Ray: their calls return futures that a test answers."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.run_state import Ending
+from trainflow.coordination.worker_pool import WorkerEntry
+from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Version
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        raise AssertionError("the coordinator must not block")
+
+
+class Method:
+    """An actor's method: a call returns a future of what ``answer`` returns or raises."""
+
+    def __init__(self, answer: Callable[..., Any]):
+        self._answer = answer
+
+    def remote(self, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(self._call(*args, **kwargs))
+
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self._answer(*args, **kwargs)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+class FakeWorker:
+    """A worker that parks and connects at once; ``stuck`` makes it wait for ever in ``form``."""
+
+    def __init__(self, worker_id: str, version: Version | None):
+        self.worker_id = worker_id
+        self.version = version
+        self.stuck = False
+        self.formed: list[EpochSpec] = []
+        self.plans: list[RecoveryPlan] = []
+        self.requested: list[Flag] = []
+        self.on_begin: Callable[[RecoveryPlan], None] = lambda plan: None
+        self.description: WorkerDescription | None = describe(worker_id)
+        self.form = Method(self._form)
+        self.begin = Method(self._begin)
+        self.request = Method(self.requested.append)
+        self.describe = Method(self._describe)
+
+    async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
+        self.formed.append(spec)
+        if self.stuck:
+            await asyncio.Event().wait()
+        return MemberReport(self.worker_id, self.version, tail_done=True)
+
+    def _begin(self, plan: RecoveryPlan) -> None:
+        self.plans.append(plan)
+        self.version = plan.base
+        self.on_begin(plan)
+
+    async def _describe(self) -> WorkerDescription:
+        if self.description is None:
+            await asyncio.Event().wait()
+        assert self.description is not None, "else it waits"
+        return self.description
+
+
+def describe(worker_id: str, **others: Any) -> WorkerDescription:
+    return WorkerDescription(
+        worker_id=worker_id,
+        node_id=f"node of {worker_id}",
+        pid=1,
+        host="127.0.0.1",
+        store_port=1,
+        presence_port=1,
+        **{"ready": True} | others,
+    )
+
+
+class FakePool:
+    """The pool's entries, without a watch on them."""
+
+    def __init__(self, workers: Sequence[FakeWorker] = (), num_bundles: int = 4):
+        self._num_bundles = num_bundles
+        self.entries = {
+            each.worker_id: WorkerEntry(each.worker_id, each, describe(each.worker_id))
+            for each in workers
+        }
+
+    def num_bundles(self) -> int:
+        return self._num_bundles
+
+    def adopt(self, worker_id: str, actor: Any) -> WorkerEntry:
+        self.entries[worker_id] = WorkerEntry(worker_id, actor)
+        return self.entries[worker_id]
+
+    def describe(self, description: WorkerDescription) -> None:
+        if description.worker_id in self.entries:
+            self.entries[description.worker_id].description = description
+
+
+@dataclass
+class FakeSuperior:
+    """Notes what it is told, and drops lost workers from the pool."""
+
+    pool: FakePool
+    endings: list[Ending] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    lost: list[tuple[str, ...]] = field(default_factory=list)
+
+    def end(self, ending: Ending) -> None:
+        self.endings.append(ending)
+
+    def spend(self, text: str) -> bool:
+        self.failures.append(text)
+        return False
+
+    def lose(self, worker_ids: Sequence[str], cause: str) -> None:
+        self.lost.append(tuple(worker_ids))
+        for worker_id in worker_ids:
+            self.pool.entries.pop(worker_id, None)
+
+
+async def settle() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
+    """Wait for a state; fails if it isn't reached in time."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110  any condition, not an event
+            await asyncio.sleep(0.002)

@@ -1,0 +1,178 @@
+"""A new coordinator takes over from one that was killed, at any moment of its life."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import FakePool, FakeWorker, describe
+from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from trainflow.coordination import adoption
+from trainflow.coordination.adoption import Estate
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
+from trainflow.errors import CoordinationError
+
+IDS = ("slot0-1.0", "slot1-1.1", "slot2-1.2")
+SPEC = EpochSpec(EpochId(1, 3), IDS, "127.0.0.1", 1)
+
+
+class FakeNodes:
+    """Keepers that have promised ``earlier``; one in ``absent`` doesn't answer."""
+
+    def __init__(self, earlier: Sequence[int], absent: int = 0, dead: int = 0):
+        self.earlier = list(earlier)
+        self.num_keepers = len(self.earlier) + absent
+        self.num_dead = dead
+        self.asked: list[int] = []
+
+    async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
+        self.asked.append(incarnation)
+        before = list(self.earlier)
+        self.earlier = [max(incarnation, promised) for promised in before]
+        return before
+
+    def forget_dead(self) -> None:
+        self.num_keepers -= self.num_dead
+        self.num_dead = 0
+
+    def ensure(self, node_ids: set[str]) -> None:
+        """Every node has one."""
+
+
+def running(worker_id: str, **others: Any) -> Any:
+    return describe(worker_id, **{"spec": SPEC, "has_begun": True} | others)
+
+
+def adopt(scene: Scene, nodes: FakeNodes) -> Estate:
+    scene.pool.entries.clear()
+    found = {worker.worker_id: worker for worker in scene.workers}
+    any_pool: Any = scene.pool
+    any_nodes: Any = nodes
+    return asyncio.run(adoption.adopt(found, any_pool, any_nodes, scene.control, scene.clock))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr(adoption, "_ANSWER_WITHIN_S", 0.05)
+    scene = Scene(tmp_path, FRESH)
+    scene.pool = FakePool(num_bundles=3)
+    any_pool: Any = scene.pool
+    scene.control._pool = any_pool
+    for worker in scene.workers:
+        worker.description = running(worker.worker_id)
+    return scene
+
+
+def test_an_intact_epoch_goes_on(scene: Scene):
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert estate == Estate({}, frozenset(), frozenset())
+    assert scene.control.state is RunState.RUNNING
+    assert (scene.control.epoch, scene.control.incarnation) == (SPEC.epoch, 2)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"failure": "connection reset"},
+        {"standing": MemberReport(IDS[1], Version(4, SPEC.epoch))},
+        {"has_begun": False},
+        {"spec": EpochSpec(EpochId(1, 2), IDS, "127.0.0.1", 1)},
+    ],
+    ids=["its group failed", "it is parked", "it was not released", "it is behind"],
+)
+def test_an_epoch_with_a_member_that_does_not_train_is_formed_anew(scene: Scene, others: Any):
+    scene.workers[1].description = running(IDS[1], **others)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.state is RunState.RECOVERING
+    assert scene.control.members == IDS
+
+
+def test_a_member_killed_while_the_others_are_asked_breaks_the_epoch(scene: Scene):
+    """Its description is good and known; its death is heard before the epoch is taken over."""
+    slow = scene.workers[2]
+
+    async def answer_late() -> Any:
+        scene.pool.entries.pop(IDS[0])
+        return running(IDS[2])
+
+    slow.describe = type(slow.describe)(answer_late)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_the_office_is_taken_before_anyone_is_asked(scene: Scene):
+    nodes = FakeNodes([1, 1, 1])
+    asked_before: list[int] = []
+    for worker in scene.workers:
+        described = worker.description
+
+        async def answer(described: Any = described) -> Any:
+            asked_before.append(scene.control.incarnation)
+            return described
+
+        worker.describe = type(worker.describe)(answer)
+    adopt(scene, nodes)
+    assert asked_before == [2, 2, 2]
+
+
+def test_a_silent_member_is_lost_and_a_silent_other_may_still_start(scene: Scene):
+    starting = FakeWorker("slot3-1.3", None)
+    starting.description = None
+    scene.workers[1].description = None
+    scene.workers.append(starting)
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert estate.lost == {IDS[1]: "it did not answer the new coordinator"}
+    assert estate.unheard == {"slot3-1.3"}
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_a_worker_whose_training_is_over_is_lost(scene: Scene):
+    scene.workers[1].description = running(IDS[1], returned=True)
+    assert adopt(scene, FakeNodes([1, 1, 1])).lost.keys() == {IDS[1]}
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_a_bundle_without_a_worker_is_vacant(scene: Scene):
+    del scene.workers[1]
+    assert adopt(scene, FakeNodes([1, 1, 1])).vacant == {1}
+
+
+def test_members_that_have_finished_are_known(scene: Scene):
+    for worker in scene.workers:
+        standing = MemberReport(worker.worker_id, Version(9, SPEC.epoch), finished=True)
+        worker.description = running(worker.worker_id, standing=standing)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.all_finished()
+
+
+def take_office(scene: Scene, nodes: FakeNodes) -> None:
+    any_nodes: Any = nodes
+    asyncio.run(adoption.take_office(any_nodes, scene.control, scene.clock))
+
+
+def test_the_incarnation_is_above_every_promise(scene: Scene):
+    nodes = FakeNodes([4, 2, 1])
+    take_office(scene, nodes)
+    assert scene.control.incarnation == 5
+    assert nodes.asked == [1, 5]
+
+
+def test_a_keeper_on_a_dead_node_does_not_count(scene: Scene):
+    """Of two nodes one died with the coordinator: the other alone is no majority of two."""
+    take_office(scene, FakeNodes([1], absent=1, dead=1))
+    assert scene.control.incarnation > 1
+
+
+@pytest.mark.parametrize("nodes", [FakeNodes([]), FakeNodes([1], absent=2)])
+def test_without_a_majority_it_says_how_many_answered(scene: Scene, nodes: FakeNodes):
+    def later() -> float:
+        scene.clock.now_s += 50.0
+        return scene.clock.now_s
+
+    scene.clock.monotonic_s = later  # type: ignore[method-assign]
+    with pytest.raises(CoordinationError, match=rf"from \d of {nodes.num_keepers} Keepers"):
+        take_office(scene, nodes)
+    assert scene.control.incarnation == 1

@@ -1,0 +1,275 @@
+"""The run's life as a whole: how it opens, how it ends, and a coordinator that comes back."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle, until
+from tests.unit.coordination.test_adoption import FakeNodes
+from trainflow.coordination import coordinator as module
+from trainflow.coordination.coordinator import Coordinator
+from trainflow.coordination.messages import Crashed, Finished, Ready
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import INITIAL_VERSION
+from trainflow.errors import CapacityError
+
+
+class LivePool(FakePool):
+    """A pool whose workers come into being when they are spawned."""
+
+    def __init__(self, *_: Any, **__: Any):
+        super().__init__(num_bundles=3)
+        self.group_exists = False
+        self.closed = asyncio.Event()
+        self.may_close = asyncio.Event()
+        self.may_close.set()
+        self.spawned: list[tuple[str, bool]] = []
+
+    def find_group(self) -> bool:
+        return self.group_exists
+
+    def bundle_nodes(self) -> dict[int, str]:
+        return {}
+
+    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
+        worker_id = f"slot{bundle}-{serial}"
+        self.spawned.append((worker_id, rehearse))
+        return self.adopt(worker_id, FakeWorker(worker_id, INITIAL_VERSION))
+
+    def drop(self, worker_id: str) -> None:
+        self.entries.pop(worker_id, None)
+
+    async def close(self, timeout_s: float) -> None:
+        await self.may_close.wait()
+        self.closed.set()
+
+
+class LiveNodes(FakeNodes):
+    """Three Keepers that obey."""
+
+    def __init__(self, *_: Any):
+        super().__init__([0, 0, 0])
+        self.fenced: list[str] = []
+
+    def silent_nodes(self) -> list[str]:
+        return []
+
+    def fence(self, incarnation: int, node_id: str, worker_id: str) -> None:
+        self.fenced.append(worker_id)
+
+    async def close(self, timeout_s: float) -> None:
+        """Nothing to clean up."""
+
+
+class Stage:
+    """A coordinator with everything around it that isn't its own."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.found: dict[str, Any] = {}
+        self.may_launch = asyncio.Event()
+        self.may_launch.set()
+        self.launches = 0
+        self.pool = LivePool()
+        self.killed = asyncio.Event()
+
+    def start(self) -> Coordinator:
+        job = make_job(world=3, minimum=2)
+        return Coordinator("job-1", job.model_dump_json(), (), str(self.directory))
+
+    async def launch(self, *_: Any) -> frozenset[str]:
+        self.launches += 1
+        await self.may_launch.wait()
+        return frozenset(self.pool.spawn(i, f"1.{i}", rehearse=False).worker_id for i in range(3))
+
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.directory / "result.json").read_text())
+
+
+Play = Callable[[Callable[[Stage], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    async def main(act: Callable[[Stage], Awaitable[None]]) -> None:
+        stage = Stage(tmp_path)
+        monkeypatch.setattr(module, "WorkerPool", lambda *_, **__: stage.pool)
+        monkeypatch.setattr(module, "NodeWatch", LiveNodes)
+        monkeypatch.setattr(module, "launch_workers", stage.launch)
+        monkeypatch.setattr(module, "_RESPAWN_AFTER_S", 0.01)
+        monkeypatch.setattr(module, "_ACKNOWLEDGE_S", 0.0)
+        monkeypatch.setattr(module.adoption, "find_workers", lambda _: stage.found)
+        monkeypatch.setattr(module.adoption, "find_keeper_nodes", lambda _: set[str]())
+        monkeypatch.setattr(module.ray, "kill", lambda *_, **__: stage.killed.set())
+        monkeypatch.setattr(
+            module.ray, "get_runtime_context", lambda: type("", (), {"current_actor": 0})
+        )
+        await act(stage)
+
+    return lambda act: asyncio.run(main(act))
+
+
+async def train(stage: Stage, coordinator: Coordinator) -> list[str]:
+    """Bring the launched workers to training."""
+    await until(lambda: len(stage.pool.entries) == 3)
+    ids = list(stage.pool.entries)
+    for worker_id in ids:
+        await coordinator.report(worker_id, [Ready(describe(worker_id))])
+    await until(lambda: stage.pool.entries[ids[0]].actor.plans)
+    await settle()
+    return ids
+
+
+async def state_of(coordinator: Coordinator) -> str:
+    return (await coordinator.status())["state"]
+
+
+def test_the_ending_is_written_before_anything_is_cleaned_up(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.pool.may_close.clear()
+        coordinator = stage.start()
+        for worker_id in await train(stage, coordinator):
+            await coordinator.report(worker_id, [Finished()])
+        await until((stage.directory / "result.json").exists)
+        assert not stage.pool.closed.is_set()
+        assert await state_of(coordinator) == "running"
+        stage.pool.may_close.set()
+        await until(stage.pool.closed.is_set)
+        await settle()
+        assert await state_of(coordinator) == "succeeded"
+
+    play(act)
+
+
+def test_one_that_died_while_it_cleaned_up_is_followed_by_one_that_goes_on_with_that(play: Play):
+    async def act(stage: Stage) -> None:
+        result = {"job_id": "job-1", "state": "succeeded", "reason": "done", "exit_code": 0}
+        (stage.directory / "result.json").write_text(json.dumps(result))
+        stage.found = {"slot0-1.0": FakeWorker("slot0-1.0", None)}
+        coordinator = stage.start()
+        await until(stage.pool.closed.is_set)
+        assert stage.launches == 0
+        assert list(stage.pool.entries) == ["slot0-1.0"]
+        await settle()
+        status = await coordinator.status()
+        assert status["ending"] == {"reason": "done", "exit_code": 0}
+        assert [event["kind"] for event in status["events"]] == ["succeeded"]
+
+    play(act)
+
+
+def test_a_stop_is_remembered_across_a_coordinator(play: Play):
+    async def act(stage: Stage) -> None:
+        line = {"number": 1, "at_s": 1.0, "kind": "stopping", "text": "asked", "data": {}}
+        (stage.directory / "events.jsonl").write_text(json.dumps(line) + "\n")
+        coordinator = stage.start()
+        await until(stage.pool.closed.is_set)
+        assert stage.launches == 0
+        await settle()
+        assert await state_of(coordinator) == "stopped"
+
+    play(act)
+
+
+def test_a_stop_while_it_waits_for_room_ends_the_run_at_once(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.may_launch.clear()
+        coordinator = stage.start()
+        await until(lambda: stage.launches)
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+
+    play(act)
+
+
+def test_a_run_that_can_t_be_opened_fails_with_the_error_s_exit_code(play: Play):
+    async def act(stage: Stage) -> None:
+        async def refuse(*_: Any) -> frozenset[str]:
+            raise CapacityError("too small")
+
+        stage.launch = refuse  # type: ignore[method-assign]
+        module.launch_workers = refuse  # undone by the fixture
+        stage.start()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["exit_code"] == CapacityError.exit_code
+        assert stage.result()["reason"] == "too small"
+
+    play(act)
+
+
+def test_workers_found_without_a_keeper_or_an_epoch_are_waited_for(play: Play):
+    """The coordinator died while it launched: some bundles have workers, which are starting."""
+
+    async def act(stage: Stage) -> None:
+        stage.pool.group_exists = True
+        starting = FakeWorker("slot0-1.0", INITIAL_VERSION)
+        starting.description = describe("slot0-1.0", ready=False)
+        stage.found = {"slot0-1.0": starting}
+        coordinator = stage.start()
+        await until(lambda: len(stage.pool.entries) == 3)
+        assert sorted(rehearse for _, rehearse in stage.pool.spawned) == [False, False]
+        await train(stage, coordinator)
+        assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
+def test_a_group_without_any_worker_is_a_fresh_start(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.pool.group_exists = True
+        coordinator = stage.start()
+        await train(stage, coordinator)
+        assert stage.launches == 1
+
+    play(act)
+
+
+def test_a_spare_that_raises_while_others_train_is_tried_again(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+        spare = stage.pool.spawn(3, "1.3", rehearse=True)
+        await coordinator.report(spare.worker_id, [Crashed("Traceback: no GPU here")])
+        await until(lambda: any(i.startswith("slot3-1.r") for i in stage.pool.entries))
+        assert await state_of(coordinator) == "running"
+        failure = (await coordinator.status())["events"][-2]
+        assert failure["kind"] == "failure"
+        assert "no GPU here" in failure["text"]
+
+    play(act)
+
+
+def test_a_member_that_raises_fails_the_run_once_and_a_lost_one_does_not(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await until(lambda: stage.pool.entries)
+        await coordinator.report("slot9-1.9", [Crashed("of one that was replaced")])
+        ids = await train(stage, coordinator)
+        assert await state_of(coordinator) == "running"
+        await coordinator.report(ids[1], [Crashed("Traceback: ValueError")])
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["reason"] == f"rank 1 ({ids[1]}) raised:\nTraceback: ValueError"
+
+    play(act)
+
+
+def test_a_task_that_fails_ends_the_run(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+
+        def fail() -> list[str]:
+            raise KeyError("unforeseen")
+
+        coordinator._nodes.silent_nodes = fail  # type: ignore[method-assign]
+        await until(stage.pool.closed.is_set)
+        assert "KeyError: 'unforeseen'" in stage.result()["reason"]
+        assert stage.result()["state"] == str(RunState.FAILED)
+
+    play(act)

@@ -1,0 +1,299 @@
+"""What the coordinator does about an epoch, with workers that answer as a test says."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import (
+    FakeClock,
+    FakePool,
+    FakeSuperior,
+    FakeWorker,
+    settle,
+    until,
+)
+from trainflow.computation.reports import Joined, StepReport
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, Flag, Phase, Version
+
+
+class Scene:
+    """Three members and a control that has taken office."""
+
+    def __init__(self, directory: Path, versions: list[Version | None]):
+        self.clock = FakeClock()
+        self.workers = [FakeWorker(f"slot{i}-1.{i}", v) for i, v in enumerate(versions)]
+        self.pool = FakePool(self.workers)
+        self.record = RunRecord(directory, self.clock)
+        self.superior = FakeSuperior(self.pool)
+        job = make_job(world=3, minimum=2)
+        pool: Any = self.pool
+        self.control = EpochControl(job, pool, self.record, self.clock, self.superior)
+        self.control.incarnation = 1
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(worker.worker_id for worker in self.workers)
+
+    def lose(self, index: int) -> None:
+        entry = self.pool.entries.pop(self.ids[index])
+        self.control.on_gone(entry, "lost in a test")
+
+    def report(self, rank: int, step: int, **others: Any) -> None:
+        assert self.control.epoch is not None
+        values: dict[str, Any] = {
+            "epoch": self.control.epoch,
+            "world_size": len(self.control.members),
+            "committed_at_s": self.clock.now_s,
+            "applied": True,
+            **dict.fromkeys(("loss", "grad_norm", "lr", "weight", "compute_s", "wait_s"), 1.0),
+        }
+        self.control.on_step(StepReport(step=step, rank=rank, wire_bytes=0, **values | others))
+
+    def commit_everywhere(self, step: int) -> None:
+        for rank, member in enumerate(self.control.members):
+            assert self.control.epoch is not None
+            self.pool.entries[member].actor.version = Version(step, self.control.epoch)
+            self.report(rank, step, joined=Joined(0.0, 0.0, healed=False))
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.record.events_since(0)]
+
+
+Play = Callable[[Callable[[Scene], Awaitable[None]], list[Version | None]], Scene]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Run a scene in an event loop of its own."""
+
+    def run(act: Callable[[Scene], Awaitable[None]], versions: list[Version | None]) -> Scene:
+        async def main() -> Scene:
+            scene = Scene(tmp_path, versions)
+            await act(scene)
+            scene.control.close()
+            return scene
+
+        return asyncio.run(main())
+
+    return run
+
+
+FRESH: list[Version | None] = [INITIAL_VERSION] * 3
+
+
+def seen(phase: Phase, age_s: float) -> Progress:
+    return Progress(1, 1, EpochId(1, 1), phase, progress_age_s=age_s, pulse_age_s=0.0)
+
+
+def test_the_first_epoch_begins_once_all_members_are_formed(play: Play):
+    async def act(scene: Scene) -> None:
+        assert scene.control.state is RunState.PENDING
+        scene.control.open()
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.state is RunState.RUNNING
+    assert scene.control.members == scene.ids
+    assert [worker.plans[0].base for worker in scene.workers] == [INITIAL_VERSION] * 3
+
+
+def test_a_lost_member_is_replaced_in_a_new_epoch_and_the_recovery_is_recorded(play: Play):
+    async def act(scene: Scene) -> None:
+        spare = FakeWorker("slot3-1.3", None)
+        scene.pool.entries |= FakePool([spare]).entries
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.lose(1)
+        assert scene.control.state is RunState.RECOVERING
+        await settle()
+        assert scene.control.members == (scene.ids[0], "slot3-1.3", scene.ids[2])
+        assert spare.plans[0].sources == {1: 0}
+        scene.commit_everywhere(2)
+
+    scene = play(act, FRESH)
+    assert scene.control.state is RunState.RUNNING
+    recovered = scene.record.events_since(0)[-1]
+    assert recovered["kind"] == "recovered"
+    assert recovered["data"]["causes"] == ["lost in a test"]
+    assert recovered["data"]["steps_lost"] == 0
+
+
+def test_a_member_lost_while_an_epoch_is_formed_restarts_the_forming(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.workers[2].stuck = True
+        scene.control.open()
+        await settle()
+        assert scene.control.epoch is None
+        scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", INITIAL_VERSION)]).entries
+        scene.lose(2)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
+    assert scene.control.epoch == EpochId(1, 2)
+
+
+def test_a_failure_heard_between_begin_and_its_note_still_breaks_the_epoch(play: Play):
+    """A member can be released, fail and say so before the coordinator has noted the epoch."""
+
+    async def act(scene: Scene) -> None:
+        def fail_at_once(plan: Any) -> None:
+            scene.workers[1].on_begin = lambda plan: None
+            scene.control.on_group_failed(scene.ids[1], plan.spec.epoch, "connection reset")
+
+        scene.workers[1].on_begin = fail_at_once
+        scene.control.open()
+        await until(lambda: scene.control.epoch == EpochId(1, 2))
+
+    scene = play(act, FRESH)
+    assert scene.superior.failures == [f"a collective failed on {scene.ids[1]}: connection reset"]
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
+    async def act(scene: Scene) -> None:
+        spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
+        scene.control.incarnation = 2
+        scene.control.on_group_failed(scene.ids[0], spec.epoch, "connection reset")
+        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+        scene.control.open()
+        await until(lambda: scene.control.epoch == EpochId(2, 1))
+
+    assert play(act, FRESH).kinds() == ["failure", "epoch"]
+
+
+def test_a_failure_of_a_past_epoch_changes_nothing(play: Play):
+    async def act(scene: Scene) -> None:
+        spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
+        scene.control.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
+        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+        scene.control.open()
+        scene.control.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
+        await asyncio.sleep(0.1)  # longer than the grace
+
+    assert play(act, FRESH).control.epoch == EpochId(1, 4)
+
+
+def test_a_member_that_parked_unheard_gets_a_new_epoch(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.control.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 2)
+    assert "has parked" in scene.superior.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s"),
+    [(Phase.PARKED, 1.0), (Phase.PARKED, 11.0), (Phase.COMMUNICATE, 5.0)],
+    ids=["for a moment", "since before the epoch", "not parked"],
+)
+def test_others_are_left_alone(play: Play, phase: Phase, age_s: float):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.control.on_progress({scene.ids[1]: seen(phase, age_s)})
+        await settle()
+
+    assert play(act, FRESH).control.epoch == EpochId(1, 1)
+
+
+def test_a_member_that_has_finished_may_park(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.control.on_finished(scene.ids[1])
+        scene.control.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await settle()
+
+    assert play(act, FRESH).control.epoch == EpochId(1, 1)
+
+
+def test_without_a_state_before_the_first_commit_the_members_are_replaced(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+
+    scene = play(act, [None, None, None])
+    assert scene.superior.lost == [scene.ids]
+    assert not scene.superior.endings
+
+
+def test_without_a_state_after_a_commit_the_run_ends(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        for worker in scene.workers:
+            worker.version = None
+        scene.lose(0)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert not scene.superior.lost
+    assert "none of 2 members holds a whole state of step 1" in scene.superior.endings[0].reason
+
+
+def test_an_unforeseen_error_ends_the_run_with_its_traceback(play: Play):
+    async def act(scene: Scene) -> None:
+        def fail(plan: Any) -> None:
+            raise KeyError("unforeseen")
+
+        scene.workers[1].on_begin = fail
+        scene.control.open()
+        await settle()
+
+    ending = play(act, FRESH).superior.endings[0]
+    assert ending.state is RunState.FAILED
+    assert "KeyError: 'unforeseen'" in ending.reason
+
+
+def test_the_world_shrinks_without_a_spare_and_asks_for_a_pause_to_grow(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.lose(2)
+        await settle()
+        assert scene.control.members == scene.ids[:2]
+        scene.commit_everywhere(2)
+        scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
+        scene.control.advance()
+        await settle()
+        assert scene.workers[0].requested == [Flag.PAUSE]
+        scene.commit_everywhere(3)
+        scene.report(0, 4, pausing=True)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
+    assert scene.kinds()[-1] == "epoch"
+
+
+def test_a_stop_is_asked_of_one_member_and_no_epoch_follows(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        assert scene.control.request_stop()
+        await settle()
+        scene.lose(2)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.workers[0].requested == [Flag.STOP]
+    assert scene.control.epoch == EpochId(1, 1)

@@ -1,0 +1,193 @@
+"""A node's Keeper and a worker's reporter, with a coordinator that answers as a test says."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError
+
+from trainflow.computation.reports import EvaluationReport
+from trainflow.computation.stamps import StampWriter
+from trainflow.coordination import keeper as keeper_module
+from trainflow.coordination import reporter as reporter_module
+from trainflow.coordination.keeper import HeartbeatReply, Keeper
+from trainflow.coordination.messages import WorkerMessage
+from trainflow.coordination.reporter import Reporter
+
+WITHIN_S = 10.0
+
+
+class StillClock:
+    """Time stands; whoever sleeps waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.rounds = queue.SimpleQueue[None]()
+        self.go = queue.SimpleQueue[None]()
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.rounds.put(None)
+        self.go.get()
+
+    def next_round(self) -> None:
+        """Let the sleeper make one more round."""
+        self.go.put(None)
+        self.rounds.get(timeout=WITHIN_S)
+
+
+class Coordinator:
+    """Answers heartbeats; ``answers`` is called with each."""
+
+    def __init__(self) -> None:
+        self.beats: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        self.heartbeat = SimpleNamespace(remote=self._beat)
+
+    def _beat(self, node_id: str, progress: dict[str, Any], *, knows_peers: bool) -> HeartbeatReply:
+        self.beats.append(progress)
+        if self.error is not None:
+            raise self.error
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
+    clock = StillClock()
+    monkeypatch.setattr(keeper_module, "SYSTEM_CLOCK", clock)
+    return clock
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
+    coordinator = Coordinator()
+    context = SimpleNamespace(get_node_id=lambda: "node-1")
+    monkeypatch.setattr(keeper_module.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(keeper_module.ray, "get_actor", lambda *_: coordinator)
+    monkeypatch.setattr(keeper_module.ray, "get", lambda answer, **_: answer)
+    monkeypatch.setattr(
+        keeper_module.names, "stamp_directory", lambda job, node: tmp_path / job / node
+    )
+    return coordinator
+
+
+@pytest.fixture
+def keeper(clock: StillClock, coordinator: Coordinator) -> Keeper:
+    keeper = Keeper("job-1", lease_s=10.0)
+    clock.rounds.get(timeout=WITHIN_S)
+    return keeper
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    killed: list[int] = []
+    monkeypatch.setattr(keeper_module.os, "kill", lambda pid, _: killed.append(pid))
+    return killed
+
+
+@pytest.fixture
+def stamps(tmp_path: Path) -> Iterator[StampWriter]:
+    writer = StampWriter(tmp_path / "job-1" / "node-1" / "slot0-1.0.stamp")
+    yield writer
+    writer.close()
+
+
+def test_a_round_that_fails_is_not_its_last(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator
+):
+    coordinator.error = KeyError("unforeseen")
+    clock.now_s += 1.5
+    clock.next_round()
+    coordinator.error = None
+    clock.now_s += 1.5
+    clock.next_round()
+    assert len(coordinator.beats) == 3
+
+
+@pytest.mark.usefixtures("stamps")
+def test_the_lease_is_kept_also_when_heartbeats_fail_in_an_unforeseen_way(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
+):
+    coordinator.error = KeyError("unforeseen")
+    for _ in range(3):
+        clock.now_s += 4.0
+        clock.next_round()
+    assert len(killed) == 1
+
+
+@pytest.mark.usefixtures("stamps")
+def test_an_unanswered_keeper_kills_its_workers_once_the_lease_is_over(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
+):
+    coordinator.error = GetTimeoutError()
+    clock.now_s += 9.0
+    clock.next_round()
+    assert not killed
+    clock.now_s += 2.0
+    clock.next_round()
+    assert len(killed) == 1
+
+
+@pytest.mark.usefixtures("stamps")
+def test_an_order_of_an_older_coordinator_is_refused(keeper: Keeper, killed: list[int]):
+    assert keeper.promise(5) == 3  # learnt from the first heartbeat
+    assert not keeper.fence(4, "slot0-1.0")
+    assert not killed
+    assert keeper.fence(5, "slot0-1.0")
+    assert len(killed) == 1
+
+
+class Inbox:
+    """Takes reports; refuses as many as it is told to."""
+
+    def __init__(self, refusals: int):
+        self.refusals = refusals
+        self.taken: list[WorkerMessage] = []
+        self.changed = threading.Condition()
+        self.report = SimpleNamespace(remote=self._take)
+
+    def _take(self, worker_id: str, messages: list[WorkerMessage]) -> None:
+        with self.changed:
+            if self.refusals:
+                self.refusals -= 1
+                raise GetTimeoutError
+            self.taken += messages
+            self.changed.notify_all()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def serve(inbox: Inbox) -> Reporter:
+        monkeypatch.setattr(reporter_module.ray, "get_actor", lambda *_: inbox)
+        monkeypatch.setattr(reporter_module.ray, "get", lambda answer, **_: answer)
+        monkeypatch.setattr(reporter_module, "_RETRY_AFTER_S", 0.0)
+        return Reporter("job-1", "slot0-1.0")
+
+    return serve
+
+
+def test_reports_wait_for_a_coordinator_and_keep_their_order(serve: Any):
+    inbox = Inbox(refusals=3)
+    reporter = serve(inbox)
+    reports = [EvaluationReport(step, "loss", 1.0) for step in range(5)]
+    for report in reports:
+        reporter.send(report)
+    with inbox.changed:
+        assert inbox.changed.wait_for(lambda: len(inbox.taken) == 5, WITHIN_S)
+    assert inbox.taken == reports
+
+
+def test_a_worker_that_can_t_report_ends_itself(serve: Any, monkeypatch: pytest.MonkeyPatch):
+    left = queue.SimpleQueue[int]()
+    monkeypatch.setattr(reporter_module.os, "_exit", left.put)
+    inbox = Inbox(refusals=0)
+    reporter = serve(inbox)
+    monkeypatch.setattr(reporter_module.ray, "get_actor", lambda *_: 1 / 0)
+    reporter.send(EvaluationReport(1, "loss", 1.0))
+    assert left.get(timeout=WITHIN_S) == 1

@@ -1,0 +1,79 @@
+"""Follow a recovery from the first word of a loss to the step that ends it, and record it.
+
+Process: coordinator.  Thread: its event loop.
+"""
+
+from trainflow.clock import Clock
+from trainflow.computation.reports import StepReport
+from trainflow.coordination.epoch_former import FormedEpoch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import Loss
+
+
+class RecoveryLog:
+    """At most one recovery is under way; what is lost meanwhile becomes part of it."""
+
+    def __init__(self, record: RunRecord, clock: Clock):
+        self._record = record
+        self._clock = clock
+        self._loss: Loss | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something was lost and not every rank has committed a step since."""
+        return self._loss is not None
+
+    def notice(self, cause: str) -> None:
+        """Something was lost."""
+        if self._loss is None:
+            self._loss = Loss(self._clock.unix_s(), [])
+        self._loss.causes.append(cause)
+
+    def on_formed(self, formed: FormedEpoch) -> None:
+        """An epoch has begun that may end the recovery."""
+        loss = self._loss
+        if loss is None:
+            return
+        base_step = formed.plan.base.step
+        loss.asked_at_s, loss.begun_at_s = formed.asked_at_s, formed.begun_at_s
+        loss.freed_s = max(report.freed_s for report in formed.reports)
+        loss.connected_s = max(report.connected_s for report in formed.reports)
+        loss.parked_s = max(report.parked_s for report in formed.reports)
+        loss.base_step = base_step
+        loss.steps_lost = max(0, self._record.last_step - base_step)
+        loss.awaited = frozenset(range(formed.plan.spec.world_size))
+
+    def on_joined(self, report: StepReport) -> bool:
+        """A rank has committed its first step of the epoch; True if it was the last to do so."""
+        loss = self._loss
+        assert report.joined is not None, "the caller looked"
+        if loss is None or report.rank not in loss.awaited:
+            return False
+        loss.healed_at_s = max(loss.healed_at_s, report.joined.healed_at_s)
+        loss.awaited -= {report.rank}
+        if loss.awaited:
+            return False
+        self._loss = None
+        self._write(loss, report)
+        return True
+
+    def _write(self, loss: Loss, report: StepReport) -> None:
+        took_s = report.committed_at_s - loss.noticed_at_s
+        self._record.add_event(
+            "recovered",
+            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the "
+            "loss was noticed",
+            epoch=str(report.epoch),
+            world_size=report.world_size,
+            causes=loss.causes,
+            noticed_at_s=loss.noticed_at_s,
+            asked_at_s=loss.asked_at_s,
+            begun_at_s=loss.begun_at_s,
+            healed_at_s=loss.healed_at_s,
+            committed_at_s=report.committed_at_s,
+            freed_s=loss.freed_s,
+            connected_s=loss.connected_s,
+            parked_s=loss.parked_s,
+            base_step=loss.base_step,
+            steps_lost=loss.steps_lost,
+        )
