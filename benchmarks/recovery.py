@@ -6,9 +6,10 @@ The same model, steps and machine for all, one after the other in one run; membe
 seeded random phases of their step. ``trainflow`` has two hot spares, ``trainflow_no_spare`` none
 (the world shrinks, and grows back before the next kill), ``trainflow_node`` loses the victim's
 whole node, of three, with as many members as there are spares elsewhere, or fewer; Ray's health
-settings are its defaults. ``ray_train`` restarts its worker group,
-``torchft`` runs FIXED_WITH_SPARES. Figures are medians; the raw samples are printed above the
-result.
+settings are its defaults. ``trainflow_hang`` stops a member's process (SIGSTOP) instead of
+killing it. ``ray_train`` restarts its worker group, ``torchft`` runs FIXED_WITH_SPARES. Figures are
+medians; the raw samples are printed above the result. ``--quick`` leaves out all but ``trainflow``;
+a full run's time goes mostly into starting replacements between the kills.
 
 Process: the harness; one measured system at a time.
 """
@@ -33,14 +34,18 @@ FULL_KILLS = {
     "trainflow": 15,
     "trainflow_no_spare": 9,
     "trainflow_node": 9,
+    "trainflow_hang": 9,
     "torchft": 9,
     "ray_train": 9,
 }
 QUICK_KILLS = {"trainflow": 1}
 SYSTEMS: dict[str, Measure] = {
     "trainflow": trainflow_recovery.measure,
-    "trainflow_no_spare": partial(trainflow_recovery.measure, num_spares=0),
-    "trainflow_node": partial(trainflow_recovery.measure, num_nodes=3),
+    "trainflow_no_spare": partial(
+        trainflow_recovery.measure, scenario=trainflow_recovery.WITHOUT_SPARES
+    ),
+    "trainflow_node": partial(trainflow_recovery.measure, scenario=trainflow_recovery.NODE_LOSS),
+    "trainflow_hang": partial(trainflow_recovery.measure, scenario=trainflow_recovery.HANG),
     "torchft": torchft_ddp.measure,
     "ray_train": ray_train.measure,
 }
@@ -86,7 +91,22 @@ def _system_rows(system: str, samples: Sequence[RecoverySample]) -> list[Row]:
         Row(system, f"phase_{phase}_s", median(sample.phases[phase] for sample in samples), "s")
         for phase in samples[0].phases
     ]
-    return rows
+    return rows + _hang_rows(system, samples)
+
+
+def _hang_rows(system: str, samples: Sequence[RecoverySample]) -> list[Row]:
+    """Say how far the verdict, and the recovery, came after the hang timeout; [] after kills."""
+    detect_s = [sample.detect_s for sample in samples if sample.detect_s is not None]
+    if not detect_s:
+        return []
+    timeout_s = trainflow_recovery.HANG_TIMEOUT_S
+    recovery_s = [sample.recovery_s for sample in samples]
+    return [
+        Row(system, "detect_beyond_timeout_s", median(detect_s) - timeout_s, "s"),
+        Row(system, "detect_beyond_timeout_max_s", max(detect_s) - timeout_s, "s"),
+        Row(system, "recovery_beyond_timeout_s", median(recovery_s) - timeout_s, "s"),
+        Row(system, "recovery_beyond_timeout_max_s", max(recovery_s) - timeout_s, "s"),
+    ]
 
 
 def main() -> None:
@@ -105,10 +125,17 @@ def main() -> None:
         "members": trainflow_recovery.NUM_MEMBERS,
         "kills": num_kills,
         "seed": arguments.seed,
+        "left_out": sorted(SYSTEMS.keys() - num_kills.keys()),
+        "hang_timeout_s": trainflow_recovery.HANG_TIMEOUT_S,
         "torchft_mode": "FIXED_WITH_SPARES",
         "raw_recovery_s": {
             system: [round(sample.recovery_s, 4) for sample in samples]
             for system, samples in found.items()
+        },
+        "raw_detect_s": {
+            system: [round(sample.detect_s, 4) for sample in samples if sample.detect_s is not None]
+            for system, samples in found.items()
+            if samples[0].detect_s is not None
         },
     }
     publish("recovery", conditions, to_rows(found), quick=arguments.quick)

@@ -9,30 +9,64 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import ray
 
 from benchmarks.peers.events import EventTail
-from benchmarks.peers.killing import Harness, KillPlan, execute_kills, kill_process
+from benchmarks.peers.killing import (
+    Harness,
+    KillPlan,
+    execute_kills,
+    kill_process,
+    stop_process,
+)
 from benchmarks.peers.samples import Kill, RecoverySample, summarize, to_samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
+from trainflow.coordination import names
 from trainflow.coordination.driver import Run, connect, start_run
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 NUM_MEMBERS = 3
+HANG_TIMEOUT_S = 3.0
 _NODE_CPUS = 2
 _POLL_S = 0.1
 _TIMEOUT_S = 120.0
 
+Victim = Literal["process", "node", "hang"]
+RunEvent = dict[str, Any]
 
-def make_job(log_dir: Path, num_spares: int) -> JobConfig:
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is done to a run.
+
+    Attributes:
+        victim: a member's process is killed, or its whole node; or its process is stopped, and
+            lives on until its Keeper kills it.
+        num_spares: hot spares that stand by.
+        num_nodes: simulated nodes; with 0 everything is on the head's.
+    """
+
+    victim: Victim = "process"
+    num_spares: int = 2
+    num_nodes: int = 0
+
+
+WITH_SPARES = Scenario()
+WITHOUT_SPARES = Scenario(num_spares=0)
+NODE_LOSS = Scenario("node", num_nodes=3)
+HANG = Scenario("hang")
+
+
+def make_job(log_dir: Path, scenario: Scenario) -> JobConfig:
     """Describe the run: the shared workload, longer than any measurement."""
+    hang_timeout_s = HANG_TIMEOUT_S if scenario.victim == "hang" else "auto"
     return JobConfig.model_validate(
         {
             "name": "bench-recovery",
@@ -40,8 +74,8 @@ def make_job(log_dir: Path, num_spares: int) -> JobConfig:
             "args": {"log_dir": str(log_dir)},
             "training": {"max_steps": 100_000, "global_batch_size": 12, "microbatch_size": 4},
             "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
-            "workers": {"minimum": 1, "target": NUM_MEMBERS, "spares": num_spares},
-            "failures": {"max_failures": None},
+            "workers": {"minimum": 1, "target": NUM_MEMBERS, "spares": scenario.num_spares},
+            "failures": {"max_failures": None, "hang_timeout_s": hang_timeout_s},
         }
     )
 
@@ -51,14 +85,20 @@ def running(job: JobConfig, home: Path, num_nodes: int) -> Generator[tuple[Run, 
     """Run a job on a fresh cluster of its own; both are gone afterwards."""
     os.environ["TRAINFLOW_HOME"] = str(home)
     head_cpus = 0 if num_nodes else job.workers.target + job.workers.spares
-    with LocalCluster.start(
-        head_cpus=head_cpus, num_nodes=num_nodes, node_cpus=_NODE_CPUS
-    ) as cluster:
-        connect(cluster.address)
-        try:
-            yield start_run(job), cluster
-        finally:
-            ray.shutdown()
+    run: Run | None = None
+    try:
+        with LocalCluster.start(
+            head_cpus=head_cpus, num_nodes=num_nodes, node_cpus=_NODE_CPUS
+        ) as cluster:
+            connect(cluster.address)
+            try:
+                run = start_run(job)
+                yield run, cluster
+            finally:
+                ray.shutdown()
+    finally:
+        if run is not None:  # cut off with its cluster: nobody is left to remove its stamps
+            shutil.rmtree(names.stamp_directory(run.job_id, "any").parent, ignore_errors=True)
 
 
 class NodeKiller:
@@ -93,12 +133,12 @@ class NodeKiller:
 
 
 def measure(
-    num_kills: int, seed: int, work_dir: Path, num_spares: int = 2, num_nodes: int = 0
+    num_kills: int, seed: int, work_dir: Path, scenario: Scenario = WITH_SPARES
 ) -> list[RecoverySample]:
-    """Kill a member ``num_kills`` times, at seeded random phases of its step.
+    """Break a member ``num_kills`` times, at seeded random phases of its step.
 
-    Before each kill the spares are back; without spares, the world has grown back. With
-    ``num_nodes`` simulated nodes, the member's whole node is killed, and replaced before the next.
+    Before each time the spares are back, without spares the world has grown back, and a node that
+    was killed is replaced.
 
     Raises:
         TimeoutError: the run did not settle or did not recover in time.
@@ -107,24 +147,53 @@ def measure(
     log_dir.mkdir(parents=True, exist_ok=True)
     tail = EventTail(log_dir)
     kills: list[Kill] = []
-    job = make_job(log_dir, num_spares)
-    with running(job, work_dir / "home", num_nodes) as (run, cluster):
+    job = make_job(log_dir, scenario)
+    with running(job, work_dir / "home", scenario.num_nodes) as (run, cluster):
         nodes = NodeKiller(run, cluster)
-        kill = nodes.kill if num_nodes else kill_process
+        breakers: dict[Victim, Callable[[int], None]] = {
+            "process": kill_process,
+            "node": nodes.kill,
+            "hang": stop_process,
+        }
         for number in range(num_kills):
             nodes.replace_dead()
-            _wait_until_full(run, num_spares)
+            _wait_until_full(run, scenario.num_spares)
             nodes.locate()
             plan = KillPlan(1, seed * 1000 + number, num_processes=NUM_MEMBERS)
-            kills += execute_kills(plan, Harness(tail, SYSTEM_CLOCK, lambda: None, kill))
-        _wait_until_recorded(run, num_kills)
-        recovered = [e["data"] for e in run.status()["events"] if e["kind"] == "recovered"]
+            harness = Harness(tail, SYSTEM_CLOCK, lambda: None, breakers[scenario.victim])
+            kills += execute_kills(plan, harness)
+        events = _wait_until_recorded(run, kills)
     tail.close()
     samples = to_samples(tail.events, kills, ())
     return [
-        replace(sample, phases=_phases(kill, sample, data), steps_lost=data["steps_lost"])
-        for sample, kill, data in zip(samples, kills, recovered, strict=True)
+        complete_sample(sample, kill, events, scenario)
+        for sample, kill in zip(samples, kills, strict=True)
     ]
+
+
+def complete_sample(
+    sample: RecoverySample, kill: Kill, events: Sequence[RunEvent], scenario: Scenario
+) -> RecoverySample:
+    """Add what only the coordinator's record of a recovery tells: its phases, and the verdict."""
+    recovered = find_recovered(events, kill)
+    assert recovered is not None, "the caller has waited for it"
+    detect_s = None
+    if scenario.victim == "hang":
+        verdicts_s = [e["at_s"] for e in events if e["kind"] == "hang" and e["at_s"] > kill.unix_s]
+        if not verdicts_s:
+            raise ValueError(f"the stop of pid {kill.pid} at {kill.unix_s} led to no verdict")
+        detect_s = min(verdicts_s) - kill.unix_s
+    return replace(sample, phases=_phases(kill, sample, recovered["data"]), detect_s=detect_s)
+
+
+def find_recovered(events: Sequence[RunEvent], kill: Kill) -> RunEvent | None:
+    """Return the coordinator's record of the first recovery that it began after ``kill``."""
+    later = [
+        event
+        for event in events
+        if event["kind"] == "recovered" and event["data"]["noticed_at_s"] > kill.unix_s
+    ]
+    return min(later, key=lambda event: event["data"]["noticed_at_s"], default=None)
 
 
 def _wait_until_full(run: Run, num_spares: int) -> None:
@@ -139,12 +208,14 @@ def _wait_until_full(run: Run, num_spares: int) -> None:
     raise TimeoutError(f"the run was not full again within {_TIMEOUT_S:g} s")
 
 
-def _wait_until_recorded(run: Run, num_kills: int) -> None:
+def _wait_until_recorded(run: Run, kills: Sequence[Kill]) -> list[RunEvent]:
+    """Return the run's events, once the last recovery is among them."""
     deadline_s = SYSTEM_CLOCK.monotonic_s() + _TIMEOUT_S
-    while sum(e["kind"] == "recovered" for e in run.status()["events"]) < num_kills:
+    while find_recovered(events := run.status()["events"], kills[-1]) is None:
         if SYSTEM_CLOCK.monotonic_s() > deadline_s:
             raise TimeoutError("a recovery is missing from the event log")
         SYSTEM_CLOCK.sleep(_POLL_S)
+    return events
 
 
 def _phases(kill: Kill, sample: RecoverySample, data: dict[str, Any]) -> dict[str, float]:
@@ -166,14 +237,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spares", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=0, help="kill whole simulated nodes")
+    parser.add_argument("--victim", choices=get_args(Victim), default="process")
+    parser.add_argument("--nodes", type=int, default=0, help="simulated nodes; 3 to kill them")
     arguments = parser.parse_args()
+    scenario = Scenario(arguments.victim, arguments.spares, arguments.nodes)
     work_dir = Path(tempfile.mkdtemp(prefix="trainflow-recovery-"))
     try:
-        samples = measure(
-            arguments.kills, arguments.seed, work_dir, arguments.spares, arguments.nodes
-        )
-        print(summarize(f"trainflow, {arguments.spares} spares", samples))
+        samples = measure(arguments.kills, arguments.seed, work_dir, scenario)
+        print(summarize(f"trainflow, {arguments.spares} spares, {arguments.victim}", samples))
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
 

@@ -3,7 +3,7 @@
     make demo                      # or: python jobs/demo.py
 
 Three simulated nodes (separate raylets) on this machine; 3 members and 2 spares. Prints what each
-death cost, whether the two models are the same to the bit, and a line of text that the model wrote;
+death cost, whether the two models are the same to the bit, and some lines that the model wrote;
 the same as JSON in out/demo/summary.json.
 
 Process: driver.
@@ -11,6 +11,7 @@ Process: driver.
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from trainflow.config import load_job
 from trainflow.config.job import JobConfig
+from trainflow.coordination import names
 from trainflow.coordination.driver import Run, connect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.data.pack import pack_corpus
@@ -40,6 +42,10 @@ NUM_NODES = 3
 POLL_S = 0.1
 TIMEOUT_S = 300.0
 PROMPT = "    def __init__("
+TEXT_SEED = 0
+TEXT_TOKENS = 60
+TEMPERATURE = 0.7
+TOP_K = 50
 console = Console()
 
 
@@ -81,10 +87,13 @@ class Disturbed:
 
     def kill_node(self) -> None:
         """Kill the whole node that rank 2 is on: raylet, workers, Keeper."""
-        host = next(w for w in self._members() if w["rank"] == 2)["host"]  # noqa: PLR2004
+        victim = next(w for w in self._members() if w["rank"] == 2)  # noqa: PLR2004
+        host = victim["host"]
         lost = {w["rank"] for w in self._members() if w["host"] == host}
         node = next(node for node in self.cluster.nodes if node.host == host)
         self._kill("node", lost, node.kill)
+        # A real node's memory would be gone with it.
+        shutil.rmtree(names.stamp_directory(self.run.job_id, victim["node_id"]), ignore_errors=True)
 
     def kill_coordinator(self) -> None:
         """Kill the coordinator's process; training goes on without it."""
@@ -203,14 +212,20 @@ def disturb(run: Run, cluster: LocalCluster) -> list[Fault]:
 
 
 def generate(model_dir: Path) -> str:
-    """Let the exported model write a line."""
+    """Let the exported model write some lines; the same weights write the same ones."""
+    import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir)
     inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
-    tokens = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    return tokenizer.decode(tokens[0], skip_special_tokens=True)
+    torch.manual_seed(TEXT_SEED)
+    tokens = model.generate(
+        **inputs, max_new_tokens=TEXT_TOKENS, do_sample=True, temperature=TEMPERATURE, top_k=TOP_K
+    )
+    text = tokenizer.decode(tokens[0], skip_special_tokens=True)
+    whole_lines, _, _ = text.rpartition("\n")
+    return whole_lines.rstrip() or text
 
 
 def same_weights(first: Path, second: Path) -> bool:
@@ -234,7 +249,8 @@ def show(faults: list[Fault], summary: dict[str, Any]) -> None:
     console.print(f"a step takes {summary['step_s']:.2f} s")
     console.print(f"weights identical to the undisturbed run's: {summary['weights_identical']}")
     console.print(f"loss curve identical: {summary['losses_identical']}")
-    console.print(f"the model writes: {summary['text']!r}")
+    console.print(f"after {summary['num_steps']} steps the model writes Python like this:")
+    console.print(summary["text"], markup=False, highlight=False)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from jobs.export import export_model, require_export_folder
-from jobs.pretrain_lm import warm_up_then_decay
+from jobs.pretrain_lm import require_corpus, warm_up_then_decay
 from trainflow import Batch, Session
 from trainflow.data.token_corpus import TokenCorpus
 from trainflow.errors import ConfigError
@@ -35,9 +35,6 @@ class Args(BaseModel):
     base_model: Path = Path("out/model")
     """Folder of the model to start from, as ``save_pretrained`` wrote it."""
 
-    corpus: str = "out/corpus"
-    """URL of the corpus that ``data.url`` names; packed with the base model's tokenizer."""
-
     rank: PositiveInt = 8
     """Rank of the update that an adapter adds to a matrix."""
 
@@ -51,13 +48,10 @@ class Args(BaseModel):
     """Names of the linear layers that get an adapter."""
 
     lr: PositiveFloat = 1e-3
-    """Learning rate after the warm-up."""
+    """Learning rate after the warm-up; a cosine takes it to a tenth of that by the last step."""
 
     warmup_steps: int = Field(5, ge=0)
     """Steps over which the learning rate rises from near zero."""
-
-    decay_steps: PositiveInt = 60
-    """Step at which the cosine reaches its floor, a tenth of ``lr``; usually the last one."""
 
     evaluate_every: PositiveInt = 30
     """Steps between two evaluations on the held-out data."""
@@ -72,12 +66,12 @@ class Args(BaseModel):
 def train(session: Session, args: Args) -> None:
     """Train adapters and export them."""
     require_export_folder(args.export_dir)
-    corpus = TokenCorpus.open(args.corpus)
+    corpus = require_corpus(session)
     require_same_tokenizer(args.base_model, corpus)
     model = session.prepare(
         lambda: build_model(args),
         lambda parameters: AdamW(parameters, lr=args.lr, weight_decay=0.0),
-        lambda optimizer: warm_up_then_decay(optimizer, args.warmup_steps, args.decay_steps),
+        lambda optimizer: warm_up_then_decay(optimizer, args.warmup_steps, session.max_steps),
     )
 
     def mean_loss(batch: Batch) -> Tensor:
@@ -113,9 +107,9 @@ def require_same_tokenizer(base_model: Path, corpus: TokenCorpus) -> None:
         ) from error
     if model_tokenizer["model"] != json.loads(corpus.read_tokenizer())["model"]:
         raise ConfigError(
-            f"args.corpus: got {corpus.url!r}, packed with another tokenizer than that of "
-            f"{str(base_model)!r}, expected the same vocabulary and merges; change args.corpus and "
-            "data.url, or args.base_model"
+            f"data.url: got {corpus.url!r}, packed with another tokenizer than that of "
+            f"{str(base_model)!r}, expected the same vocabulary and merges; change data.url or "
+            "args.base_model"
         )
 
 

@@ -41,13 +41,18 @@ def kill_process(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def stop_process(pid: int) -> None:
+    """SIGSTOP one process: it lives, keeps its connections, and does nothing any more."""
+    os.kill(pid, signal.SIGSTOP)
+
+
 @dataclass(frozen=True)
 class Harness:
     """What the kill loop acts through: the events, time, and the system's own supervision.
 
     ``supervise`` is called at every poll: it restarts what the system's supervisor would restart,
     and raises when the system as a whole is gone. ``kill`` is given the pid of a member, and ends
-    its process, or all that shares its fate.
+    or stops its process, or all that shares its fate.
     """
 
     tail: EventTail

@@ -16,7 +16,7 @@ from benchmarks.peers.events import STEP, Event
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: when, of whom, and the membership that it ended."""
+    """One SIGKILL, or SIGSTOP: when, of whom, and the membership that it ended."""
 
     unix_s: float
     pid: int
@@ -37,11 +37,12 @@ class RecoverySample:
     """What one kill cost.
 
     Attributes:
-        recovery_s: From the SIGKILL to the first step that every rank finished after it.
+        recovery_s: From the signal to the first step that every rank finished after it.
         step_s: Median step time of the membership that was killed.
         steps_lost: Finished steps that had to be executed again.
         phase_in_step_ratio: How far into its step the victim was, 0 to about 1.
         phases: Seconds of each phase, in order; they sum to ``recovery_s``.
+        detect_s: From a SIGSTOP to the verdict that the process hangs; None after a SIGKILL.
     """
 
     recovery_s: float
@@ -49,6 +50,7 @@ class RecoverySample:
     steps_lost: int
     phase_in_step_ratio: float
     phases: dict[str, float]
+    detect_s: float | None = None
 
 
 @dataclass(frozen=True)

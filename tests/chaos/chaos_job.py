@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -51,6 +52,13 @@ def hold(work_dir: Path) -> None:
         SYSTEM_CLOCK.sleep(0.02)
 
 
+def describe(session: Session, step: int, **more: Any) -> str:
+    """Return a line about a microbatch, if it has indices, else about a commit."""
+    assert session.epoch is not None, "a rank in a step is in an epoch"
+    at = [session.epoch.incarnation, session.epoch.counter]
+    return json.dumps({"step": step, "at": at, **more}) + "\n"
+
+
 def train(session: Session, args: Args) -> None:
     model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
@@ -62,13 +70,12 @@ def train(session: Session, args: Args) -> None:
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")
                 step.backward(loss, weight=len(batch.indices))
-                if (epoch := session.epoch) is not None:  # not the rehearsal of a spare
-                    at = [epoch.incarnation, epoch.counter]
-                    used = {"step": step.number, "at": at, "indices": batch.indices}
-                    log.write(json.dumps(used) + "\n")
+                log.write(describe(session, step.number, indices=batch.indices))
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
             step.commit()
+            if not step.replayed:
+                log.write(describe(session, step.number))
     if session.rank == args.hold_after_loop:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()

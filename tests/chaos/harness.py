@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,12 @@ import psutil
 from ray.util import list_named_actors, placement_group_table
 
 from tests.chaos.chaos_job import NUM_SAMPLES
+from tests.chaos.used_samples import (
+    Committed,
+    Used,
+    collect_samples,
+    find_committing_epochs,
+)
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
@@ -136,13 +141,22 @@ class RunUnderTest:
         return {path.read_text() for path in self.work_dir.glob("final-*.txt")}
 
     def used_samples(self) -> dict[int, list[int]]:
-        """Return the samples of each step's committed try, that of its newest epoch, sorted."""
-        tries: dict[int, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+        """Return the samples of each step's committed try; no step was committed in two epochs."""
+        used: list[Used] = []
+        commits: list[Committed] = []
         for path in self.work_dir.glob("used-*.jsonl"):
+            pid = int(path.stem.removeprefix("used-"))
             for line in path.read_text().splitlines():
                 record = json.loads(line)
-                tries[record["step"]][tuple(record["at"])] += record["indices"]
-        return {step: sorted(by_epoch[max(by_epoch)]) for step, by_epoch in tries.items()}
+                step, epoch = record["step"], (record["at"][0], record["at"][1])
+                if "indices" in record:
+                    used.append(Used(pid, step, epoch, tuple(record["indices"])))
+                else:
+                    commits.append(Committed(pid, step, epoch))
+        committing = find_committing_epochs(commits)
+        twice = {step: epochs for step, epochs in committing.items() if len(epochs) > 1}
+        assert not twice, f"steps were committed in more than one epoch: {twice}"
+        return collect_samples(used, committing)
 
     def expected_samples(self) -> dict[int, list[int]]:
         order = SampleOrder(NUM_SAMPLES, self.job.training.seed, "shuffled")

@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,17 @@ def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: 
     expect_as_undisturbed(run, undisturbed)
 
 
+def expect_seen_as_a_hang(status: dict[str, Any]) -> None:
+    """The verdict comes first and is the cause; how soon, benchmarks/recovery.py measures."""
+    hang, failure, recovered = (events_of(status, k)[0] for k in ("hang", "failure", "recovered"))
+    assert failure["data"]["worker"] == hang["data"]["worker"]
+    assert failure["data"]["cause"].startswith("hung: ")
+    formed = next(e for e in events_of(status, "epoch") if e["number"] > failure["number"])
+    assert hang["number"] < failure["number"] < formed["number"] < recovered["number"]
+    times_s = [hang["at_s"], recovered["data"]["noticed_at_s"], recovered["data"]["committed_at_s"]]
+    assert times_s == sorted(times_s), "it was noticed otherwise than by the verdict"
+
+
 def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=20, spares=2)
     worker = run.members()[1]
@@ -69,6 +81,7 @@ def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: s
     hang = events_of(status, "hang")[0]
     assert hang["data"]["worker"] == worker["worker_id"]
     assert str(worker["pid"]) in hang["text"]
+    expect_seen_as_a_hang(status)
     expect_as_undisturbed(run, undisturbed)
     assert not Path(f"/proc/{worker['pid']}").exists(), "the stopped process was left behind"
 

@@ -2,7 +2,8 @@
 
 A record of the head lies in TRAINFLOW_HOME/head.json for as long as it runs: commands in other
 terminals take the address from it, and ``trainflow down`` the pid, should the driver have been
-killed. A record whose process is gone, or is another one by now, is stale and is removed.
+killed. A record whose process is gone, or is another one by now, is stale and is removed. With a
+head go its files, and the stamps that its workers had no time to remove from /dev/shm.
 
 Process: driver.  Blocks: while the head starts and stops.
 """
@@ -18,12 +19,14 @@ from pathlib import Path
 import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.errors import ConflictError, CoordinationError
 
 _END_WITHIN_S = 10.0
+_DIE_WITHIN_S = 2.0
 _LOOK_EVERY_S = 0.05
 _START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
 
@@ -37,19 +40,26 @@ class HeadRecord:
         pid: of the process whose descendants are the head's node.
         started_at_s: CLOCK_REALTIME when that process started: tells it from a later one's pid.
         temp_dir: its files.
+        node_id: Ray's name for its node, after which folders of stamps are named; "" if unknown.
     """
 
     address: str
     pid: int
     started_at_s: float
     temp_dir: str
+    node_id: str = ""
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> "HeadRecord":
         """Describe the head of a cluster that this process has started."""
-        pid = cluster.head.pid
-        started_at_s = psutil.Process(pid).create_time()
-        return cls(cluster.address, pid, started_at_s, str(cluster.head.temp_dir))
+        process = psutil.Process(cluster.head.pid)
+        return cls(
+            cluster.address,
+            process.pid,
+            process.create_time(),
+            str(cluster.head.temp_dir),
+            _find_node_id(process),
+        )
 
     def find_process(self) -> psutil.Process | None:
         """Return the head's process; None if it is gone."""
@@ -59,6 +69,17 @@ class HeadRecord:
             if is_same and _is_alive(process):
                 return process
         return None
+
+
+def _find_node_id(head: psutil.Process) -> str:
+    """Return the node id that a head's raylet was started with; "" if none says it."""
+    option = "--node_id="  # by which Ray itself finds the nodes of a machine
+    for process in head.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            for argument in process.cmdline():
+                if argument.startswith(option):
+                    return argument.removeprefix(option)
+    return ""
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -118,13 +139,34 @@ def refuse_second_head() -> None:
 
 
 def forget_head(record: HeadRecord) -> None:
-    """Remove a head's files and its record, unless the record is another head's by now."""
+    """Remove a dead head's files and its record, unless the record is another head's by now."""
     temp_dir = Path(record.temp_dir)
     if (temp_dir / "ray-start.log").exists():
         shutil.rmtree(temp_dir, ignore_errors=True)
+    if record.node_id:
+        _remove_stamps(record.node_id)
     with contextlib.suppress(FileNotFoundError, ValueError):
         if json.loads(locate_record().read_text()).get("pid") == record.pid:
             locate_record().unlink()
+
+
+def _remove_stamps(node_id: str) -> None:
+    """Remove the stamps of a dead head's node; those of a run with a live process are left."""
+    of_all_jobs = names.stamp_directory("any", node_id).parents[1]
+    for folder in of_all_jobs.glob(f"*/{node_id}"):
+        stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
+        workers = _find_processes({stamp.pid for stamp in stamps if stamp is not None})
+        if not _wait_gone(workers, _DIE_WITHIN_S):
+            shutil.rmtree(folder, ignore_errors=True)
+            remove_empty_folders(folder)
+
+
+def _find_processes(pids: set[int]) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
 
 
 def end_head(record: HeadRecord) -> None:
@@ -140,19 +182,22 @@ def end_head(record: HeadRecord) -> None:
         for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        _wait_ended(tree)
-    forget_head(record)
-
-
-def _wait_ended(processes: list[psutil.Process]) -> None:
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + _END_WITHIN_S
-    while alive := [process.pid for process in processes if _is_alive(process)]:
-        if SYSTEM_CLOCK.monotonic_s() > deadline_s:
+        if alive := _wait_gone(tree, _END_WITHIN_S):
             raise CoordinationError(
                 f"head: got processes {alive} {_END_WITHIN_S:.0f} s after they were killed; "
                 "expected none; look what holds them, and run `trainflow down` again"
             )
+    forget_head(record)
+
+
+def _wait_gone(processes: list[psutil.Process], within_s: float) -> list[int]:
+    """Wait until all are gone; returns the pids of those that are still alive after a while."""
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + within_s
+    while alive := [process.pid for process in processes if _is_alive(process)]:
+        if SYSTEM_CLOCK.monotonic_s() > deadline_s:
+            break
         SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+    return alive
 
 
 @contextlib.contextmanager

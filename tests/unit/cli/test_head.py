@@ -1,6 +1,7 @@
 """The record of this machine's own head, without a Ray."""
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,10 @@ from trainflow.cli.head import (
     read_head,
     write_head,
 )
+from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import WorkersConfig
-from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination import names
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 from trainflow.errors import ConflictError, CoordinationError
 
 WORKERS = WorkersConfig(minimum=1, target=3, spares=2)
@@ -30,6 +33,9 @@ SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 PARENT = (
     f"import subprocess, signal; subprocess.Popen({SLEEPER!r}); print(flush=True); signal.pause()"
 )
+NODE_ID = "5eed" * 14
+RAYLET = [*SLEEPER, "--store_socket_name=x", f"--node_id={NODE_ID}"]
+RAYLET_PARENT = PARENT.replace(repr(SLEEPER), repr(RAYLET))
 
 
 @pytest.fixture
@@ -147,6 +153,72 @@ def test_another_process_of_that_pid_is_left_alone(
 ):
     end_head(replace(record, started_at_s=1.0))
     assert process.poll() is None
+
+
+@pytest.fixture
+def stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stands for /dev/shm/trainflow."""
+    root = tmp_path / "shm"
+    monkeypatch.setattr(names, "stamp_directory", lambda job_id, node_id: root / job_id / node_id)
+    return root
+
+
+def leave_stamp(folder: Path, pid: int) -> None:
+    """Leave a stamp behind as a worker of that pid does when it is killed."""
+    writer = StampWriter(folder / "of-this-process.stamp")
+    data = bytearray((folder / "of-this-process.stamp").read_bytes())
+    writer.close()
+    struct.pack_into("=q", data, 0, pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "slot0-1.0.stamp").write_bytes(data)
+
+
+def test_with_a_head_go_the_stamps_of_its_killed_workers(record: HeadRecord, stamps: Path):
+    worker = psutil.Process(record.pid).children()[0]
+    leave_stamp(stamps / "job-a" / NODE_ID, worker.pid)
+    (stamps / "job-b" / NODE_ID).mkdir(parents=True)
+    end_head(replace(record, node_id=NODE_ID))
+    assert list(stamps.iterdir()) == []
+
+
+def test_stamps_of_another_node_are_left(record: HeadRecord, stamps: Path):
+    worker = psutil.Process(record.pid).children()[0]
+    for node_id in (NODE_ID, "0ther"):
+        leave_stamp(stamps / "job-a" / node_id, worker.pid)
+    end_head(replace(record, node_id=NODE_ID))
+    assert [path.name for path in (stamps / "job-a").iterdir()] == ["0ther"]
+    assert [path.name for path in (stamps / "job-a" / "0ther").iterdir()] == ["slot0-1.0.stamp"]
+
+
+def test_stamps_of_a_live_process_are_left(
+    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "_DIE_WITHIN_S", 0.0)
+    leave_stamp(stamps / "job-a" / NODE_ID, os.getpid())
+    forget_head(replace(record, node_id=NODE_ID))
+    assert (stamps / "job-a" / NODE_ID / "slot0-1.0.stamp").exists()
+
+
+def test_no_stamps_go_with_a_head_whose_node_is_unknown(record: HeadRecord, stamps: Path):
+    worker = psutil.Process(record.pid).children()[0]
+    leave_stamp(stamps / "job-a" / NODE_ID, worker.pid)
+    end_head(record)
+    assert (stamps / "job-a" / NODE_ID / "slot0-1.0.stamp").exists()
+
+
+def test_a_heads_node_is_read_from_its_raylet():
+    with subprocess.Popen([sys.executable, "-c", RAYLET_PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        head = psutil.Process(parent.pid)
+        raylet = head.children()[0]
+        try:
+            cluster = LocalCluster("10.0.0.1:6379", LocalNode(parent, Path("/tmp/tf-x")))
+            assert HeadRecord.of(cluster).node_id == NODE_ID
+            assert heads._find_node_id(raylet) == ""
+        finally:
+            raylet.kill()
+            head.kill()
 
 
 @dataclass

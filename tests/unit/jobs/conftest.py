@@ -49,7 +49,7 @@ def run_job(corpus: TokenCorpus, tmp_path: Path) -> RunJob:
             {
                 "name": "alone",
                 "entrypoint": entrypoint,
-                "args": {"corpus": corpus.url, **args},
+                "args": args,
                 "training": {
                     "max_steps": max_steps,
                     "global_batch_size": 4,

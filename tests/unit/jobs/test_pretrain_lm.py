@@ -1,6 +1,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -81,9 +83,10 @@ def test_a_run_learns_evaluates_and_exports(
     tmp_path: Path,
 ):
     folder = tmp_path / "model"
-    args = TINY | {"warmup_steps": 2, "decay_steps": 12, "lr": 0.02, "evaluate_every": 6}
+    args = TINY | {"warmup_steps": 2, "lr": 0.02, "evaluate_every": 6}
     reports = run_job(ENTRYPOINT, 12, **args, export_dir=str(folder))
     steps = [each for each in reports if isinstance(each, StepReport)]
+    assert steps[-1].lr == pytest.approx(0.002, rel=0.25), "the schedule ends with the run"
     assert [step.step for step in steps] == list(range(1, 13))
     assert steps[-1].loss < steps[0].loss - 1.0
     evaluations = [each for each in reports if isinstance(each, EvaluationReport)]
@@ -124,5 +127,9 @@ def test_the_job_file_is_valid():
     job = load_job(YAML, env={})
     args = pretrain_lm.Args.model_validate(job.args, extra="forbid")
     assert job.entrypoint == ENTRYPOINT
-    assert args.corpus == job.data.url
-    assert args.decay_steps == job.training.max_steps
+    assert args.export_dir is not None
+
+
+def test_samples_that_are_no_packed_corpus_are_refused():
+    with pytest.raises(ConfigError, match=r"data: got a list, expected a packed token corpus"):
+        pretrain_lm.require_corpus(cast("Any", SimpleNamespace(dataset=[1, 2])))

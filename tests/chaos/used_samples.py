@@ -1,0 +1,64 @@
+"""Which samples a run has trained on, from what its ranks wrote down. Pure.
+
+A rank writes a line for each microbatch before its step commits, and a line for each step that it
+has committed. It may die between the two, so which try counts is asked of all ranks together, and
+what was used in that try of the lines of all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+EpochKey = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Used:
+    """One microbatch that a process computed in one try of a step, which may have been void."""
+
+    pid: int
+    step: int
+    epoch: EpochKey
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A process has committed a step under an epoch; lines of one process are in order."""
+
+    pid: int
+    step: int
+    epoch: EpochKey
+
+
+def find_committing_epochs(commits: Iterable[Committed]) -> dict[int, set[EpochKey]]:
+    """Return the epochs under which each step was committed; all is well if there is one of each.
+
+    A commit that no process outlived never happened: the step that nobody else had seen committed
+    is rightly done again.
+    """
+    last: dict[int, Committed] = {}
+    by_step: dict[int, dict[EpochKey, list[Committed]]] = defaultdict(lambda: defaultdict(list))
+    for commit in commits:
+        last[commit.pid] = commit
+        by_step[commit.step][commit.epoch].append(commit)
+    found: dict[int, set[EpochKey]] = {}
+    for step, by_epoch in by_step.items():
+        newest = max(by_epoch)
+        found[step] = {
+            epoch
+            for epoch, seen in by_epoch.items()
+            if epoch == newest or any(last[commit.pid] != commit for commit in seen)
+        }
+    return found
+
+
+def collect_samples(
+    used: Iterable[Used], committing: Mapping[int, set[EpochKey]]
+) -> dict[int, list[int]]:
+    """Return the samples of each step that was committed, sorted, each as often as it was used."""
+    found: dict[int, list[int]] = {step: [] for step in committing}
+    for line in used:
+        if line.epoch in committing.get(line.step, ()):
+            found[line.step] += line.indices
+    return {step: sorted(indices) for step, indices in found.items()}
