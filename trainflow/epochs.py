@@ -50,12 +50,14 @@ class EpochSpec:
         members: worker ids; the index is the rank.
         store_host: host of the TCP store used only while the group connects.
         store_port: its port.
+        snapshot_ranks: ranks that copy the state out, on different nodes where there are any.
     """
 
     epoch: EpochId
     members: tuple[str, ...]
     store_host: str
     store_port: int
+    snapshot_ranks: tuple[int, ...] = ()
 
     def rank_of(self, worker_id: str) -> int:
         """Return the rank of ``worker_id``; raises ValueError if it is not a member."""
@@ -91,6 +93,14 @@ class MemberReport:
 
 
 @dataclass(frozen=True)
+class StoredState:
+    """A committed checkpoint: the state after ``step``, under ``url``."""
+
+    url: str
+    step: int
+
+
+@dataclass(frozen=True)
 class RecoveryPlan:
     """How the members of an epoch reach one common state.
 
@@ -100,6 +110,7 @@ class RecoveryPlan:
         sources: rank that lacks ``base`` -> rank that sends it.
         replay_tail: the code after ``base``'s commit may not have run everywhere: run it again.
         finished: training is over; members only need the final state.
+        stored: the base is in storage alone: rank 0 reads it, before it gives it to the others.
     """
 
     spec: EpochSpec
@@ -107,6 +118,7 @@ class RecoveryPlan:
     sources: dict[int, int] = field(default_factory=dict[int, int])
     replay_tail: bool = False
     finished: bool = False
+    stored: StoredState | None = None
 
 
 class Flag(IntFlag):

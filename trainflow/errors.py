@@ -8,7 +8,8 @@
     │   └── GroupMismatchError         ranks disagree on what they are about to exchange
     ├── StateError                     training state can't be captured, moved or restored
     ├── CheckpointError                a checkpoint or its store is missing, damaged or refuses
-    │   └── CheckpointConflictError    another writer has committed that step
+    │   ├── CheckpointConflictError    another writer has committed that step
+    │   └── StoreError                 the store doesn't answer, or has no room
     ├── TrainingError                  the user's training function, or the model, gave up
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
     └── CoordinationError              the cluster can't do what was asked
@@ -58,6 +59,10 @@ class StateError(TrainFlowError):
 
 class CheckpointError(TrainFlowError):
     """A checkpoint is missing or damaged, or its store can't be reached or refuses."""
+
+
+class StoreError(CheckpointError):
+    """A store doesn't answer, refuses or has no room; what lies there may be quite in order."""
 
 
 class CheckpointConflictError(CheckpointError):

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,15 @@ POLL_S = 0.05
 TERMINAL = {"succeeded", "failed", "stopped"}
 
 
-def make_job(work_dir: Path, *, max_steps: int = 150, spares: int = 2, **args: Any) -> JobConfig:
+def make_job(
+    work_dir: Path,
+    *,
+    max_steps: int = 150,
+    spares: int = 2,
+    minimum: int = 1,
+    checkpoint: Mapping[str, Any] | None = None,
+    **args: Any,
+) -> JobConfig:
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -47,7 +55,8 @@ def make_job(work_dir: Path, *, max_steps: int = 150, spares: int = 2, **args: A
                 "max_skipped_steps": 2,
             },
             "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
-            "workers": {"minimum": 1, "target": 3, "spares": spares},
+            "workers": {"minimum": minimum, "target": 3, "spares": spares},
+            "checkpoint": checkpoint or {},
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
         }
     )

@@ -23,8 +23,8 @@ class Points:
     def __len__(self) -> int:
         return NUM_POINTS
 
-    def __getitems__(self, indices: list[int], /) -> dict[str, Any]:
-        x = torch.tensor(indices, dtype=torch.float32).unsqueeze(1) / NUM_POINTS
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        x = torch.tensor([index / NUM_POINTS])
         return {"x": x, "y": 2 * x + 1}
 
 

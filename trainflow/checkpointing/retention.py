@@ -40,6 +40,11 @@ def choose_kept(
     return frozenset(kept)
 
 
+def is_due(step: int, every_steps: int | None) -> bool:
+    """Whether a checkpoint is wanted after this step, by its number."""
+    return every_steps is not None and step % every_steps == 0
+
+
 def best_interval_s(save_s: float, seconds_between_failures: float) -> float:
     """Return the time between two checkpoints that loses least.
 

@@ -146,18 +146,17 @@ class Slot:
             raise StateError(
                 f"{self.path}: got {len(self._map)} bytes, expected {start + num_payload}"
             )
-        description = json.loads(self._map[_PAGE : _PAGE + num_text])
-        tensors = tuple(
-            TensorRecord(path, dtype, tuple(shape), num_bytes)
-            for path, dtype, shape, num_bytes in description["tensors"]
-        )
-        return Snapshot(
-            Version(step, EpochId(incarnation, counter)),
-            description["purpose"],
-            description["skeleton"],
-            tensors,
-            tuple(self._payloads(start, tensors)),
-        )
+        try:
+            description = json.loads(self._map[_PAGE : _PAGE + num_text])
+            tensors = tuple(
+                TensorRecord(path, dtype, tuple(shape), num_bytes)
+                for path, dtype, shape, num_bytes in description["tensors"]
+            )
+            purpose, skeleton = description["purpose"], description["skeleton"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{self.path}: got no description ({error}), expected one") from error
+        version = Version(step, EpochId(incarnation, counter))
+        return Snapshot(version, purpose, skeleton, tensors, tuple(self._payloads(start, tensors)))
 
     def _payloads(self, start: int, tensors: Sequence[TensorRecord]) -> list[memoryview]:
         whole = memoryview(self._map)

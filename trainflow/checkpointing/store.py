@@ -21,7 +21,7 @@ import fsspec
 from trainflow.checkpointing.chunks import is_chunk_id, name_of, require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, encode_manifest, parse_manifest
 from trainflow.checkpointing.whole_files import write_new, write_whole
-from trainflow.errors import CheckpointConflictError, CheckpointError
+from trainflow.errors import CheckpointConflictError, CheckpointError, StoreError
 
 _MARKER = re.compile(r"(\d{12})\.json")
 _MANIFEST = re.compile(r"(\d{12})-[0-9a-z][0-9a-z.-]*\.json")
@@ -202,8 +202,8 @@ class CheckpointStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _unreachable(self, name: str, error: OSError) -> CheckpointError:
-        return CheckpointError(
+    def _unreachable(self, name: str, error: OSError) -> StoreError:
+        return StoreError(
             f"{self.url}: {name}: the store does not answer as expected "
             f"({type(error).__name__}: {error}); look at its address, credentials and free space"
         )

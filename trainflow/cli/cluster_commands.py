@@ -3,12 +3,12 @@
 Process: driver.  Blocks: until the cluster answers, some seconds at most.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from trainflow.cli.head import locate_record, read_head
 from trainflow.cli.progress import Answer, describe_event
+from trainflow.cli.tables import format_value
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
 from trainflow.errors import ConfigError, CoordinationError, JobNotFoundError, UnreachableError
@@ -32,7 +32,6 @@ RUN_COLUMNS = {
     "SPARES": "spares",
     "FAILURES": "failures",
 }
-_UNKNOWN = "-"
 _EVENTS_SHOWN = 5
 
 
@@ -96,35 +95,12 @@ def list_runs() -> list[Answer]:
     return found
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Return rows as aligned text.
-
-    Args:
-        rows: each a mapping; None is shown as a dash.
-        columns: heading -> key.
-    """
-    lines = [list(columns), *([_show(row[key]) for key in columns.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (map(str.ljust, line, widths) for line in lines)
-    return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
-def _show(value: object) -> str:
-    match value:
-        case None:
-            return _UNKNOWN
-        case float():
-            return f"{value:.1f}"
-        case _:
-            return str(value)
-
-
 def format_status(status: Answer) -> str:
     """Return a run's status as text: figures first, then its newest events."""
     figures = {
         key: value for key, value in status.items() if key not in {"events", "steps", "ending"}
     }
     width = max(map(len, figures))
-    lines = [f"{key.ljust(width)}  {_show(value)}" for key, value in figures.items()]
+    lines = [f"{key.ljust(width)}  {format_value(value)}" for key, value in figures.items()]
     lines += [f"  {describe_event(event)}" for event in status["events"][-_EVENTS_SHOWN:]]
     return "\n".join(lines)

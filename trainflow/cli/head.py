@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from trainflow.cli.home import refuse_home
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.config.job import WorkersConfig
@@ -95,7 +96,11 @@ def locate_record() -> Path:
 
 
 def read_head() -> HeadRecord | None:
-    """Return the head that runs; None, and a stale record is removed, if there is none."""
+    """Return the head that runs; None, and a stale record is removed, if there is none.
+
+    Raises:
+        ConfigError: TRAINFLOW_HOME can't be read.
+    """
     try:
         record = HeadRecord(**json.loads(locate_record().read_text()))
     except FileNotFoundError:
@@ -103,6 +108,8 @@ def read_head() -> HeadRecord | None:
     except (ValueError, TypeError):  # written whole or not at all: somebody edited it
         locate_record().unlink(missing_ok=True)
         return None
+    except OSError as error:
+        raise refuse_home(error) from error
     if record.find_process() is None:
         forget_head(record)
         return None
@@ -118,14 +125,14 @@ def write_head(record: HeadRecord) -> None:
     path = locate_record()
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(f".{os.getpid()}")
-    whole.write_text(json.dumps(asdict(record)))
     try:
+        whole.write_text(json.dumps(asdict(record)))
         path.hardlink_to(whole)  # of two runs that start at once, one fails here
     except FileExistsError:
         refuse_second_head()
         raise
     finally:
-        whole.unlink()
+        whole.unlink(missing_ok=True)
 
 
 def refuse_second_head() -> None:
@@ -145,7 +152,7 @@ def forget_head(record: HeadRecord) -> None:
         shutil.rmtree(temp_dir, ignore_errors=True)
     if record.node_id:
         _remove_stamps(record.node_id)
-    with contextlib.suppress(FileNotFoundError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # what can't be removed is stale, and seen to be
         if json.loads(locate_record().read_text()).get("pid") == record.pid:
             locate_record().unlink()
 

@@ -6,21 +6,27 @@ Process: driver, or any.
 """
 
 import errno
-import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
+from trainflow.cli.output import say, settle_output
+from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
 from trainflow.errors import TrainFlowError
 
 _PLAIN_CAUSES = {
     errno.ENOSPC: "no space is left on the disk; free some, or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space, or choose another place",
+    errno.EROFS: "the file system is read-only; choose another place",
+    errno.EACCES: "permission is denied; change who may use it, or choose another place",
+    errno.EPERM: "this is not permitted; change who may use it, or choose another place",
+    errno.ENOTDIR: "a folder is expected where a file is; remove it, or choose another place",
+    errno.EISDIR: "a file is expected where a folder is; remove it, or choose another place",
     errno.EADDRINUSE: "the port is in use; stop what listens there, or choose another one",
 }
 
@@ -33,13 +39,7 @@ app = typer.Typer(
     help="Distributed training on Ray that takes failures as a normal event.",
 )
 app.add_typer(data_app, name="data")
-
-
-class Output(StrEnum):
-    """How an answer is written."""
-
-    TABLE = "table"
-    JSON = "json"
+app.add_typer(checkpoints_app, name="checkpoints")
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]
@@ -57,7 +57,6 @@ Address = Annotated[
 JobId = Annotated[
     str | None, typer.Argument(help="The run; may be left out where there is only one.")
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.")]
 
 
 @app.command(epilog=EPILOGUE)
@@ -95,7 +94,7 @@ def workers(
 
     with on_cluster.connected(address):
         rows = on_cluster.choose_run(job_id).workers()
-    _write(rows, on_cluster.format_table(rows, on_cluster.WORKER_COLUMNS), output)
+    write_answer(rows, format_table(rows, on_cluster.WORKER_COLUMNS), output)
 
 
 @app.command("list")
@@ -105,7 +104,7 @@ def list_(address: Address = None, output: OutputOption = Output.TABLE) -> None:
 
     with on_cluster.connected(address):
         rows = on_cluster.list_runs()
-    _write(rows, on_cluster.format_table(rows, on_cluster.RUN_COLUMNS), output)
+    write_answer(rows, format_table(rows, on_cluster.RUN_COLUMNS), output)
 
 
 @app.command()
@@ -117,7 +116,7 @@ def status(
 
     with on_cluster.connected(address):
         answer = on_cluster.choose_run(job_id).status()
-    _write(answer, on_cluster.format_status(answer), output)
+    write_answer(answer, on_cluster.format_status(answer), output)
 
 
 @app.command()
@@ -131,7 +130,7 @@ def stop(job_id: JobId = None, address: Address = None) -> None:
     with on_cluster.connected(address):
         chosen = on_cluster.choose_run(job_id)
         chosen.stop()
-    typer.echo(f"{chosen.job_id} stops at its next step boundary")
+    say(f"{chosen.job_id} stops at its next step boundary")
 
 
 @app.command()
@@ -145,14 +144,10 @@ def down() -> None:
 
     head = read_head()
     if head is None:
-        typer.echo("no head of this machine runs")
+        say("no head of this machine runs")
         return
     end_head(head)
-    typer.echo(f"ended the head at {head.address} (pid {head.pid})")
-
-
-def _write(answer: object, text: str, output: Output) -> None:
-    typer.echo(json.dumps(answer, indent=2) if output is Output.JSON else text)
+    say(f"ended the head at {head.address} (pid {head.pid})")
 
 
 def main() -> None:
@@ -163,11 +158,13 @@ def main() -> None:
     try:
         app()
     except TrainFlowError as error:
-        typer.echo(f"trainflow: {error}", err=True)
+        say(f"trainflow: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in _PLAIN_CAUSES:
             raise
         cause = _PLAIN_CAUSES[error.errno]
-        typer.echo(f"trainflow: {error.filename or 'this machine'}: {cause}", err=True)
+        say(f"trainflow: {error.filename or 'this machine'}: {cause}", err=True)
         sys.exit(ExitCode.FAILED)
+    finally:
+        settle_output()

@@ -1,6 +1,7 @@
 """Every check of a job that needs no cluster, so that a bad one is refused before anything starts.
 
-Process: driver.  Blocks: on importing the job's modules and on opening its data.
+Process: driver.  Blocks: on importing the job's modules, on opening its data and on reading a
+sample of a dataset of the job's own.
 """
 
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from trainflow.checkpointing.resume import find_resumable
 from trainflow.config import JobConfig, import_function, load_job, resolve_entrypoint
 from trainflow.data.corpus_format import Split
+from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
 from trainflow.data.token_corpus import TokenCorpus
 from trainflow.errors import DataError
@@ -41,15 +44,30 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
 
     Raises:
         ConfigError: a setting is wrong, or a function that it names can't be imported.
-        DataError: the training data can't be opened, or is smaller than one global batch.
+        DataError: the training data can't be opened or read, or is smaller than one global batch.
+        CheckpointError: the store of checkpoints doesn't answer.
     """
-    config = load_job(path, overrides)
+    config = _locate_checkpoints(load_job(path, overrides))
     _look_in_working_directory()
     args = resolve_entrypoint(config.entrypoint).check_args(config.args)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
     dataset = _open_training_data(config, args)
-    return CheckedJob(config, args, count_training_samples(dataset, config))
+    num_samples = count_training_samples(dataset, config)
+    if config.data.dataset is not None:
+        check_first_sample(dataset, config.data.dataset)
+    find_resumable(config)
+    return CheckedJob(config, args, num_samples)
+
+
+def _locate_checkpoints(config: JobConfig) -> JobConfig:
+    """Make a local folder's path absolute: workers have other working directories."""
+    url = config.checkpoint.url
+    if url is None or "://" in url or "::" in url:
+        return config
+    absolute = str(Path(url).expanduser().absolute())
+    checkpoint = config.checkpoint.model_copy(update={"url": absolute})
+    return config.model_copy(update={"checkpoint": checkpoint})
 
 
 def _look_in_working_directory() -> None:
@@ -83,6 +101,16 @@ def _open_corpus(url: str, split: Split, *, setting: str) -> TokenCorpus:
         ) from error
 
 
+def _describe_checkpoints(config: JobConfig) -> str:
+    url, every = config.checkpoint.url, config.checkpoint.every_steps
+    if url is None:
+        return "none"
+    often = "at the end" if every is None else f"every {every} steps and at the end"
+    stored = find_resumable(config)
+    begin = f"goes on from step {stored[-1].step}" if stored else "begins at step 0"
+    return f"{often}, in {url}; {begin}"
+
+
 def describe_job(job: CheckedJob) -> str:
     """Return what would run, for a person."""
     config = job.config
@@ -98,5 +126,6 @@ def describe_job(job: CheckedJob) -> str:
         f"microbatches of {training.microbatch_size}, {training.precision}",
         "workers": f"{workers.target} (at least {workers.minimum}) and {workers.spares} spares, "
         f"each with {resources.CPU:g} CPU and {resources.GPU:g} GPU",
+        "checkpoints": _describe_checkpoints(config),
     }
-    return "\n".join(["the job is valid", *(f"  {name:<11}{text}" for name, text in lines.items())])
+    return "\n".join(["the job is valid", *(f"  {name:<12}{text}" for name, text in lines.items())])

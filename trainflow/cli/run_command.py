@@ -7,13 +7,12 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
-import typer
-from rich.console import Console
-
 from trainflow.cli.attached_run import AttachedRun
-from trainflow.cli.display import choose_display
+from trainflow.cli.display import DriverConsole, choose_display
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.cli.head import own_head
+from trainflow.cli.head import own_head, refuse_second_head
+from trainflow.cli.home import require_home
+from trainflow.cli.output import say
 from trainflow.cli.progress import Answer, Progress
 from trainflow.cli.stop_signals import StopSignals
 from trainflow.clock import SYSTEM_CLOCK
@@ -38,23 +37,26 @@ class ReachedCluster:
 def run_job(job: JobConfig, address: str | None) -> int:
     """Run a job and stay until it has ended; return the exit code.
 
-    A first SIGINT or SIGTERM stops the run at a step boundary, a second one leaves at once.
+    A first SIGINT or SIGTERM stops the run at a step boundary, a second one leaves at once. Output
+    that can't be written changes nothing.
 
     Args:
         job: checked.
         address: the cluster to run it on; if None a head is started for it, and stopped after it.
 
     Raises:
+        ConfigError: TRAINFLOW_HOME can't be used.
         UnreachableError: the cluster doesn't answer, or no longer.
         ConflictError: a head is needed, and one runs already.
         CoordinationError: a head is needed, and doesn't come up.
     """
+    require_home()
     with StopSignals() as signals:
         try:
             with _reach_cluster(job, address) as cluster:
                 return _run_on(cluster, job, signals)
         except KeyboardInterrupt:
-            typer.echo("trainflow: left at once", err=True)
+            say("trainflow: left at once", err=True)
             return ExitCode.DETACHED
 
 
@@ -62,7 +64,8 @@ def run_job(job: JobConfig, address: str | None) -> int:
 def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedCluster]:
     with ExitStack() as exits:
         if address is None:
-            typer.echo("starting a head on this machine")
+            refuse_second_head()
+            say("starting a head on this machine")
             own = exits.enter_context(own_head(job.workers))
 
             def require_head() -> None:
@@ -83,12 +86,12 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
 def _run_on(cluster: ReachedCluster, job: JobConfig, signals: StopSignals) -> int:
     signals.install()  # connecting to Ray has taken SIGTERM
     if signals.received:
-        typer.echo("stopped before the run began", err=True)
+        say("stopped before the run began", err=True)
         return ExitCode.STOPPED
     run = driver.start_run(job)
     signals.second_interrupts = True
-    typer.echo(f"run {run.job_id} on the cluster at {cluster.address}")
-    with closing(choose_display(Console())) as display:
+    say(f"run {run.job_id} on the cluster at {cluster.address}")
+    with closing(choose_display(DriverConsole())) as display:
         attached = AttachedRun(
             run, Progress.of(job), display, signals, SYSTEM_CLOCK, require_cluster=cluster.require
         )
@@ -101,6 +104,6 @@ def conclude(status: Answer) -> int:
     """Print how a run ended, and return the exit code."""
     ending = status["ending"]
     succeeded = ending["exit_code"] == ExitCode.SUCCESS
-    typer.echo(f"{status['state']}: {ending['reason'].rstrip()}", err=not succeeded)
-    typer.echo(f"events, metrics and result are in {status['directory']}")
+    say(f"{status['state']}: {ending['reason'].rstrip()}", err=not succeeded)
+    say(f"events, metrics and result are in {status['directory']}")
     return ending["exit_code"]

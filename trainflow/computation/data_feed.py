@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from trainflow.config.entrypoint import import_function
 from trainflow.config.job import JobConfig
 from trainflow.data.batch import Batch
-from trainflow.data.loader import MapDataset, MicrobatchLoader
+from trainflow.data.loader import MicrobatchLoader
+from trainflow.data.map_dataset import MapDataset
 from trainflow.data.order import Microbatch, SampleOrder, deal_microbatches
 from trainflow.data.size_check import count_training_samples
 from trainflow.data.token_corpus import TokenCorpus

@@ -9,6 +9,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate
 from trainflow.computation.reports import Report
+from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import JobConfig
 
@@ -28,6 +29,7 @@ class RankContext:
         report: takes a report of each committed step and evaluation; must not block.
         rehearsal: a group of this rank alone, to run one step in for nothing, so that the first
             real one finds all code loaded and all memory touched; None to go without.
+        snapshots: takes copies of the state; None where nothing is kept of it.
     """
 
     job: JobConfig
@@ -39,3 +41,4 @@ class RankContext:
     stamps: StampWriter
     report: Report
     rehearsal: Group | None
+    snapshots: SnapshotWriter | None = None

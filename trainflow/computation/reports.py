@@ -77,4 +77,17 @@ class EvaluationReport:
     value: float
 
 
-Report = Callable[[StepReport | EvaluationReport], None]
+@dataclass(frozen=True)
+class CheckpointUnusable:
+    """The checkpoint that training was to go on from can't be read; told by rank 0.
+
+    Attributes:
+        step: its step.
+        reason: what is wrong with it.
+    """
+
+    step: int
+    reason: str
+
+
+Report = Callable[[StepReport | EvaluationReport | CheckpointUnusable], None]

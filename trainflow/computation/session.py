@@ -24,15 +24,29 @@ from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.healing import heal
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import EvaluationReport, Joined, StepReport
+from trainflow.computation.reports import (
+    CheckpointUnusable,
+    EvaluationReport,
+    Joined,
+    StepReport,
+)
+from trainflow.computation.restoring import restore
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.step import Step
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
-from trainflow.epochs import INITIAL_EPOCH, INITIAL_VERSION, EpochId, Flag, Phase, Version
-from trainflow.errors import GroupMismatchError, TrainingError
+from trainflow.epochs import (
+    INITIAL_EPOCH,
+    INITIAL_VERSION,
+    EpochId,
+    Flag,
+    Phase,
+    StoredState,
+    Version,
+)
+from trainflow.errors import CheckpointError, GroupMismatchError, StoreError, TrainingError
 
 
 class Session:
@@ -290,6 +304,8 @@ class Session:
         self._group, self._pausing = group, False
         self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
+        if plan.stored is not None and group.rank == 0 and not self._restore(plan.stored, group):
+            return
         stamps = self._context.stamps
         if not self._same_layout(group) or not heal(
             self._state, plan, group, self.device, after_each=stamps.renew
@@ -299,6 +315,18 @@ class Session:
         self._finished = plan.finished
         if plan.replay_tail and not self._finished and self._state.last_commit is not None:
             yield from self._present(StepMode.TAIL, group)
+
+    def _restore(self, stored: StoredState, group: Group) -> bool:
+        """Read the state from storage; False, and the group fails, if that checkpoint is bad."""
+        try:
+            restore(self._state, stored, after_each=self._context.stamps.renew)
+        except StoreError:
+            raise  # of the checkpoint itself nothing is known
+        except CheckpointError as error:
+            self._context.report(CheckpointUnusable(stored.step, str(error)))
+            group.fail(f"the checkpoint of step {stored.step} can't be used")
+            return False
+        return True
 
     def _same_layout(self, group: Group) -> bool:
         """Compare bucket layouts with the other ranks; False if the group failed meanwhile."""

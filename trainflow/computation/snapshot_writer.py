@@ -13,10 +13,13 @@ from torch import Tensor
 
 from trainflow.checkpointing.sharing import Share
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.state_tree import flatten_state
 from trainflow.epochs import Version
 
 logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.02
 
 
 class SnapshotWriter:
@@ -31,13 +34,16 @@ class SnapshotWriter:
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
 
-    def write(self, tree: dict[str, Any], version: Version, share: Share) -> bool:
+    def write(
+        self, tree: dict[str, Any], version: Version, share: Share, *, patience_s: float = 0.0
+    ) -> bool:
         """Copy ``tree``; False if there was no room for it.
 
         Args:
             tree: of the whole state; its tensors are only read.
             version: of the state.
             share: which part of it this node is to bring to storage.
+            patience_s: how long to wait for a slot that is still in use.
         """
         flat = flatten_state(tree)
         tensors = [tensor.detach().contiguous() for tensor in flat.tensors.values()]
@@ -47,7 +53,7 @@ class SnapshotWriter:
         ]
         purpose = {"share": [share.index, share.count]}
         try:
-            slot = self._find_free()
+            slot = self._find_free(patience_s)
             views = None if slot is None else slot.begin(version, flat.skeleton, records, purpose)
         except OSError as error:
             logger.warning("no room for a snapshot of step %d: %s", version.step, error)
@@ -60,10 +66,15 @@ class SnapshotWriter:
         slot.complete()
         return True
 
-    def _find_free(self) -> Slot | None:
+    def _find_free(self, patience_s: float) -> Slot | None:
         if not self._slots:
             self._slots = [Slot(path) for path in self._paths]
-        return next((slot for slot in self._slots if slot.state is SlotState.FREE), None)
+        give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s
+        while True:
+            free = next((slot for slot in self._slots if slot.state is SlotState.FREE), None)
+            if free is not None or SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
+                return free
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 
 def _copy(tensor: Tensor, view: memoryview) -> None:

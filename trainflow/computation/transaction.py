@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainflow.checkpointing.retention import is_due
+from trainflow.checkpointing.sharing import Share
 from trainflow.communication import commit_record
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
@@ -25,11 +27,12 @@ from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
-from trainflow.epochs import Phase, Version
+from trainflow.epochs import Flag, Phase, Version
 from trainflow.errors import TooManySkippedStepsError, TrainingError
 
 logger = logging.getLogger(__name__)
 
+_LAST_SNAPSHOT_WITHIN_S = 120.0
 _BEFORE_ALL = -1  # in place of a microbatch: random numbers drawn before the first one
 
 
@@ -169,6 +172,7 @@ class Transaction:
         decision = self._agree(gradients, wait_from_s)
         waited_s = time.monotonic() - wait_from_s
         committed = self._apply(gradients, decision)
+        self._snapshot(decision.flags)
         self.outcome = Outcome(
             committed,
             time.time(),
@@ -245,6 +249,19 @@ class Transaction:
                 "data of these steps"
             )
         return state.last_commit
+
+    def _snapshot(self, flags: Flag) -> None:
+        """Copy the new state out, if a checkpoint is due and this rank is one that copies."""
+        spec, writer, version = self._group.spec, self._context.snapshots, self._state.version
+        if writer is None or version is None or self._group.rank not in spec.snapshot_ranks:
+            return
+        job = self._context.job
+        ends = bool(flags & Flag.STOP) or self.number >= job.training.max_steps
+        if ends or is_due(self.number, job.checkpoint.every_steps):
+            self._stamp(Phase.USER)
+            share = Share(spec.snapshot_ranks.index(self._group.rank), len(spec.snapshot_ranks))
+            patience_s = _LAST_SNAPSHOT_WITHIN_S if ends else 0.0
+            writer.write(self._state.tree(), version, share, patience_s=patience_s)
 
     def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
         clip_norm = self._context.job.training.clip_norm

@@ -84,7 +84,8 @@ def import_function(spec: str, *, setting: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's module raises at import
         got = f"{spec}, whose import raised {type(error).__name__}: {error}"
-        raise _refusal(setting, got, "a module that can be imported from Python's path") from error
+        expected = "a module that can be imported from Python's path"
+        raise _refusal(setting, got, expected, _where_to_run(module_name, error)) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         found = "no such name" if function is None else f"a {type(function).__name__}"
@@ -105,6 +106,16 @@ def _args_model_of(
     return hint if isinstance(hint, type) and issubclass(hint, BaseModel) else None
 
 
-def _refusal(setting: str, got: str, expected: str) -> EntrypointError:
-    problem = Problem(setting, got, expected, f"change {setting} or what it names")
+def _where_to_run(module_name: str, error: Exception) -> str:
+    """Return a hint for a module that is looked for in the wrong folder; else nothing."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+        return ""
+    top = module_name.partition(".")[0]
+    holds = f"{top}/" if "." in module_name else f"{top}.py"
+    return f", or run from the folder that holds {holds} (or add that to PYTHONPATH)"
+
+
+def _refusal(setting: str, got: str, expected: str, hint: str = "") -> EntrypointError:
+    problem = Problem(setting, got, expected, f"change {setting} or what it names{hint}")
     return EntrypointError(str(problem))

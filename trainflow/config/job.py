@@ -138,6 +138,34 @@ class CommunicationConfig(Section):
     """Form of gradients on the wire; bf16 halves the traffic and rounds."""
 
 
+class CheckpointConfig(Section):
+    """What is kept of the state where it outlives every machine of the run."""
+
+    url: str | None = None
+    """Folder for checkpoints, as any URL that fsspec writes; null keeps none."""
+
+    every_steps: PositiveInt | None = None
+    """Steps between two checkpoints; the last step, and a stop, always make one."""
+
+    resume: Literal["auto", "never"] | NonNegativeInt = "auto"
+    """Where to begin: auto takes the newest checkpoint at ``url``, if any; or a step."""
+
+    keep_last: PositiveInt = 3
+    """How many of the newest stay; the newest good one is never removed."""
+
+    keep_every: PositiveInt | None = None
+    """Those whose step is a multiple of this stay for good."""
+
+    keep_best: NonNegativeInt = 0
+    """How many of those with the smallest ``best_metric`` stay."""
+
+    best_metric: str | None = None
+    """Name of an evaluation, as the training function calls it."""
+
+    accept: list[str] = []
+    """Changed settings to go on with from a checkpoint that was made with others, by name."""
+
+
 class FailuresConfig(Section):
     """How much may go wrong, and how soon it is noticed."""
 
@@ -191,6 +219,9 @@ class JobConfig(Section):
     communication: CommunicationConfig = CommunicationConfig()
     """How gradients travel."""
 
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What is kept of the state where it outlives every machine of the run."""
+
     failures: FailuresConfig = FailuresConfig()
     """How much may go wrong, and how soon it is noticed."""
 
@@ -210,6 +241,7 @@ class JobConfig(Section):
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_backend_conflicts(self.communication, self.workers),
+            *_checkpoint_conflicts(self.checkpoint),
         ]
         if problems:
             context = conflicts_context(problems)
@@ -257,3 +289,24 @@ def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfi
     expected = "gloo or auto where workers.resources.GPU = 0"
     change = "change it, or give each worker a GPU in workers.resources.GPU"
     return [Problem("communication.backend", "'nccl'", expected, change)]
+
+
+def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
+    if checkpoint.keep_best and checkpoint.best_metric is None:
+        expected = "0 where checkpoint.best_metric is null"
+        change = "name an evaluation in checkpoint.best_metric, or leave this out"
+        return [Problem("checkpoint.keep_best", str(checkpoint.keep_best), expected, change)]
+    if checkpoint.url is not None:
+        return []
+    needed = {
+        "checkpoint.every_steps": checkpoint.every_steps,
+        "checkpoint.resume": checkpoint.resume if isinstance(checkpoint.resume, int) else None,
+        "checkpoint.keep_every": checkpoint.keep_every,
+        "checkpoint.best_metric": checkpoint.best_metric,
+    }
+    change = "set checkpoint.url to a folder or leave this out"
+    return [
+        Problem(name, str(value), "nothing where checkpoint.url is null", change)
+        for name, value in needed.items()
+        if value is not None
+    ]

@@ -124,7 +124,7 @@ async def adopt(
         )
         control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
     relied_on = () if newest is None else newest.members
-    unheard = found.keys() - descriptions.keys()
+    unheard = (found.keys() & pool.entries.keys()) - descriptions.keys()
     lost = dict.fromkeys(unheard & {*relied_on}, "it did not answer the new coordinator") | {
         worker_id: "its training was over while the run was not"
         for worker_id, description in descriptions.items()

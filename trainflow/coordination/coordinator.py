@@ -12,20 +12,23 @@ import asyncio
 import logging
 import os
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.reports import EvaluationReport, StepReport
+from trainflow.computation.reports import CheckpointUnusable, EvaluationReport, StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
+from trainflow.coordination.background import Background
+from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.failure_budget import FailureBudget
-from trainflow.coordination.hang_detection import Progress, derive_hang_timeout_s, judge_progress
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import HeartbeatReply
 from trainflow.coordination.launch import launch_workers
 from trainflow.coordination.messages import (
@@ -33,14 +36,18 @@ from trainflow.coordination.messages import (
     Finished,
     GroupFailed,
     Ready,
+    ShareFailed,
+    UploadAnswer,
     WorkerDescription,
     WorkerMessage,
 )
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
+from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.status import build_status, list_workers
-from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
+from trainflow.coordination.worker_pool import WorkerPool, ask_description
+from trainflow.epochs import Version
 from trainflow.errors import TrainFlowError
 
 logger = logging.getLogger(__name__)
@@ -49,9 +56,7 @@ _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
 _CLOSE_WITHIN_S = 3.0
-_RESPAWN_AFTER_S = 1.5
-_RESPAWN_AT_MOST_AFTER_S = 300.0
-_STEP_TIMES_KEPT = 50
+_STORED_WITHIN_S = 150.0
 
 
 class Coordinator:
@@ -61,7 +66,10 @@ class Coordinator:
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
-        self._nodes = NodeWatch(job_id, self._job.failures.lease_s, SYSTEM_CLOCK)
+        self._nodes = NodeWatch(
+            job_id, self._job.failures.lease_s, self._job.checkpoint.url, SYSTEM_CLOCK
+        )
+        self._checkpoints = CheckpointControl(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._pool = WorkerPool(
             job_id,
             self._job,
@@ -70,15 +78,18 @@ class Coordinator:
             on_stillborn=self._on_raised,
         )
         self._control = EpochControl(self._job, self._pool, self._record, SYSTEM_CLOCK, self)
+        self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
+        self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         failures = self._job.failures
-        self._budget = FailureBudget(failures.max_failures, failures.window_s)
+        budget = FailureBudget(failures.max_failures, failures.window_s)
+        self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[Ending] = loop.create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
-        self._num_spawned = 0
-        self._num_never_ready = Counter[int]()  # by bundle, since one was ready there
-        self._tasks = {loop.create_task(self._live())}
+        self._control.stored = self._checkpoints.newest
+        self._background = Background(self._fail)
+        self._background.start(self._live())
 
     # Calls from workers and Keepers
 
@@ -96,7 +107,20 @@ class Coordinator:
         self._nodes.hear(node_id, progress, knows_peers=knows_peers)
         self._judge_hangs()
         self._control.on_progress(progress)
-        return HeartbeatReply(self._control.incarnation, self._hang_timeout_s())
+        return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s)
+
+    async def ask_upload(self, version: Version) -> UploadAnswer:
+        """Say whether a Keeper is to upload its share of a version now."""
+        return self._checkpoints.ask(version, self._control.incarnation)
+
+    async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool:
+        """Take what a Keeper says of its share of a checkpoint; False if its permit is void."""
+        if isinstance(report, ShareFailed):
+            await self._checkpoints.on_share_failed(report, permit)
+            return True
+        taken = await self._checkpoints.on_share(report, permit, len(self._control.members))
+        self._control.stored = self._checkpoints.newest
+        return taken
 
     # Calls from drivers and people
 
@@ -126,7 +150,7 @@ class Coordinator:
             return
         self._state = RunState.STOPPING
         self._record.add_event("stopping", "asked to stop at the next step boundary")
-        self._start(self._stop_workers())
+        self._background.start(self._stop_workers())
 
     async def retire(self) -> None:
         """The result has been read: the coordinator may go."""
@@ -135,6 +159,18 @@ class Coordinator:
     # The run's life
 
     async def _live(self) -> None:
+        """From the first call to the last; whatever goes wrong, the run has an ending to tell."""
+        try:
+            await self._run_and_close()
+        except Exception:
+            logger.exception("the coordinator failed")
+            self._fail(traceback.format_exc())
+        self._state = self._ending.result().state
+        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
+        await asyncio.sleep(_ACKNOWLEDGE_S)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _run_and_close(self) -> None:
         ending = self._record.read_ending()
         if ending is None:
             ending = await self._run()
@@ -144,10 +180,9 @@ class Coordinator:
             self.end(ending)
             self._find_remains()
         await self._close(ending)
-        self._state = ending.state
-        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
-        await asyncio.sleep(_ACKNOWLEDGE_S)
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _fail(self, trace: str) -> None:
+        self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))
 
     async def _run(self) -> Ending:
         """Open the run and wait for its end, which may come first."""
@@ -163,25 +198,27 @@ class Coordinator:
         except Exception as error:
             logger.exception("the run could not be opened")
             self.end(Ending(RunState.FAILED, f"{type(error).__name__}: {error}", 1))
-        self._start(self._tick())
+        self._background.start(self._tick())
         return await self._ending
 
     async def _open(self) -> None:
         found = adoption.find_workers(self._job_id) if self._pool.find_group() else {}
         if found:
             await self._adopt(found)
-        elif self._was_asked_to_stop():
+        elif self._record.has("stopping"):
             self.end(STOPPED)
         else:
             self._record.add_event("submitted", f"job {self._job_id}")
+            await self._checkpoints.find_stored()
+            self._control.stored = self._checkpoints.newest
             self._control.designated = await launch_workers(
                 self._job, self._pool, self._nodes, self._record
             )
             await adoption.take_office(self._nodes, self._control, SYSTEM_CLOCK)
         self._control.open()
-        if self._was_asked_to_stop() and self._state is None:
+        if self._record.has("stopping") and self._state is None:
             self._state = RunState.STOPPING
-            self._start(self._stop_workers())
+            self._background.start(self._stop_workers())
 
     async def _adopt(self, found: dict[str, Any]) -> None:
         self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
@@ -189,23 +226,22 @@ class Coordinator:
             adoption.find_keeper_nodes(self._job_id) | {*self._pool.bundle_nodes().values()}
         )
         estate = await adoption.adopt(found, self._pool, self._nodes, self._control, SYSTEM_CLOCK)
-        for worker_id, cause in estate.lost.items():
-            self._on_gone(worker_id, cause)
+        if not self._record.has("stopping"):
+            for worker_id, cause in estate.lost.items():
+                self._on_gone(worker_id, cause)
         for worker_id in estate.unheard:
-            self._start(self._describe_later(worker_id))
+            self._background.start(self._describe_later(worker_id))
         for bundle in estate.vacant:
-            self._start(self._respawn(bundle))
+            self._background.start(self._respawn(bundle))
         if self._control.all_finished():
-            self.end(SUCCESS)
+            self._background.start(self._finish())
 
     async def _describe_later(self, worker_id: str) -> None:
         """Wait for a worker that is starting; one that hangs is for the detectors."""
-        description = await ask_description(self._pool.entries[worker_id].actor, None)
+        entry = self._pool.entries.get(worker_id)
+        description = None if entry is None else await ask_description(entry.actor, None)
         if description is not None and description.ready:
             self._take(worker_id, Ready(description))
-
-    def _was_asked_to_stop(self) -> bool:
-        return any(event["kind"] == "stopping" for event in self._record.events_since(0))
 
     def _find_remains(self) -> None:
         """Find what a coordinator that died while it cleaned up has left."""
@@ -234,9 +270,18 @@ class Coordinator:
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it as long as a few steps take."""
         if self._control.request_stop():
-            steps_s = max(self._record.step_times_s(_STEP_TIMES_KEPT), default=1.0)
-            await self._control.wait_stopped(2.0 + 3.0 * steps_s)
+            await self._control.wait_stopped(2.0 + 3.0 * self._hangs.slowest_step_s)
+            await self._wait_stored()
         self.end(STOPPED)
+
+    async def _finish(self) -> None:
+        """Every member has returned: what is left is to see the final state into storage."""
+        await self._wait_stored()
+        self.end(SUCCESS)
+
+    async def _wait_stored(self) -> None:
+        if self._job.checkpoint.url is not None:
+            await self._checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
 
     # As superior of the epochs' control
 
@@ -255,6 +300,8 @@ class Coordinator:
                 self._control.on_step(message)
             case EvaluationReport():
                 self._record.add_evaluation(message)
+            case CheckpointUnusable(step, reason):
+                self._on_unusable(step, reason)
             case GroupFailed(epoch, reason):
                 self._control.on_group_failed(worker_id, epoch, reason)
             case Finished():
@@ -265,7 +312,7 @@ class Coordinator:
     def _on_ready(self, description: WorkerDescription) -> None:
         entry = self._pool.entries.get(description.worker_id)
         if entry is not None:
-            self._num_never_ready.pop(entry.bundle, None)
+            self._staffing.on_ready(entry.bundle)
             self._pool.describe(description)
             self._nodes.ensure({description.node_id})
             self._control.advance()
@@ -279,32 +326,23 @@ class Coordinator:
         if self._ending.done():
             return
         known = [self._pool.entries[each] for each in worker_ids if each in self._pool.entries]
-        texts = [self._drop(entry, cause) for entry in known]
+        incarnation, rank_of = self._control.incarnation, self._control.rank_of
+        texts = [
+            self._staffing.drop(entry, cause, rank_of(entry.worker_id), incarnation)
+            for entry in known
+        ]
         too_many = [self.spend(text) for text in texts]
         if any(too_many):
             return
         for entry, text in zip(known, texts, strict=True):
-            self._num_never_ready[entry.bundle] += entry.description is None
             self._control.on_gone(entry, text)
-            self._start(self._respawn(entry.bundle))
-
-    def _drop(self, entry: WorkerEntry, cause: str) -> str:
-        """Make sure that a worker is dead, and say so."""
-        worker_id, description = entry.worker_id, entry.description
-        rank = self._control.rank_of(worker_id)
-        pid = None if description is None else description.pid
-        text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
-        self._record.add_event("failure", text, worker=worker_id, rank=rank, pid=pid, cause=cause)
-        self._pool.drop(worker_id)
-        if description is not None:
-            self._nodes.fence(self._control.incarnation, description.node_id, worker_id)
-        return text
+            self._background.start(self._respawn(entry.bundle))
 
     def spend(self, text: str) -> bool:
         """Count a failure; ends the run, and returns True, if that was one too many."""
-        if not self._budget.spend(SYSTEM_CLOCK.monotonic_s()):
+        if not self._staffing.spend():
             return False
-        limit = f"failures.max_failures = {self._budget.limit}"
+        limit = f"failures.max_failures = {self._staffing.budget.limit}"
         self.end(Ending(RunState.FAILED, f"more than {limit} failures; last: {text}", 1))
         return True
 
@@ -316,7 +354,7 @@ class Coordinator:
         if worker_id not in self._pool.entries:
             return  # lost before; what it says is about a group that is past
         rank = self._control.rank_of(worker_id)
-        if rank is None and self._control.epoch is not None:
+        if rank is None and self._record.has("epoch"):
             self.lose([worker_id], f"it raised:\n{trace}")
             return
         who = worker_id if rank is None else f"rank {rank} ({worker_id})"
@@ -325,57 +363,33 @@ class Coordinator:
     def _on_finished(self, worker_id: str) -> None:
         self._control.on_finished(worker_id)
         if self._control.all_finished():
-            self.end(SUCCESS)
+            self._background.start(self._finish())
+
+    def _on_unusable(self, step: int, reason: str) -> None:
+        """Fall back on the checkpoint before; a run must not begin at step 0 unasked."""
+        self._checkpoints.on_unusable(step, reason)
+        self._background.start(self._checkpoints.quarantine(step))
+        self._control.stored = self._checkpoints.newest
+        if self._control.stored is None:
+            text = f"no checkpoint can be used; of the newest, step {step}: {reason}"
+            self.end(Ending(RunState.FAILED, text, 1))
 
     def _judge_hangs(self) -> None:
-        progress = self._nodes.progress_of(set(self._pool.entries))
-        verdict = judge_progress(progress, self._hang_timeout_s())
-        for worker_id, evidence in verdict.hung.items():
+        for worker_id, evidence in self._hangs.find_hung().items():
             self._record.add_event("hang", f"{worker_id}: {evidence}", worker=worker_id)
             self._on_gone(worker_id, f"hung: {evidence}")
-        members = self._nodes.progress_of(set(self._control.members))
-        if judge_progress(members, self._hang_timeout_s()).deadlocked:
+        if self._hangs.is_deadlocked(self._control.members, self._control.epoch):
             self._control.break_epoch(self._control.epoch, "every member waits for another")
 
-    def _hang_timeout_s(self) -> float:
-        configured = self._job.failures.hang_timeout_s
-        return derive_hang_timeout_s(
-            self._record.step_times_s(_STEP_TIMES_KEPT),
-            None if configured == "auto" else configured,
-        )
-
     async def _respawn(self, bundle: int) -> None:
-        """Start a replacement once training goes on, so as not to compete with its recovery.
-
-        Where none has become ready, the next is tried later and later. While no step is committed
-        any worker may begin the training: none is rehearsed, which would cost it its fresh state.
-        """
+        """Start a replacement once training goes on, so as not to compete with its recovery."""
         await self._control.wait_settled()
-        delay_s = _RESPAWN_AFTER_S * 2 ** min(self._num_never_ready[bundle], 10)
-        await asyncio.sleep(min(delay_s, _RESPAWN_AT_MOST_AFTER_S))
-        if self._ending.done() or self._state is RunState.STOPPING:
-            return
-        self._num_spawned += 1
-        serial = f"{self._control.incarnation}.r{self._num_spawned}"
-        entry = self._pool.spawn(bundle, serial, rehearse=self._record.last_step > 0)
-        self._record.add_event("respawned", f"started {entry.worker_id} as a spare")
+        await self._staffing.pause(bundle)
+        if not self._ending.done() and self._state is not RunState.STOPPING:
+            self._staffing.respawn(bundle, self._control.incarnation)
 
     def _current_state(self) -> RunState:
         return self._state or self._control.state
-
-    def _start(self, coroutine: Any) -> None:  # noqa: ANN401  a coroutine
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        """Nobody awaits these tasks: one that fails must not leave a run without its care."""
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            trace = "".join(traceback.format_exception(error))
-            logger.error("the coordinator failed:\n%s", trace)
-            self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))
 
 
 CoordinatorActor = ray.remote(max_restarts=-1, num_cpus=0)(Coordinator)

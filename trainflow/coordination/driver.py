@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, AuthenticationError, GetTimeoutError, RayError
 from ray.util import list_named_actors
 
 from trainflow.config.job import JobConfig
@@ -40,11 +40,23 @@ def connect(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise UnreachableError(
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
-            f"--address or RAY_ADDRESS ({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"--address or RAY_ADDRESS{_how_to_authenticate(error)} ({reason})"
         ) from error
+
+
+def _how_to_authenticate(error: Exception) -> str:
+    """Return what to do if the cluster wants a token, which Ray tells in its log only; else ""."""
+    if not isinstance(error, ConnectionError | AuthenticationError):
+        return ""
+    mode = os.environ.get("RAY_AUTH_MODE", "not set")
+    return (
+        "; if that cluster authenticates (Ray then logs InvalidAuthToken), set RAY_AUTH_MODE=token "
+        f"here too, and RAY_AUTH_TOKEN or ~/.ray/auth_token to its token: RAY_AUTH_MODE is {mode}"
+    )
 
 
 def _require_listener(address: str) -> None:
@@ -101,13 +113,19 @@ class Run:
         except ActorDiedError as error:  # not restarting: it went, or could not be made
             raise CoordinationError(
                 f"job {self.job_id}: its coordinator is gone for good; expected it to live until "
-                f"its result was read: {error}"
+                f"its result was read: {_last_words(error)}"
             ) from error
         except (RayError, GetTimeoutError) as error:
             raise UnreachableError(
                 f"job {self.job_id}: its coordinator does not answer ({type(error).__name__}); "
                 "it may be restarting: ask again"
             ) from error
+
+
+def _last_words(error: ActorDiedError) -> str:
+    """Return why an actor died: of one whose constructor raised the exception, not its trace."""
+    text = str(error).strip()
+    return text.splitlines()[-1].strip() if "creation task" in text else text
 
 
 def start_run(job: JobConfig, import_paths: tuple[str, ...] | None = None) -> Run:

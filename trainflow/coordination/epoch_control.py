@@ -6,8 +6,8 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 import asyncio
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from functools import partial
 
 from ray.exceptions import RayError
 
@@ -19,18 +19,21 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
+    Move,
     PauseToGrow,
     Situation,
     WaitForWorkers,
     decide_move,
     next_members,
 )
+from trainflow.coordination.placement import choose_snapshot_ranks
 from trainflow.coordination.recovery_log import RecoveryLog
-from trainflow.coordination.recovery_plan import NoLiveStateError
+from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
-from trainflow.epochs import EpochId, EpochSpec, Flag, Phase
+from trainflow.epochs import EpochId, EpochSpec, Flag, Phase, StoredState
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +41,6 @@ _GRACE_S = 0.03
 _RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
 _FORGOTTEN_AFTER_S = 2.0
-
-
-class Superior(Protocol):
-    """Who decides about the run as a whole."""
-
-    def end(self, ending: Ending) -> None:
-        """End the run; the first ending counts."""
-        ...
-
-    def spend(self, text: str) -> bool:
-        """Count a failure; ends the run, and returns True, if that was one too many."""
-        ...
-
-    def lose(self, worker_ids: Sequence[str], cause: str) -> None:
-        """Get rid of these workers and start others in their places."""
-        ...
 
 
 class EpochControl:
@@ -64,6 +51,7 @@ class EpochControl:
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         designated: workers that are to form the first epoch, chosen by node.
+        stored: the newest checkpoint to fall back on; None if there is none.
     """
 
     def __init__(
@@ -78,6 +66,7 @@ class EpochControl:
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.designated: frozenset[str] = frozenset()
+        self.stored: StoredState | None = None
         self._job = job
         self._pool = pool
         self._record = record
@@ -142,6 +131,8 @@ class EpochControl:
         self._broken = self._member_lost = not intact
         self._running_since_s = seen_at_s
         if intact:
+            text = f"took over epoch {spec.epoch}, whose {spec.world_size} members train on"
+            self._record.add_event("taken_over", text, epoch=str(spec.epoch))
             self._settled.set()
             self._heed_early_failure()
         else:
@@ -219,7 +210,7 @@ class EpochControl:
                 pausing=self._pausing,
             )
         )
-        self._waiting = isinstance(move, WaitForWorkers) and bool(self.members)
+        self._note_waiting(move)
         match move:
             case FormEpoch(members):
                 self._start_forming(members, at_boundary=False)
@@ -230,6 +221,13 @@ class EpochControl:
                 self._settled.set()
             case _:
                 pass
+
+    def _note_waiting(self, move: Move) -> None:
+        was_waiting = self._waiting
+        self._waiting = isinstance(move, WaitForWorkers) and bool(self.members)
+        if isinstance(move, WaitForWorkers) and self._waiting and not was_waiting:
+            text = f"training waits for workers: {move.num_available} of {move.num_needed} are warm"
+            self._record.add_event("waiting", text)
 
     # Stopping
 
@@ -301,13 +299,15 @@ class EpochControl:
         if self._forming is not None:
             self._forming.cancel()
         self._counter += 1
-        description = self._pool.entries[members[0]].description
-        assert description is not None, "members are warm"
+        descriptions = [self._pool.entries[member].description for member in members]
+        warm = [description for description in descriptions if description is not None]
+        assert len(warm) == len(members), "members are warm"
         spec = EpochSpec(
             EpochId(self.incarnation, self._counter),
             members,
-            description.host,
-            description.store_port,
+            warm[0].host,
+            warm[0].store_port,
+            choose_snapshot_ranks([description.node_id for description in warm]),
         )
         self._lineup = members
         self._forming = asyncio.get_running_loop().create_task(
@@ -320,8 +320,13 @@ class EpochControl:
             formed = await form_epoch(
                 spec,
                 actors,
-                member_lost=self._member_lost,
-                committed_step=self._record.last_step,
+                partial(
+                    plan_recovery,
+                    spec,
+                    member_lost=self._member_lost,
+                    committed_step=self._record.last_step,
+                    stored=self.stored,
+                ),
                 at_boundary=at_boundary,
                 now_s=self._clock.unix_s,
             )
@@ -366,6 +371,8 @@ class EpochControl:
         self._forming = None
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
+        if formed.plan.stored is not None:
+            self._record.begin_after(base.step)
         if not self._recovery.is_under_way:
             self._settled.set()
         self._record.add_event(

@@ -4,12 +4,13 @@ Process: coordinator.  Thread: a task of its event loop; cancelled when a member
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainflow.coordination.recovery_plan import plan_recovery
 from trainflow.epochs import EpochSpec, MemberReport, RecoveryPlan
+
+MakePlan = Callable[[Sequence[MemberReport]], RecoveryPlan]
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,8 @@ class FormedEpoch:
 async def form_epoch(
     spec: EpochSpec,
     actors: Mapping[str, Any],
+    make_plan: MakePlan,
     *,
-    member_lost: bool,
-    committed_step: int,
     at_boundary: bool,
     now_s: Any,  # noqa: ANN401  a clock's unix_s
 ) -> FormedEpoch:
@@ -43,19 +43,18 @@ async def form_epoch(
     Args:
         spec: the epoch.
         actors: handles of its members by worker id.
-        member_lost: a member of the epoch before is gone.
-        committed_step: the newest step known to be committed.
+        make_plan: makes the plan from what the members report.
         at_boundary: the members were asked to pause; let them park by themselves.
         now_s: the clock.
 
     Raises:
-        NoLiveStateError: no member holds a whole state.
+        NoLiveStateError: there is no state to start from.
         RayError: a member is gone, or could not connect.
     """
     asked_at_s = now_s()
     reports: list[MemberReport] = await asyncio.gather(
         *[actors[member].form.remote(spec, at_boundary=at_boundary) for member in spec.members]
     )
-    plan = plan_recovery(spec, reports, member_lost=member_lost, committed_step=committed_step)
+    plan = make_plan(reports)
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
     return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())

@@ -20,12 +20,15 @@ from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
+from trainflow.coordination.snapshot_service import SnapshotService
+from trainflow.coordination.upload_desk import RemoteDesk
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _HEARTBEAT_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 1.0
+_UPLOAD_WITHIN_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class HeartbeatReply:
 class Keeper:
     """Watch and fence of one node."""
 
-    def __init__(self, job_id: str, lease_s: float):
+    def __init__(self, job_id: str, lease_s: float, checkpoint_url: str | None = None):
         self._job_id = job_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._stamps = names.stamp_directory(job_id, self._node_id)
@@ -55,6 +58,15 @@ class Keeper:
         self._lease = Lease(lease_s, SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
+        if checkpoint_url is not None:
+            service = SnapshotService(
+                self._stamps,
+                checkpoint_url,
+                RemoteDesk(job_id),
+                SYSTEM_CLOCK,
+                give_up_after_s=_UPLOAD_WITHIN_S,
+            )
+            threading.Thread(target=service.run, name="snapshots", daemon=True).start()
 
     @ray.method(concurrency_group="control")
     def promise(self, incarnation: int) -> int:

@@ -15,6 +15,7 @@ from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.errors import CapacityError
 
 _PLACE_WITHIN_S = 60.0
+_SAY_AFTER_S = 3.0
 
 
 async def launch_workers(
@@ -43,6 +44,9 @@ async def launch_workers(
             "won't use nodes that are added later"
         )
         record.add_event("reduced", text, wanted=wanted, slots=slots)
+    loop = asyncio.get_running_loop()
+    text = f"no room for {min(slots, wanted)} workers yet: another job holds the resources"
+    said_later = loop.call_later(_SAY_AFTER_S, record.add_event, "waiting", text)
     try:
         await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
     except TimeoutError as error:
@@ -51,6 +55,8 @@ async def launch_workers(
             f"{_PLACE_WITHIN_S:.0f} s, expected it to be free: another job holds the cluster's "
             "resources; stop it or wait"
         ) from error
+    finally:
+        said_later.cancel()
     bundle_nodes = pool.bundle_nodes()
     nodes.ensure(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)

@@ -6,8 +6,9 @@ Plain values, pickled by Ray between actors of one job.
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainflow.computation.reports import EvaluationReport, StepReport
-from trainflow.epochs import EpochId, EpochSpec, MemberReport
+from trainflow.checkpointing.sharing import Share
+from trainflow.computation.reports import CheckpointUnusable, EvaluationReport, StepReport
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,31 @@ class Crashed:
     traceback: str
 
 
-WorkerMessage = Ready | GroupFailed | StepReport | EvaluationReport | Finished | Crashed
+WorkerMessage = (
+    Ready | GroupFailed | StepReport | EvaluationReport | CheckpointUnusable | Finished | Crashed
+)
+
+
+@dataclass(frozen=True)
+class UploadAnswer:
+    """What a Keeper that asks to upload a share is told.
+
+    Attributes:
+        wanted: whether that version is wanted at all.
+        permit: to be shown with the report; None: ask again in a moment.
+    """
+
+    wanted: bool
+    permit: str | None = None
+
+
+@dataclass(frozen=True)
+class ShareFailed:
+    """A Keeper could not bring its share of a checkpoint to storage."""
+
+    version: Version
+    share: Share
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ _BACK_WITHIN_S = 0.5
 class NodeWatch:
     """Keepers by node, what they last said, and when."""
 
-    def __init__(self, job_id: str, lease_s: float, clock: Clock):
+    def __init__(self, job_id: str, lease_s: float, checkpoint_url: str | None, clock: Clock):
         self._job_id = job_id
         self._lease_s = lease_s
+        self._checkpoint_url = checkpoint_url
         self._clock = clock
         self._keepers: dict[str, Any] = {}
         self._heard_at_s: dict[str, float] = {}
@@ -49,7 +50,7 @@ class NodeWatch:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._job_id, self._lease_s)
+        ).remote(self._job_id, self._lease_s, self._checkpoint_url)
 
     def forget(self, node_id: str) -> None:
         """A node is gone: the others no longer count it.

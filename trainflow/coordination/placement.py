@@ -30,3 +30,13 @@ def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[i
         load[bundle_nodes[bundle]] += 1
         chosen.append(bundle)
     return tuple(chosen)
+
+
+def choose_snapshot_ranks(nodes: Sequence[str]) -> tuple[int, ...]:
+    """Choose who copies a state out that every rank holds: rank 0, and one on another node.
+
+    Args:
+        nodes: by rank.
+    """
+    elsewhere = [rank for rank, node in enumerate(nodes) if node != nodes[0]]
+    return (0, *elsewhere[:1])

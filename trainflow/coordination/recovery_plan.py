@@ -1,17 +1,25 @@
 """From what the members of a new epoch hold to the one state they all start from.
 
 Pure. Rests on one fact: a rank applies a step only after it has seen every rank's commit record, so
-two survivors differ by at most the last step, and the newer state is always whole and right.
+two survivors differ by at most the last step, and the newer state is always whole and right. Where
+nobody survived that holds one, a checkpoint is the base.
 """
 
 from collections.abc import Sequence
 
-from trainflow.epochs import EpochSpec, MemberReport, RecoveryPlan
+from trainflow.epochs import (
+    INITIAL_EPOCH,
+    EpochSpec,
+    MemberReport,
+    RecoveryPlan,
+    StoredState,
+    Version,
+)
 from trainflow.errors import CoordinationError
 
 
 class NoLiveStateError(CoordinationError):
-    """No member holds a whole state: every rank that had one is gone."""
+    """Every rank that held a whole state is gone, and there is no checkpoint."""
 
 
 def plan_recovery(
@@ -20,6 +28,7 @@ def plan_recovery(
     *,
     member_lost: bool,
     committed_step: int = 0,
+    stored: StoredState | None = None,
 ) -> RecoveryPlan:
     """Choose the base version and who gives it to whom.
 
@@ -29,17 +38,16 @@ def plan_recovery(
         member_lost: a member of the epoch before is gone; whether it ran the code after its last
             commit to the end can't be known.
         committed_step: the newest step known to be committed; what survives is at most one older.
+        stored: the newest checkpoint, for when no member holds a state that is new enough.
 
     Raises:
-        NoLiveStateError: none of them holds a whole state that is new enough.
+        NoLiveStateError: neither does any of them, nor is there a checkpoint.
     """
     by_rank = {spec.rank_of(report.worker_id): report for report in reports}
     versions = [report.version for report in reports if report.version is not None]
-    if not versions or max(versions).step < committed_step - 1:
-        raise NoLiveStateError(
-            f"epoch {spec.epoch}: none of {len(reports)} members holds a whole state of step "
-            f"{committed_step}; the ranks that had one are gone"
-        )
+    fresh_start = stored is not None and committed_step == 0
+    if not versions or max(versions).step < max(committed_step - 1, int(fresh_start)):
+        return _plan_restore(spec, stored, len(reports), committed_step)
     base = max(versions)
     holders = sorted(rank for rank, report in by_rank.items() if report.version == base)
     if base.step == 0:  # nothing is committed yet: whatever was built elsewhere doesn't count
@@ -54,4 +62,22 @@ def plan_recovery(
         sources={rank: holders[i % len(holders)] for i, rank in enumerate(laggards)},
         replay_tail=base.step > 0 and tail_open and not finished,
         finished=finished,
+    )
+
+
+def _plan_restore(
+    spec: EpochSpec, stored: StoredState | None, num_members: int, committed_step: int
+) -> RecoveryPlan:
+    """Begin again from storage: rank 0 reads, and gives to all."""
+    if stored is None:
+        raise NoLiveStateError(
+            f"epoch {spec.epoch}: none of {num_members} members holds a whole state of step "
+            f"{committed_step}; the ranks that had one are gone, and there is no checkpoint"
+        )
+    return RecoveryPlan(
+        spec=spec,
+        base=Version(stored.step, INITIAL_EPOCH),
+        sources=dict.fromkeys(range(1, spec.world_size), 0),
+        replay_tail=True,
+        stored=stored,
     )

@@ -14,6 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
+from trainflow.checkpointing.whole_files import write_whole
 from trainflow.clock import Clock
 from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.coordination.line_file import LineFile
@@ -65,6 +68,13 @@ class RunRecord:
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
 
+    def begin_after(self, step: int) -> None:
+        """Training begins after ``step``, from a checkpoint; steps beyond it are done again."""
+        self.last_step = step
+        self.add_event(
+            "resumed", f"training begins after step {step}, from a checkpoint", step=step
+        )
+
     def add_evaluation(self, report: EvaluationReport) -> None:
         """Append an evaluation as an event; a repeated one is dropped."""
         data = asdict(report)
@@ -80,29 +90,46 @@ class RunRecord:
         """Return the committed steps after ``step``, the oldest of very many left out."""
         return [line for line in self._steps if line["step"] > step]
 
+    def has(self, kind: str) -> bool:
+        """Whether there was an event of this kind, in this coordinator's life or before."""
+        return any(event["kind"] == kind for event in self._events)
+
+    def steps_of(self, kind: str) -> list[int]:
+        """Return the ``step`` of every event of a kind, oldest first."""
+        return [event["data"]["step"] for event in self._events if event["kind"] == kind]
+
+    def evaluations_of(self, name: str) -> dict[int, float]:
+        """Return the values of an evaluation by step."""
+        found = [event["data"] for event in self._events if event["kind"] == "evaluated"]
+        return {data["step"]: data["value"] for data in found if data["name"] == name}
+
     def step_times_s(self, count: int) -> list[float]:
         """Return the durations of the newest steps of this record, as rank 0 measured them."""
         newest = list(self._steps)[-count:]
         return [line["compute_s"] + line["wait_s"] for line in newest]
 
     def write_ending(self, job_id: str, ending: Ending) -> None:
-        """Write how the run ended; whole or not at all. A full disk is logged."""
+        """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
-        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1)
-        temporary = self.directory / "result.json.part"
+        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
+        path = self.directory / "result.json"
         try:
-            temporary.write_text(text + "\n")
-            temporary.replace(self.directory / "result.json")
-        except OSError:
+            write_whole(LocalFileSystem(), str(path), text.encode())
+        except OSError as error:
             logger.exception("result.json could not be written")
+            text = f"{path} could not be written ({error}), and what came last may be missing there"
+            self.add_event("record_incomplete", text)
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has: one that comes back must not begin anew."""
         path = self.directory / "result.json"
         if not path.exists():
             return None
-        result = json.loads(path.read_text())
-        return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
+        try:
+            result = json.loads(path.read_text())
+            return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
+        except (ValueError, KeyError, TypeError) as error:
+            return Ending(RunState.FAILED, f"it has ended, but {path} is damaged: {error}", 1)
 
     def _note_trouble(self, error: OSError | None) -> None:
         """Say once that the files can't be written, and once that they can again."""
@@ -110,6 +137,6 @@ class RunRecord:
             self._unwritable = True
             text = f"{self.directory} can't be written ({error}); free some space there: until then"
             self.add_event("record_unwritable", f"{text} what happens is kept in memory only")
-        elif error is None and self._unwritable and not self._events_file.waiting:
+        elif self._unwritable and not (self._events_file.waiting or self._steps_file.waiting):
             self._unwritable = False
             self.add_event("record_writable", f"{self.directory} can be written again")

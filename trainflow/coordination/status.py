@@ -8,9 +8,10 @@ from typing import Any
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 
 
 def build_status(
@@ -35,13 +36,17 @@ def build_status(
 def list_workers(
     pool: WorkerPool, members: tuple[str, ...], nodes: NodeWatch
 ) -> list[dict[str, Any]]:
-    """Return the workers as JSON: members by rank, then spares, then those that are starting."""
+    """Return the workers as JSON: members by rank, then spares, then those that are starting.
+
+    One that is starting has no step: what it stamps then is a rehearsal.
+    """
     progress = nodes.progress_of(set(pool.entries))
     rows: list[dict[str, Any]] = []
     for entry in pool.entries.values():
         seen = progress.get(entry.worker_id)
         rank = members.index(entry.worker_id) if entry.worker_id in members else None
-        warm = "spare" if entry.description is not None else "starting"
+        starting = entry.description is None
+        warm = "starting" if starting else "spare"
         rows.append(
             {
                 "worker_id": entry.worker_id,
@@ -49,10 +54,17 @@ def list_workers(
                 "state": "member" if rank is not None else warm,
                 "node_id": None if entry.description is None else entry.description.node_id,
                 "host": None if entry.description is None else entry.description.host,
-                "pid": None if entry.description is None else entry.description.pid,
-                "step": None if seen is None else seen.step,
+                "pid": _find_pid(entry, seen),
+                "step": None if seen is None or starting else seen.step,
                 "phase": None if seen is None else str(seen.phase),
                 "lag_s": None if seen is None else seen.progress_age_s,
             }
         )
     return sorted(rows, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["state"]))
+
+
+def _find_pid(entry: WorkerEntry, seen: Progress | None) -> int | None:
+    """Return a worker's pid: as it said, else as it stamps."""
+    if entry.description is not None:
+        return entry.description.pid
+    return None if seen is None else seen.pid

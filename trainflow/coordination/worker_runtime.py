@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable
 
+import ray
 import torch
 import torch.distributed as dist
 from ray.train import ScalingConfig
@@ -21,9 +22,11 @@ from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
+from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
+from trainflow.coordination import names
 from trainflow.coordination.messages import Crashed, Finished, GroupFailed, WorkerSpec
 from trainflow.coordination.reporter import Reporter
 from trainflow.epochs import EpochId, EpochSpec
@@ -120,8 +123,16 @@ def _open_session(
         stamps=stamps,
         report=reporter.send,
         rehearsal=rehearsal,
+        snapshots=_open_snapshots(spec, job),
     )
     return Session(context)
+
+
+def _open_snapshots(spec: WorkerSpec, job: JobConfig) -> SnapshotWriter | None:
+    if job.checkpoint.url is None:
+        return None
+    node_id = ray.get_runtime_context().get_node_id()
+    return SnapshotWriter(names.stamp_directory(spec.job_id, node_id), spec.worker_id)
 
 
 def _solo_group(connect: Connector) -> Group:

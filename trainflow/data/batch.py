@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainflow.data.map_dataset import Samples, require_named_columns
 from trainflow.errors import DataError
-
-Samples = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""What a dataset gives for n indices: columns (name -> n values) or n rows (each name -> value)."""
 
 IGNORED_LABEL = -100
 """The label that losses leave out (``ignore_index`` of torch and of Hugging Face models)."""
@@ -75,8 +73,8 @@ def batch_samples(samples: Samples, indices: Sequence[int]) -> Batch:
 
 def _gather_columns(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, list[Any]]:
     """Turn rows into columns."""
-    names = rows[0].keys()
-    for row in rows:
+    names = require_named_columns(rows[0]).keys()
+    for row in map(require_named_columns, rows):
         if row.keys() != names:
             msg = f"a row has columns {sorted(row)} where another has {sorted(names)}"
             raise DataError(msg)

@@ -11,26 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from queue import SimpleQueue
-from typing import Protocol
 
-from trainflow.data.batch import Batch, Samples, batch_samples
+from trainflow.data.batch import Batch, batch_samples
+from trainflow.data.map_dataset import MapDataset, Samples, read_samples
 from trainflow.data.order import Microbatch, SampleOrder
 
 _CLOSE_TIMEOUT_S = 5.0
 
 _Span = tuple[int, int]
-
-
-class MapDataset(Protocol):
-    """A dataset that is read by index, several at a time; Hugging Face datasets fit."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def __getitems__(self, indices: list[int], /) -> Samples:
-        """Return the samples at ``indices``, as columns or rows; one thread at a time asks."""
-        ...
 
 
 class MicrobatchLoader:
@@ -113,5 +101,5 @@ class MicrobatchLoader:
     def _read(self, microbatch: Microbatch) -> Batch:
         indices = self._order.indices(microbatch.start, microbatch.stop).tolist()
         with self._read_lock:  # a user's dataset need not be safe under two threads
-            samples = self._dataset.__getitems__(indices)
+            samples = read_samples(self._dataset, indices)
         return self._to_batch(samples, indices)

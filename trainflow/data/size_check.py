@@ -26,7 +26,8 @@ def count_training_samples(dataset: object, job: JobConfig) -> int:
     if not isinstance(dataset, Sized):
         raise DataError(
             f"{setting}: got a {type(dataset).__name__} from {source}, which has no length; "
-            "expected a map-style dataset, with __len__ and __getitems__; return one of those"
+            "expected a map-style dataset, with __len__ and __getitem__ or __getitems__; return "
+            "one of those"
         )
     num_samples, batch = len(dataset), job.training.global_batch_size
     if num_samples < batch:

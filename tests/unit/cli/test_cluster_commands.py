@@ -46,16 +46,6 @@ def test_a_run_that_ends_meanwhile_is_left_out_of_the_list(cluster: FakeCluster)
     assert [run["job_id"] for run in on_cluster.list_runs()] == ["here"]
 
 
-def test_a_table_is_aligned_and_shows_what_is_unknown():
-    rows = [{"a": 1, "b": None, "c": 0.26}, {"a": "long", "b": "x", "c": None}]
-    table = on_cluster.format_table(rows, {"A": "a", "B": "b", "LAG": "c"})
-    assert table.splitlines() == ["A     B  LAG", "1     -  0.3", "long  x  -"]
-
-
-def test_a_table_without_rows_is_its_headings():
-    assert on_cluster.format_table([], {"A": "a", "B": "b"}) == "A  B"
-
-
 def test_a_status_shows_figures_and_the_newest_events():
     events = [make_event(n, text=f"number {n}") for n in range(1, 9)]
     lines = on_cluster.format_status(make_status(epoch=None, events=events)).splitlines()

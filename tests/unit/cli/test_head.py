@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.full_disk import room_for
 from trainflow.cli import head as heads
 from trainflow.cli.head import (
     HeadRecord,
@@ -72,6 +73,12 @@ def test_a_live_head_is_found(record: HeadRecord):
     write_head(record)
     assert read_head() == record
     assert [path.name for path in locate_record().parent.iterdir()] == ["head.json"]
+
+
+def test_a_full_home_is_left_without_a_record(record: HeadRecord, home: Path):
+    with room_for(0), pytest.raises(OSError, match="File too large"):
+        write_head(record)
+    assert list(home.iterdir()) == []
 
 
 def test_a_second_head_is_refused_with_what_to_do(record: HeadRecord):

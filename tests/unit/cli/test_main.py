@@ -189,6 +189,21 @@ def test_a_second_head_is_a_conflict(
     assert call_main("run", job_file) == ExitCode.CONFLICT
 
 
+@pytest.mark.usefixtures("cluster")
+def test_beside_a_running_head_none_is_said_to_start(
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    running = head.HeadRecord("10.0.0.1:6379", 42, 0.0, "/tmp/tf-head")
+    monkeypatch.setattr(head, "read_head", lambda: running)
+    assert call_main("run", job_file) == ExitCode.CONFLICT
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("trainflow: head: got one that runs already")
+
+
 @pytest.mark.parametrize("error_type", list_errors(TrainFlowError))
 def test_every_error_is_one_message_and_a_documented_code(
     error_type: type[TrainFlowError],
@@ -217,6 +232,25 @@ def test_a_full_disk_is_said_plainly(
     monkeypatch.setattr(preflight, "check_job", fill_disk)
     assert call_main("validate", job_file) == ExitCode.FAILED
     assert capsys.readouterr().err.startswith("trainflow: /tmp/tf-head: no space is left")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EISDIR, errno.EPERM]
+)
+def test_a_place_that_can_t_be_used_is_said_plainly(
+    number: int,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def fail(*_: object) -> None:
+        raise OSError(number, "", "/some/where")
+
+    monkeypatch.setattr(preflight, "check_job", fail)
+    assert call_main("validate", job_file) == ExitCode.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainflow: /some/where: ")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "input/output"), RuntimeError("a bug")])

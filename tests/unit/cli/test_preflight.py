@@ -63,6 +63,37 @@ def test_a_dataset_function_that_raises_is_refused_with_what_it_said(job_file: P
         check_job(job_file, ["data.dataset=tiny_job_of_a_test:make_nothing"])
 
 
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("def __getitem__(self, index): return (1, 2)", "a sample is a tuple, expected a mapping"),
+        ("def __getitem__(self, index): raise KeyError('gone')", "KeyError: 'gone'"),
+        ("def __getitem__(self, index): return {'text': 'words'}", "'text' holds text"),
+        ("def __getitem__(self, index): return {}", "no columns"),
+        ("def __getitem__(self, index): return {'x': {'y': 1}}", "'x' holds text, nothing or a"),
+        ("def __getitems__(self, indices): return [{'x': 1}] * 2", "2 rows came back for one"),
+        ("def __getitems__(self, indices): return {'x': [1, 2]}", "'x' doesn't hold one value"),
+        ("def __getitems__(self, indices): return {'x': 1}", "'x' doesn't hold one value"),
+        ("def __getitems__(self, indices): return {'x': ['words']}", "'x' holds text"),
+        ("pass", "TypeError: 'Points' object is not subscriptable"),
+    ],
+)
+def test_a_dataset_whose_first_sample_can_t_be_read_is_refused(
+    body: str, named: str, job_file: Path
+):
+    module = Path("tiny_job_of_a_test.py")
+    module.write_text(
+        f"{module.read_text()}class Points:\n    def __len__(self): return 8\n    {body}\n"
+        "def make_broken(args): return Points()\n"
+    )
+    with pytest.raises(DataError) as refusal:
+        check_job(job_file, ["data.dataset=tiny_job_of_a_test:make_broken"])
+    message = str(refusal.value)
+    assert message.startswith("data.dataset: got a Points from tiny_job_of_a_test:make_broken")
+    assert named in message
+    assert "\n" not in message
+
+
 @pytest.mark.parametrize("setting", ["data.url", "data.validation_url"])
 def test_a_missing_corpus_is_refused_by_its_setting(setting: str, job_file: Path, tmp_path: Path):
     override = f"{setting}={tmp_path}/nowhere"
@@ -94,3 +125,18 @@ def test_what_would_run_is_described(job_file: Path):
     text = describe_job(check_job(job_file))
     for named in ("tiny_job_of_a_test:train", '{"lr":0.5}', "10 steps of 8 samples", "0 spares"):
         assert named in text
+    assert "  checkpoints none" in text.splitlines()
+
+
+def test_a_local_folder_of_checkpoints_is_the_same_for_workers_elsewhere(job_file: Path):
+    checked = check_job(job_file, ["checkpoint.url=out/ckpt", "checkpoint.every_steps=5"])
+    assert checked.config.checkpoint.url == str(Path.cwd() / "out/ckpt")
+    assert "every 5 steps and at the end" in describe_job(checked)
+    url = check_job(job_file, ["checkpoint.url=memory://a-test"]).config.checkpoint.url
+    assert url == "memory://a-test"
+
+
+def test_a_step_to_go_on_from_that_is_not_there_is_refused(job_file: Path, tmp_path: Path):
+    overrides = [f"checkpoint.url={tmp_path / 'ckpt'}", "checkpoint.resume=7"]
+    with pytest.raises(ConfigError, match="got step 7, expected one that is in"):
+        check_job(job_file, overrides)

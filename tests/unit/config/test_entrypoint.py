@@ -109,6 +109,21 @@ def test_what_is_no_training_function_is_refused(spec: str, got: str, expected: 
     assert "; change entrypoint" in message
 
 
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("jobs_of_nobody.x:train", "run from the folder that holds jobs_of_nobody/ "),
+        ("no_such_job:train", "run from the folder that holds no_such_job.py "),
+    ],
+)
+def test_a_module_that_is_not_found_may_be_in_another_folder(spec: str, hint: str):
+    with pytest.raises(EntrypointError, match=hint):
+        resolve_entrypoint(spec)
+    with pytest.raises(EntrypointError) as other:
+        resolve_entrypoint("lacking_job:train")
+    assert "run from" not in str(other.value)
+
+
 def test_the_message_names_the_setting_that_was_asked_about():
     with pytest.raises(EntrypointError, match=r"^data\.dataset: got .*; change data\.dataset"):
         import_function("user_job:none", setting="data.dataset")

@@ -130,7 +130,8 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"failures__lease_s": 1}, "failures.lease_s", "greater than or equal to 3"),
         ({"monitoring__log_every_steps": 0}, "monitoring.log_every_steps", "greater than 0"),
         ({"labels": {"team": 3}}, "labels.team", "valid string"),
-        ({"checkpoint": {"url": "s3://b"}}, "checkpoint", "not permitted"),
+        ({"service": {"url": "s3://b"}}, "service", "not permitted"),
+        ({"checkpoint": {"url": "x", "resume": "latest"}}, "checkpoint.resume", "auto"),
         ({"snapshot": {"every_steps": 1}}, "snapshot", "not permitted"),
     ],
 )
@@ -180,6 +181,18 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "communication.backend: got 'nccl'",
             "gloo or auto where workers.resources.GPU = 0",
             "workers.resources.GPU",
+        ),
+        (
+            {"checkpoint": {"every_steps": 5}},
+            "checkpoint.every_steps: got 5",
+            "nothing where checkpoint.url is null",
+            "set checkpoint.url",
+        ),
+        (
+            {"checkpoint": {"resume": 5}},
+            "checkpoint.resume: got 5",
+            "nothing where checkpoint.url is null",
+            "set checkpoint.url",
         ),
     ],
 )

@@ -209,7 +209,7 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
         ),
         ("max_steps=1", "remove max_steps or write training.max_steps"),
         ("worker.target=1", "remove worker or write workers"),
-        ("checkpoint.url=x", "checkpoint: got an unknown key; expected one of schema_version, "),
+        ("service.url=x", "service: got an unknown key; expected one of schema_version, "),
         ("workers.resources.gpu=1", "or write workers.resources.GPU"),
         ("workers=3", "workers: got 3; expected a section of keys and values; change workers"),
         ("args=3", "args: got 3; expected a section of keys and values; change args"),

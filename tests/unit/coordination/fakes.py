@@ -55,6 +55,7 @@ class FakeWorker:
         self.begin = Method(self._begin)
         self.request = Method(self.requested.append)
         self.describe = Method(self._describe)
+        self.wait_trained = Method(lambda: None)
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         self.formed.append(spec)

@@ -129,6 +129,18 @@ def test_a_silent_member_is_lost_and_a_silent_other_may_still_start(scene: Scene
     assert scene.control.state is RunState.RECOVERING
 
 
+def test_one_that_died_while_it_was_starting_is_left_to_who_heard_of_it(scene: Scene):
+    starting = FakeWorker("slot3-1.3", None)
+
+    async def die() -> Any:
+        scene.pool.entries.pop("slot3-1.3")
+        await asyncio.Event().wait()
+
+    starting.describe = type(starting.describe)(die)
+    scene.workers.append(starting)
+    assert adopt(scene, FakeNodes([1, 1, 1])) == Estate({}, frozenset(), frozenset())
+
+
 def test_a_worker_whose_training_is_over_is_lost(scene: Scene):
     scene.workers[1].description = running(IDS[1], returned=True)
     assert adopt(scene, FakeNodes([1, 1, 1])).lost.keys() == {IDS[1]}

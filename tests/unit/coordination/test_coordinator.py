@@ -12,6 +12,7 @@ from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle, until
 from tests.unit.coordination.test_adoption import FakeNodes
 from trainflow.coordination import coordinator as module
+from trainflow.coordination import staffing
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
@@ -101,7 +102,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(module, "WorkerPool", lambda *_, **__: stage.pool)
         monkeypatch.setattr(module, "NodeWatch", LiveNodes)
         monkeypatch.setattr(module, "launch_workers", stage.launch)
-        monkeypatch.setattr(module, "_RESPAWN_AFTER_S", 0.01)
+        monkeypatch.setattr(staffing, "_RESPAWN_AFTER_S", 0.01)
         monkeypatch.setattr(module, "_ACKNOWLEDGE_S", 0.0)
         monkeypatch.setattr(module.adoption, "find_workers", lambda _: stage.found)
         monkeypatch.setattr(module.adoption, "find_keeper_nodes", lambda _: set[str]())
@@ -241,6 +242,53 @@ def test_a_spare_that_raises_while_others_train_is_tried_again(play: Play):
         failure = (await coordinator.status())["events"][-2]
         assert failure["kind"] == "failure"
         assert "no GPU here" in failure["text"]
+
+    play(act)
+
+
+def test_a_spare_that_raises_while_the_coordinator_restarts_is_tried_again(play: Play):
+    async def act(stage: Stage) -> None:
+        event = {"number": 1, "at_s": 1.0, "kind": "epoch", "text": "epoch 1.1", "data": {}}
+        (stage.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
+        stage.pool.group_exists = True
+        silent = FakeWorker("slot3-1.3", None)
+        silent.description = None
+        stage.found = {"slot3-1.3": silent}
+        coordinator = stage.start()
+        await until(lambda: "slot3-1.3" in stage.pool.entries)
+        await coordinator.report("slot3-1.3", [Crashed("Traceback: no GPU here")])
+        assert "slot3-1.3" not in stage.pool.entries
+        assert await state_of(coordinator) == "pending"
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+
+    play(act)
+
+
+def test_a_damaged_result_is_an_ending_all_the_same(play: Play):
+    async def act(stage: Stage) -> None:
+        (stage.directory / "result.json").write_text('{"state": "succ')
+        coordinator = stage.start()
+        await until(stage.pool.closed.is_set)
+        await settle()
+        assert stage.launches == 0
+        assert "result.json is damaged" in (await coordinator.status())["ending"]["reason"]
+
+    play(act)
+
+
+def test_a_clean_up_that_fails_is_told(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+
+        async def fail(timeout_s: float) -> None:
+            raise KeyError("unforeseen")
+
+        stage.pool.close = fail  # type: ignore[method-assign]
+        await coordinator.stop()
+        await until(lambda: coordinator._state is RunState.STOPPED)
+        assert (await coordinator.status())["ending"] is not None
 
     play(act)
 

@@ -168,7 +168,7 @@ def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
         scene.control.open()
         await until(lambda: scene.control.epoch == EpochId(2, 1))
 
-    assert play(act, FRESH).kinds() == ["failure", "epoch"]
+    assert play(act, FRESH).kinds() == ["taken_over", "failure", "epoch"]
 
 
 def test_a_failure_of_a_past_epoch_changes_nothing(play: Play):
@@ -297,3 +297,18 @@ def test_a_stop_is_asked_of_one_member_and_no_epoch_follows(play: Play):
     scene = play(act, FRESH)
     assert scene.workers[0].requested == [Flag.STOP]
     assert scene.control.epoch == EpochId(1, 1)
+
+
+def test_that_training_waits_for_workers_is_said_once(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.lose(1)
+        scene.lose(2)
+        scene.control.advance()
+        assert scene.control.state is RunState.WAITING
+
+    scene = play(act, FRESH)
+    waiting = [e["text"] for e in scene.record.events_since(0) if e["kind"] == "waiting"]
+    assert waiting == ["training waits for workers: 1 of 2 are warm"]

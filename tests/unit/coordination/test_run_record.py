@@ -109,6 +109,8 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
     with room_for(5):
         record.write_ending("job", SUCCESS)
     assert record.read_ending() == failed
+    assert record.has("record_incomplete")
+    assert sorted(p.name for p in record.directory.iterdir() if "part" in p.name) == []
 
 
 def test_a_full_disk_is_told_once_and_nothing_is_lost(record: RunRecord):
@@ -125,6 +127,17 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(record: RunRecord):
     assert kinds == ["submitted", "record_unwritable", "failure", "epoch", "record_writable"]
     assert "free some space" in again.events_since(1)[0]["text"]
     assert [line["step"] for line in again.steps_since(0)] == [1, 2, 3]
+
+
+def test_a_disk_with_room_for_some_lines_is_told_of_once(record: RunRecord):
+    """Events may fit where a step does not: that is no reason to say that all is well again."""
+    record.add_step(STEP)
+    with room_for((record.directory / "metrics.jsonl").stat().st_size):
+        for step in (2, 3):
+            record.add_step(replace(STEP, step=step))
+            record.add_event("failure", "short")
+    kinds = [event["kind"] for event in record.events_since(0)]
+    assert kinds == ["record_unwritable", "failure", "failure"]
 
 
 def tear_last_line(path: Path) -> None:

@@ -1,0 +1,93 @@
+"""What is left when everybody who held the state is gone."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.coordination.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+EVERY_STEPS = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(str(tmp_path / "checkpoints"))
+
+
+@pytest.fixture
+def start(cluster: LocalCluster, tmp_path: Path, store: CheckpointStore) -> Callable[..., Any]:
+    """Start a run that checkpoints; several of one test share the folder."""
+
+    def start(name: str = "first", **settings: Any) -> RunUnderTest:
+        work_dir = tmp_path / name
+        work_dir.mkdir()
+        accept = ["args.work_dir"]  # of each run its own
+        checkpoint = {"url": store.url, "every_steps": EVERY_STEPS, "accept": accept}
+        return RunUnderTest.start(cluster, work_dir, minimum=3, checkpoint=checkpoint, **settings)
+
+    return start
+
+
+def wait_checkpoint(run: RunUnderTest, step: int) -> None:
+    run.wait(lambda s: any(e["data"]["step"] >= step for e in events_of(s, "checkpoint")))
+
+
+def test_every_worker_killed_goes_on_from_storage(start: Any, undisturbed: str) -> None:
+    run = start()
+    wait_checkpoint(run, 40)
+    for worker in run.run.workers():
+        os.kill(worker["pid"], signal.SIGKILL)
+    status = run.wait_recovered()
+    (resumed,) = events_of(status, "resumed")
+    assert resumed["data"]["step"] >= 40
+    assert events_of(status, "recovered")[0]["data"]["steps_lost"] <= 2 * EVERY_STEPS
+    assert run.finish()["state"] == "succeeded"
+    assert run.final_digests() == {undisturbed}
+
+
+def test_a_stopped_run_is_gone_on_with_by_another(
+    start: Any, store: CheckpointStore, undisturbed: str
+) -> None:
+    first = start()
+    first.wait_training(step=30)
+    first.run.stop()
+    stopped_at = first.finish()["step"]
+    assert store.committed_steps()[-1] == stopped_at, "a stop makes a checkpoint"
+    second = start("second")
+    status = second.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert events_of(status, "resumed")[0]["data"]["step"] == stopped_at
+    assert second.final_digests() == {undisturbed}
+    used = first.used_samples() | second.used_samples()
+    assert used == first.expected_samples(), "each sample once over both runs"
+    assert store.committed_steps()[-1] == first.job.training.max_steps, "the end makes one too"
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
+    start: Any, store: CheckpointStore, undisturbed: str
+) -> None:
+    first = start()
+    first.wait_training(step=30)
+    first.run.stop()
+    first.finish()
+    before, newest = store.committed_steps()[-2:]
+    own = store.read_manifest(newest).chunks().keys() - store.read_manifest(before).chunks().keys()
+    for chunk_id in own:
+        path = Path(store.url) / "chunks" / chunk_id[:2] / chunk_id
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    second = start("second")
+    status = second.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert events_of(status, "checkpoint_unusable")[0]["data"]["step"] == newest
+    assert events_of(status, "resumed")[-1]["data"]["step"] == before
+    assert second.final_digests() == {undisturbed}

@@ -1,0 +1,78 @@
+"""Looking into a folder of checkpoints from the command line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.checkpointing.test_sharing import make_snapshot, upload
+from tests.unit.cli.conftest import CallMain
+from trainflow.checkpointing.sharing import assemble
+from trainflow.checkpointing.store import CheckpointStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Two checkpoints that share nothing."""
+    store = CheckpointStore(str(tmp_path / "store"))
+    for step, sizes in ((20, (35, 7)), (40, (50, 9))):
+        reports = upload(make_snapshot(*sizes), store, 2)
+        skeleton, tensors = reports[0].skeleton, assemble(reports)
+        store.commit(replace(make_manifest(), step=step, skeleton=skeleton, tensors=tensors))
+    return store
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    chunk_id = next(iter(store.read_manifest(step).chunks()))
+    path = Path(store.url) / "chunks" / chunk_id[:2] / chunk_id
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_what_is_there_is_listed(store: CheckpointStore, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "list", store.url, "-o", "json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["step"], row["num_bytes"]) for row in rows] == [(20, 42), (40, 59)]
+    assert call_main("checkpoints", "list", store.url) == 0
+    assert "STEP" in capsys.readouterr().out
+
+
+def test_an_empty_folder_lists_nothing(tmp_path: Path, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "list", tmp_path / "none", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_listing_names_the_one_that_can_t_be_read(
+    store: CheckpointStore, call_main: CallMain, capsys
+):
+    (Path(store.url) / "manifests" / store.committed_manifest(20)).write_text("{}")
+    assert call_main("checkpoints", "list", store.url, "-o", "json") == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert "damaged" in first["trouble"]
+    assert second["trouble"] is None
+
+
+def test_one_is_shown_with_its_tensors(store: CheckpointStore, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "show", store.url, "-o", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["step"] == 40
+    assert [tensor["path"] for tensor in shown["tensors"]] == ["/t0", "/t1"]
+    assert call_main("checkpoints", "show", store.url, "20") == 0
+    assert "uint8" in capsys.readouterr().out
+
+
+def test_a_step_that_is_not_there_is_not_found(store: CheckpointStore, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "show", store.url, "30") == 3
+    assert "got step 30, expected one of those that are there: 20, 40" in capsys.readouterr().err
+
+
+def test_all_are_verified_to_the_last_byte(store: CheckpointStore, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "verify", store.url) == 0
+    capsys.readouterr()
+    damage(store, 20)
+    assert call_main("checkpoints", "verify", store.url, "-o", "json") == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in rows] == ["damaged", "whole"]
+    assert "hash to" in rows[0]["flaws"][0]
+    assert call_main("checkpoints", "verify", store.url, "40") == 0

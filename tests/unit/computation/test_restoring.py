@@ -1,0 +1,140 @@
+"""From live state to a store and back, into another process's state."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.checkpointing.layouts import make_manifest
+from trainflow.checkpointing.sharing import Share, assemble
+from trainflow.checkpointing.snapshot_slots import Slot
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.uploader import upload_share
+from trainflow.communication.aggregation import choose_aggregator
+from trainflow.communication.reducer import GradientReducer
+from trainflow.computation.restoring import restore
+from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.training_state import (
+    Committed,
+    PreparedModel,
+    Registered,
+    TrainingState,
+)
+from trainflow.epochs import INITIAL_EPOCH, EpochId, StoredState, Version
+from trainflow.errors import CheckpointError
+
+STEP = 7
+
+
+class Counter:
+    """A state of the user's."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, float] = {"tokens": 0.0, "best": float("inf")}
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.seen = dict(state)
+
+
+def make_state(seed: int, width: int = 8) -> TrainingState:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(width, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    module[2].bias.requires_grad_(False)
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW([p for _, p in trainable], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    aggregator = choose_aggregator("none", deterministic=True, topology_free=True)
+    reducer = GradientReducer(trainable, aggregator, 1000)
+    model = PreparedModel(module, optimizer, scheduler, reducer)
+    return TrainingState({"model": model}, {"counter": Registered(Counter(), None)})
+
+
+def train(state: TrainingState) -> TrainingState:
+    """Move everything that training moves."""
+    model = state.models["model"]
+    for _ in range(3):
+        model.module(torch.randn(5, 8)).sum().backward()
+        model.optimizer.step()
+        assert model.scheduler is not None
+        model.scheduler.step()
+        model.optimizer.zero_grad()
+    state.registered["counter"].state.load_state_dict({"tokens": 31.0, "best": 0.5})
+    state.consumed_samples = 210
+    state.last_commit = Committed(STEP, True, 0.5, 1.0, 0.1, 3)
+    state.version = Version(STEP, EpochId(1, 2))
+    return state
+
+
+def digest(state: TrainingState) -> str:
+    return repr(
+        {
+            "tree": {key: value for key, value in state.tree().items() if key not in {"models"}},
+            "tensors": {
+                name: tensor.tolist()
+                for model in state.models.values()
+                for name, tensor in model.tensors().items()
+            },
+        }
+    )
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> StoredState:
+    """A checkpoint of a trained state."""
+    state = train(make_state(seed=1))
+    assert state.version is not None
+    writer = SnapshotWriter(tmp_path, "w")
+    assert writer.write(state.tree(), state.version, Share(0, 1))
+    snapshot = Slot(tmp_path / "w.0.snapshot").read()
+    assert snapshot is not None
+    store = CheckpointStore(str(tmp_path / "store"))
+    report = upload_share(snapshot, Share(0, 1), store)
+    tensors, skeleton = assemble([report]), snapshot.skeleton
+    store.commit(replace(make_manifest(), step=STEP, skeleton=skeleton, tensors=tensors))
+    return StoredState(store.url, STEP)
+
+
+def test_another_process_has_the_whole_state_again(stored: StoredState):
+    state = make_state(seed=2)
+    chunks_read: list[None] = []
+    restore(state, stored, after_each=lambda: chunks_read.append(None))
+    torch.manual_seed(1)
+    assert digest(state) == digest(train(make_state(seed=1)))
+    assert state.version == Version(STEP, INITIAL_EPOCH)
+    assert len(chunks_read) > 1
+
+
+def test_training_goes_on_alike(stored: StoredState):
+    restored, kept = make_state(seed=2), train(make_state(seed=1))
+    restore(restored, stored, after_each=lambda: None)
+    for state in (restored, kept):
+        torch.manual_seed(9)
+        train(state)
+    assert digest(restored) == digest(kept)
+
+
+def test_a_state_that_was_trained_further_is_turned_back(stored: StoredState):
+    state = train(train(make_state(seed=1)))
+    restore(state, stored, after_each=lambda: None)
+    assert digest(state) == digest(train(make_state(seed=1)))
+
+
+def test_a_flipped_bit_is_found_and_leaves_no_whole_state(stored: StoredState):
+    path = max(Path(stored.url).glob("chunks/*/*"), key=lambda each: each.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[3] ^= 16
+    path.write_bytes(data)
+    state = train(make_state(seed=2))
+    with pytest.raises(CheckpointError, match=r"expected \d+ that hash to its name"):
+        restore(state, stored, after_each=lambda: None)
+    assert state.version is None
+
+
+def test_the_checkpoint_of_another_model_is_refused(stored: StoredState):
+    with pytest.raises(CheckpointError, match="another training function"):
+        restore(make_state(seed=2, width=9), stored, after_each=lambda: None)

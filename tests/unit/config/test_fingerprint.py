@@ -1,0 +1,43 @@
+import pytest
+
+from tests.distributed.jobs import make_job
+from trainflow.config.fingerprint import changed_settings, fingerprint
+
+
+def config(**sections):
+    return make_job(**sections).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("sections", "name"),
+    [
+        ({"training": {"seed": 6}}, "training.seed"),
+        ({"training": {"max_steps": 99}}, "training.max_steps"),
+        ({"communication": {"bucket_bytes": 2000}}, "communication.bucket_bytes"),
+    ],
+)
+def test_what_alters_the_run_is_named_with_both_values(sections, name: str):
+    changed = changed_settings(config(), config(**sections))
+    (section,) = sections.values()
+    (value,) = section.values()
+    assert changed.keys() == {name}
+    assert changed[name][1] == value
+    assert fingerprint(make_job()) != fingerprint(make_job(**sections))
+
+
+def test_how_many_machines_there_are_and_how_they_talk_alters_nothing():
+    other = {"world": 2, "spares": 1, "minimum": 2, "communication": {"backend": "gloo"}}
+    assert changed_settings(config(), config(**other)) == {}
+    assert fingerprint(make_job()) == fingerprint(make_job(**other))
+
+
+def test_a_setting_of_another_release_is_a_difference():
+    before = config()
+    before["training"]["since_removed"] = 1
+    assert changed_settings(before, config()) == {"training.since_removed": (1, None)}
+
+
+def test_a_changed_argument_is_named():
+    before, now = config(), config()
+    before["args"], now["args"] = {"lr": 0.1, "depth": 2}, {"lr": 0.2, "depth": 2}
+    assert changed_settings(before, now) == {"args.lr": (0.1, 0.2)}

@@ -1,0 +1,212 @@
+"""A Keeper brings to storage what its workers leave, whatever the store does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.coordination.fakes import FakeClock
+from trainflow.checkpointing.sharing import ShareReport
+from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.coordination.messages import ShareFailed, UploadAnswer
+from trainflow.coordination.snapshot_service import SnapshotService
+from trainflow.epochs import EpochId, Version
+from trainflow.errors import CheckpointError
+
+
+class PatientClock(FakeClock):
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.naps_s: list[float] = []
+        self.on_nap = lambda: None
+
+    def sleep(self, duration_s: float) -> None:
+        self.naps_s.append(duration_s)
+        self.now_s += duration_s
+        self.on_nap()
+
+
+class Desk:
+    """A coordinator that is absent for the first few calls."""
+
+    def __init__(self) -> None:
+        self.absences = 0
+        self.answers: list[UploadAnswer | None] = []
+        self.void: set[str] = set()
+        self.asked: list[int] = []
+        self.taken: list[ShareReport | ShareFailed] = []
+
+    def ask(self, version: Version) -> UploadAnswer | None:
+        self.asked.append(version.step)
+        answer = UploadAnswer(wanted=True, permit=f"p{len(self.asked)}")
+        return self.answers.pop(0) if self.answers else answer
+
+    def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+        if self.absences:
+            self.absences -= 1
+            return None
+        if permit in self.void:
+            return False
+        self.taken.append(report)
+        return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def clock() -> PatientClock:
+    return PatientClock()
+
+
+@pytest.fixture
+def service(tmp_path: Path, folder: Path, desk: Desk, clock: PatientClock) -> SnapshotService:
+    url = str(tmp_path / "store")
+    return SnapshotService(folder, url, desk, clock, give_up_after_s=20.0)
+
+
+def leave(folder: Path, worker_id: str, step: int, number: int = 0) -> Slot:
+    """Leave a snapshot as a worker does that lives."""
+    (folder / f"{worker_id}.stamp").touch()
+    slot = Slot(folder / f"{worker_id}.{number}.snapshot")
+    record = TensorRecord("/w", "uint8", (5,), 5)
+    skeleton = {"tensor": 0}
+    (view,) = slot.begin(Version(step, EpochId(1, 1)), skeleton, [record], {"share": [0, 1]})
+    view[:] = bytes([step] * 5)
+    slot.complete()
+    return slot
+
+
+def test_what_is_left_is_brought_to_the_store_oldest_first(
+    service: SnapshotService, folder: Path, desk: Desk, tmp_path: Path
+):
+    later, earlier = leave(folder, "slot0-1.0", 9, 1), leave(folder, "slot1-1.1", 8)
+    assert service.work_once()
+    assert service.work_once()
+    assert not service.work_once()
+    assert [report.version.step for report in desk.taken] == [8, 9]
+    assert later.state is earlier.state is SlotState.FREE
+    assert len(list(CheckpointStore(str(tmp_path / "store")).chunk_ids())) == 2
+
+
+def test_a_slot_is_kept_until_the_coordinator_has_heard(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock
+):
+    slot = leave(folder, "slot0-1.0", 9)
+    desk.absences = 3
+    states: list[SlotState] = []
+    clock.on_nap = lambda: states.append(slot.state)
+    service.work_once()
+    assert states == [SlotState.READY] * 3
+    assert slot.state is SlotState.FREE
+
+
+def test_nothing_is_uploaded_before_there_is_a_permit(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, tmp_path: Path
+):
+    slot = leave(folder, "slot0-1.0", 9)
+    desk.answers = [None, UploadAnswer(wanted=True)]
+    clock.on_nap = lambda: found.append(list((tmp_path / "store").glob("chunks/*/*")))
+    found: list[list[Path]] = []
+    service.work_once()
+    assert found == [[], []]
+    assert desk.asked == [9, 9, 9]
+    assert slot.state is SlotState.FREE
+
+
+def test_what_nobody_wants_any_more_is_dropped(
+    service: SnapshotService, folder: Path, desk: Desk, tmp_path: Path
+):
+    slot = leave(folder, "slot0-1.0", 9)
+    desk.answers = [UploadAnswer(wanted=False)]
+    service.work_once()
+    assert slot.state is SlotState.FREE
+    assert not desk.taken
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_share_whose_permit_is_void_is_brought_again(
+    service: SnapshotService, folder: Path, desk: Desk, tmp_path: Path
+):
+    """Another coordinator has come, and what was uploaded may have been removed again."""
+    leave(folder, "slot0-1.0", 9)
+    desk.void = {"p1"}
+    service.work_once()
+    assert desk.asked == [9, 9]
+    assert len(desk.taken) == 1
+
+
+def test_a_store_that_is_down_for_a_while_is_tried_again_less_and_less_often(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    failures = [4]
+    write = CheckpointStore.write_chunk
+
+    def write_if_up(*args) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise CheckpointError("503")
+        write(*args)
+
+    monkeypatch.setattr(CheckpointStore, "write_chunk", write_if_up)
+    leave(folder, "slot0-1.0", 9)
+    service.work_once()
+    assert isinstance(desk.taken[0], ShareReport)
+    assert clock.naps_s == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_store_that_stays_down_costs_this_checkpoint_only(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    def refuse(*args) -> None:
+        raise CheckpointError("the bucket is gone")
+
+    monkeypatch.setattr(CheckpointStore, "write_chunk", refuse)
+    slot = leave(folder, "slot0-1.0", 9)
+    service.work_once()
+    failed = desk.taken[0]
+    assert isinstance(failed, ShareFailed)
+    assert failed.reason == "the bucket is gone"
+    assert sum(clock.naps_s) <= 20.0
+    assert slot.state is SlotState.FREE
+
+
+def test_what_a_dead_worker_left_whole_is_brought_and_its_memory_given_back(
+    service: SnapshotService, folder: Path, desk: Desk
+):
+    leave(folder, "slot0-1.0", 9)
+    half = Slot(folder / "slot0-1.0.1.snapshot")
+    half.begin(Version(10, EpochId(1, 1)), None, [TensorRecord("/w", "uint8", (5,), 5)])
+    (folder / "slot0-1.0.stamp").unlink()
+    assert service.work_once()
+    assert not service.work_once()
+    assert [report.version.step for report in desk.taken] == [9]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_living_worker_s_slots_are_left_alone(service: SnapshotService, folder: Path):
+    slot = leave(folder, "slot0-1.0", 9)
+    service.work_once()
+    service.work_once()
+    assert slot.path.exists()
+
+
+def test_a_damaged_slot_holds_nothing_up(service: SnapshotService, folder: Path, desk: Desk):
+    damaged = leave(folder, "slot0-1.0", 8)
+    with damaged.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 20)
+    leave(folder, "slot1-1.1", 9)
+    service.work_once()
+    assert [report.version.step for report in desk.taken] == [9]

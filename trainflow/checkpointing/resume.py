@@ -1,0 +1,56 @@
+"""Which checkpoint a run goes on from, and whether it is this run's.
+
+Process: driver before anything starts, coordinator.  Blocks: on the store.
+"""
+
+from collections.abc import Collection
+
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.config.fingerprint import changed_settings
+from trainflow.config.job import JobConfig
+from trainflow.epochs import StoredState
+from trainflow.errors import ConfigError
+
+_SHOWN = 60
+
+
+def find_resumable(job: JobConfig) -> list[StoredState]:
+    """Return what a run could go on from, the best last; empty if it begins at step 0.
+
+    Raises:
+        ConfigError: the checkpoint asked for isn't there, or the newest was made with settings that
+            alter the run and that ``checkpoint.accept`` doesn't name.
+        CheckpointError: the store doesn't answer, or the manifest is damaged.
+    """
+    url, resume = job.checkpoint.url, job.checkpoint.resume
+    if url is None or resume == "never":
+        return []
+    store = CheckpointStore(url)
+    steps = store.committed_steps()
+    if isinstance(resume, int):
+        if resume not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise ConfigError(
+                f"checkpoint.resume: got step {resume}, expected one that is in {url}: {known}"
+            )
+        steps = [step for step in steps if step <= resume]
+    if steps:
+        _require_same_run(job, store.read_manifest(steps[-1]).config, url, job.checkpoint.accept)
+    return [StoredState(url, step) for step in steps]
+
+
+def _require_same_run(
+    job: JobConfig, saved: dict[str, object], url: str, accepted: Collection[str]
+) -> None:
+    changed = changed_settings(saved, job.model_dump(mode="json"))
+    refused = {name: both for name, both in changed.items() if name not in accepted}
+    if refused:
+        told = "; ".join(
+            f"{name}: was {str(before)[:_SHOWN]!r}, is {str(now)[:_SHOWN]!r}"
+            for name, (before, now) in refused.items()
+        )
+        raise ConfigError(
+            f"checkpoint.resume: got a checkpoint in {url} of a run with other settings ({told}), "
+            "expected the same; change them back, name them in checkpoint.accept to go on with "
+            "the new ones, or set checkpoint.resume to never and checkpoint.url to another folder"
+        )

@@ -1,0 +1,81 @@
+"""Read a checkpoint to its last byte and say whether it is what it claims to be.
+
+Process: driver.  Threads: a pool reads.  Blocks: on the store.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from trainflow.checkpointing.manifest import Chunk
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.errors import CheckpointError, StoreError
+
+_NUM_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a checkpoint turned out to be.
+
+    Attributes:
+        step: its step.
+        num_chunks: that it names.
+        num_bytes: of them together.
+        flaws: what is wrong; empty if nothing is.
+    """
+
+    step: int
+    num_chunks: int
+    num_bytes: int
+    flaws: tuple[str, ...]
+
+
+def verify(store: CheckpointStore, step: int) -> Verdict:
+    """Read the marker, the manifest and every chunk of a checkpoint.
+
+    Raises:
+        StoreError: the store doesn't answer.
+    """
+    try:
+        chunks = list(store.read_manifest(step).chunks().values())
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        return Verdict(step, 0, 0, (str(error),))
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="verify") as pool:
+        flaws = [flaw for flaw in pool.map(partial(_find_flaw, store), chunks) if flaw]
+    return Verdict(step, len(chunks), sum(chunk.num_bytes for chunk in chunks), tuple(flaws))
+
+
+def quarantine(store: CheckpointStore, step: int) -> int:
+    """Take a bad checkpoint out of the committed ones; returns how many bad chunks were removed.
+
+    A damaged chunk must go: the next checkpoint that holds the same bytes would otherwise find its
+    name, and take it for them.
+
+    Raises:
+        StoreError: the store doesn't answer; nothing more was removed.
+    """
+    try:
+        chunks = list(store.read_manifest(step).chunks().values())
+    except StoreError:
+        raise
+    except CheckpointError:
+        chunks = []
+    store.remove_marker(step)
+    bad = [chunk for chunk in chunks if _find_flaw(store, chunk) is not None]
+    for chunk in bad:
+        store.remove_chunk(chunk.chunk_id)
+    return len(bad)
+
+
+def _find_flaw(store: CheckpointStore, chunk: Chunk) -> str | None:
+    """Return what is wrong with a chunk; None if nothing is. Raises StoreError."""
+    try:
+        store.read_chunk(chunk)
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        return str(error)
+    return None

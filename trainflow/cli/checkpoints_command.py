@@ -1,0 +1,130 @@
+"""``trainflow checkpoints``: look at what lies in a folder of checkpoints. Needs no cluster.
+
+Process: driver.  Blocks: on the store.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
+
+checkpoints_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at what lies in a folder of checkpoints.",
+)
+
+_COLUMNS = {
+    "STEP": "step",
+    "SAVED": "saved_at",
+    "JOB_ID": "job_id",
+    "WORLD": "world_size",
+    "TENSORS": "num_tensors",
+    "BYTES": "num_bytes",
+    "CHUNKS": "num_chunks",
+    "TROUBLE": "trouble",
+}
+_TENSOR_COLUMNS = {"PATH": "path", "DTYPE": "dtype", "SHAPE": "shape", "CHUNKS": "num_chunks"}
+_VERDICT_COLUMNS = {"STEP": "step", "CHUNKS": "num_chunks", "BYTES": "num_bytes", "IS": "verdict"}
+
+Url = Annotated[str, typer.Argument(help="The folder: checkpoint.url of the run.")]
+
+
+@checkpoints_app.command("list")
+def list_(url: Url, output: OutputOption = Output.TABLE) -> None:
+    """List the committed checkpoints, oldest first; reads manifests only."""
+    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+
+    store = CheckpointStore(url)
+    rows = [_describe(store, step) for step in store.committed_steps()]
+    write_answer(rows, format_table(rows, _COLUMNS), output)
+
+
+@checkpoints_app.command()
+def show(
+    url: Url,
+    step: Annotated[int | None, typer.Argument(help="Its step; the newest if left out.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what one checkpoint holds: its settings and its tensors."""
+    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+
+    store = CheckpointStore(url)
+    chosen = _choose(store.committed_steps(), step, url)
+    manifest = store.read_manifest(chosen)
+    tensors: list[dict[str, Any]] = [
+        {
+            "path": path,
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "num_chunks": sum(len(shard.chunks) for shard in entry.shards),
+        }
+        for path, entry in manifest.tensors.items()
+    ]
+    answer = {**_describe(store, chosen), "config": manifest.config, "tensors": tensors}
+    lines = [f"{key:<12}{value}" for key, value in _describe(store, chosen).items()]
+    text = [*lines, f"config      {json.dumps(manifest.config)}"]
+    write_answer(answer, "\n".join([*text, format_table(tensors, _TENSOR_COLUMNS)]), output)
+
+
+@checkpoints_app.command()
+def verify(
+    url: Url,
+    step: Annotated[int | None, typer.Argument(help="Its step; all if left out.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Read checkpoints to their last byte; leaves with 1 if one is damaged."""
+    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+    from trainflow.checkpointing.verification import verify as verify_one  # noqa: PLC0415
+
+    store = CheckpointStore(url)
+    steps = store.committed_steps()
+    chosen = steps if step is None else [_choose(steps, step, url)]
+    verdicts = [verify_one(store, each) for each in chosen]
+    rows: list[dict[str, Any]] = [
+        {
+            "step": each.step,
+            "num_chunks": each.num_chunks,
+            "num_bytes": each.num_bytes,
+            "verdict": "damaged" if each.flaws else "whole",
+            "flaws": list(each.flaws),
+        }
+        for each in verdicts
+    ]
+    flaws = [f"step {each.step}: {flaw}" for each in verdicts for flaw in each.flaws]
+    write_answer(rows, "\n".join([format_table(rows, _VERDICT_COLUMNS), *flaws]), output)
+    if flaws:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _describe(store: Any, step: int) -> dict[str, Any]:  # noqa: ANN401  loaded when it is called
+    from trainflow.errors import CheckpointError  # noqa: PLC0415
+
+    try:
+        manifest = store.read_manifest(step)
+    except CheckpointError as error:
+        return dict.fromkeys(_COLUMNS.values()) | {"step": step, "trouble": str(error)}
+    return {
+        "step": step,
+        "saved_at": datetime.fromtimestamp(manifest.created_at_s, UTC).isoformat(" ", "seconds"),
+        "job_id": manifest.job_id,
+        "world_size": manifest.world_size,
+        "num_tensors": len(manifest.tensors),
+        "num_bytes": manifest.num_bytes,
+        "num_chunks": len(manifest.chunks()),
+        "trouble": None,
+    }
+
+
+def _choose(steps: list[int], step: int | None, url: str) -> int:
+    from trainflow.errors import JobNotFoundError  # noqa: PLC0415
+
+    if steps and step in {None, *steps}:
+        return steps[-1] if step is None else step
+    known = ", ".join(map(str, steps)) or "none"
+    wanted = "a checkpoint" if step is None else f"step {step}"
+    raise JobNotFoundError(f"{url}: got {wanted}, expected one of those that are there: {known}")

@@ -1,0 +1,53 @@
+"""Which settings a run's results depend on, so that nobody goes on with another run by accident.
+
+Pure.
+"""
+
+import json
+from typing import Any
+
+import xxhash
+
+from trainflow.config.job import JobConfig
+
+_ALTERING: dict[str, frozenset[str] | None] = {
+    "entrypoint": None,
+    "args": None,
+    "training": None,
+    "parallel": None,
+    "data": frozenset({"url", "validation_url", "dataset", "order"}),
+    "communication": frozenset({"bucket_bytes", "compression"}),
+}
+"""Sections whose settings alter a run; all of a section where no names are given."""
+
+
+def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that alter a run's results, by dotted name.
+
+    Args:
+        config: a job's configuration as JSON, of this release or of another.
+    """
+    found: dict[str, Any] = {}
+    for section, named in _ALTERING.items():
+        value = config.get(section)
+        if isinstance(value, dict):
+            items: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]  JSON
+            found |= {f"{section}.{k}": v for k, v in items.items() if named is None or k in named}
+        else:
+            found[section] = value
+    return found
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two configurations, as (before, now) by dotted name."""
+    old, new = altering_settings(before), altering_settings(now)
+    names = sorted(old.keys() | new.keys())
+    return {
+        name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    }
+
+
+def fingerprint(job: JobConfig) -> str:
+    """Return 32 hex digits that are equal where all altering settings are."""
+    settings = altering_settings(job.model_dump(mode="json"))
+    return xxhash.xxh3_128_hexdigest(json.dumps(settings, sort_keys=True).encode())

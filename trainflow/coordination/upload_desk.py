@@ -1,0 +1,43 @@
+"""The coordinator as a Keeper that uploads sees it, over Ray.
+
+Process: keeper.  Thread: that of its snapshots.  Blocks: until answered, or given up.
+"""
+
+from typing import Any, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from trainflow.checkpointing.sharing import ShareReport
+from trainflow.coordination import names
+from trainflow.coordination.messages import ShareFailed, UploadAnswer
+from trainflow.epochs import Version
+
+_ANSWER_WITHIN_S = 10.0
+_COMMIT_WITHIN_S = 60.0
+
+
+class RemoteDesk:
+    """See `trainflow.coordination.snapshot_service.UploadDesk`."""
+
+    def __init__(self, job_id: str):
+        self._name = names.coordinator_name(job_id)
+
+    def ask(self, version: Version) -> UploadAnswer | None:
+        """Ask to upload a share of a version; None if nobody answers at the moment."""
+        return cast(
+            "UploadAnswer | None", self._call("ask_upload", version, within=_ANSWER_WITHIN_S)
+        )
+
+    def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+        """Report what became of it; None if nobody answers at the moment."""
+        return cast(
+            "bool | None", self._call("take_share", report, permit, within=_COMMIT_WITHIN_S)
+        )
+
+    def _call(self, method: str, *arguments: object, within: float) -> Any:  # noqa: ANN401
+        try:
+            coordinator = ray.get_actor(self._name, names.NAMESPACE)
+            return ray.get(getattr(coordinator, method).remote(*arguments), timeout=within)
+        except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
+            return None
