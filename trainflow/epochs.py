@@ -128,6 +128,7 @@ class Flag(IntFlag):
     PAUSE = 1
     STOP = 2
     FINISHED = 4
+    CHECKPOINT = 8
 
 
 class Phase(StrEnum):

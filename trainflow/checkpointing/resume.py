@@ -23,10 +23,23 @@ def find_resumable(job: JobConfig) -> list[StoredState]:
         CheckpointError: the store doesn't answer, or the manifest is damaged.
     """
     url, resume = job.checkpoint.url, job.checkpoint.resume
-    if url is None or resume == "never":
+    if resume == "never":
         return []
+    own = [] if url is None else _find_in(job, url)
+    elsewhere = resume if isinstance(resume, str) and resume != "auto" else None
+    return own if own or elsewhere is None else _find_in(job, elsewhere)
+
+
+def _find_in(job: JobConfig, url: str) -> list[StoredState]:
+    """Return what a folder has for this job."""
+    resume = job.checkpoint.resume
     store = CheckpointStore(url)
     steps = store.committed_steps()
+    if url == resume and not steps:
+        raise ConfigError(
+            f"checkpoint.resume: got {url}, expected a folder with a checkpoint in it; "
+            "`trainflow checkpoints list` shows what a folder holds"
+        )
     if isinstance(resume, int):
         if resume not in steps:
             known = ", ".join(map(str, steps)) or "none"

@@ -54,13 +54,26 @@ Address = Annotated[
         help="The Ray cluster; without it, this machine's own head.",
     ),
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|never|STEP|URL",
+        help="Go on from the newest checkpoint at checkpoint.url (auto, as without this), from "
+        "none, from a step, or from the newest of another folder.",
+    ),
+]
 JobId = Annotated[
     str | None, typer.Argument(help="The run; may be left out where there is only one.")
 ]
 
 
 @app.command(epilog=EPILOGUE)
-def run(job_file: JobFile, overrides: Overrides = None, address: Address = None) -> None:
+def run(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    resume: Resume = None,
+) -> None:
     """Run a job and stay with it until it ends.
 
     Without an address a head is started on this machine, and stopped after the run. Ctrl-C and
@@ -68,7 +81,8 @@ def run(job_file: JobFile, overrides: Overrides = None, address: Address = None)
     """
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
 
-    checked = check_job(job_file, overrides or [])
+    chosen = [] if resume is None else [f"checkpoint.resume={resume}"]
+    checked = check_job(job_file, [*(overrides or []), *chosen])
     from trainflow.cli.run_command import run_job  # noqa: PLC0415  a bad job needs no Ray
 
     raise typer.Exit(run_job(checked.config, address))

@@ -62,12 +62,14 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
 
 def _locate_checkpoints(config: JobConfig) -> JobConfig:
     """Make a local folder's path absolute: workers have other working directories."""
-    url = config.checkpoint.url
-    if url is None or "://" in url or "::" in url:
-        return config
-    absolute = str(Path(url).expanduser().absolute())
-    checkpoint = config.checkpoint.model_copy(update={"url": absolute})
-    return config.model_copy(update={"checkpoint": checkpoint})
+    named = {"url": config.checkpoint.url, "resume": config.checkpoint.resume}
+    local = {
+        setting: str(Path(value).expanduser().absolute())
+        for setting, value in named.items()
+        if isinstance(value, str) and value not in {"auto", "never"}
+        if "://" not in value and "::" not in value
+    }
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=local)})
 
 
 def _look_in_working_directory() -> None:

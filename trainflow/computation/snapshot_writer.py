@@ -27,10 +27,12 @@ class SnapshotWriter:
 
     Attributes:
         num_skipped: snapshots left out because every slot was still in use, or for want of memory.
+        taken_at_s: CLOCK_MONOTONIC of the last snapshot; before the first, of this writer's making.
     """
 
     def __init__(self, directory: Path, worker_id: str, num_slots: int = 2):
         self.num_skipped = 0
+        self.taken_at_s = SYSTEM_CLOCK.monotonic_s()
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
 
@@ -64,6 +66,7 @@ class SnapshotWriter:
         for tensor, view in zip(tensors, views, strict=True):
             _copy(tensor, view)
         slot.complete()
+        self.taken_at_s = SYSTEM_CLOCK.monotonic_s()
         return True
 
     def _find_free(self, patience_s: float) -> Slot | None:

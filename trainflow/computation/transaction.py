@@ -205,7 +205,7 @@ class Transaction:
             epoch.incarnation,
             epoch.counter,
             self.number,
-            flags=self._context.gate.requests,
+            flags=self._flags(),
             digest=digest,
             weight=self._weight,
             loss_sum=float(self._loss_sum),
@@ -224,6 +224,15 @@ class Transaction:
             self._group.fail(f"gradients differ on ranks {list(decision.suspects)}")
             raise StepAborted
         return decision
+
+    def _flags(self) -> Flag:
+        """What this rank tells the others; rank 0 also when a checkpoint is due by the clock."""
+        flags, writer = self._context.gate.requests, self._context.snapshots
+        every_s = self._context.job.checkpoint.every_s
+        if self._group.rank == 0 and writer is not None and every_s is not None:
+            is_due = time.monotonic() - writer.taken_at_s >= every_s
+            flags |= Flag.CHECKPOINT if is_due else Flag.NONE
+        return flags
 
     def _apply(self, gradients: list[ReducedGradients], decision: CommitDecision) -> Committed:
         """Move everything that a step moves. Until it is done this rank holds no whole state."""
@@ -257,7 +266,8 @@ class Transaction:
             return
         job = self._context.job
         ends = bool(flags & Flag.STOP) or self.number >= job.training.max_steps
-        if ends or is_due(self.number, job.checkpoint.every_steps):
+        asked = bool(flags & Flag.CHECKPOINT)
+        if ends or asked or is_due(self.number, job.checkpoint.every_steps):
             self._stamp(Phase.USER)
             share = Share(spec.snapshot_ranks.index(self._group.rank), len(spec.snapshot_ranks))
             patience_s = _LAST_SNAPSHOT_WITHIN_S if ends else 0.0

@@ -37,6 +37,15 @@ def _check_function_path(path: str) -> str:
 FunctionPath = Annotated[str, AfterValidator(_check_function_path)]
 
 
+def _check_folder_url(url: str) -> str:
+    if "/" not in url:
+        raise ValueError("auto, never, a step, or the URL or path of a folder, with a slash in it")
+    return url
+
+
+FolderUrl = Annotated[str, AfterValidator(_check_folder_url)]
+
+
 class Section(BaseModel):
     """A part of the job file: frozen, strict about types, closed to unknown keys."""
 
@@ -147,8 +156,12 @@ class CheckpointConfig(Section):
     every_steps: PositiveInt | None = None
     """Steps between two checkpoints; the last step, and a stop, always make one."""
 
-    resume: Literal["auto", "never"] | NonNegativeInt = "auto"
-    """Where to begin: auto takes the newest checkpoint at ``url``, if any; or a step."""
+    every_s: PositiveFloat | None = None
+    """Seconds between two checkpoints, as rank 0 counts them; beside ``every_steps`` or alone."""
+
+    resume: Literal["auto", "never"] | NonNegativeInt | FolderUrl = "auto"
+    """Where to begin: auto takes the newest checkpoint at ``url``, if any; a step, that one; the
+    URL of another folder, the newest there, unless there is one at ``url``."""
 
     keep_last: PositiveInt = 3
     """How many of the newest stay; the newest good one is never removed."""
@@ -300,6 +313,7 @@ def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
         return []
     needed = {
         "checkpoint.every_steps": checkpoint.every_steps,
+        "checkpoint.every_s": checkpoint.every_s,
         "checkpoint.resume": checkpoint.resume if isinstance(checkpoint.resume, int) else None,
         "checkpoint.keep_every": checkpoint.keep_every,
         "checkpoint.best_metric": checkpoint.best_metric,

@@ -140,3 +140,8 @@ def test_a_step_to_go_on_from_that_is_not_there_is_refused(job_file: Path, tmp_p
     overrides = [f"checkpoint.url={tmp_path / 'ckpt'}", "checkpoint.resume=7"]
     with pytest.raises(ConfigError, match="got step 7, expected one that is in"):
         check_job(job_file, overrides)
+
+
+def test_another_folder_to_go_on_from_is_the_same_for_workers_elsewhere(job_file: Path):
+    with pytest.raises(ConfigError, match=f"got {Path.cwd() / 'out/other'}, expected a folder"):
+        check_job(job_file, ["checkpoint.resume=out/other"])

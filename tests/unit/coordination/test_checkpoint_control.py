@@ -168,6 +168,23 @@ def test_an_empty_folder_is_a_beginning(store: CheckpointStore, record: RunRecor
     assert find(store, record) is None
 
 
+def test_another_folder_is_gone_on_from_until_there_is_an_own_checkpoint(
+    store: CheckpointStore, record: RunRecord, other_record: RunRecord, tmp_path: Path
+):
+    make_checkpoint(store, record)
+    own = CheckpointStore(str(tmp_path / "own"))
+    assert find(own, other_record, resume=store.url) == StoredState(store.url, STEP)
+    make_checkpoint(own, other_record)
+    assert find(own, other_record, resume=store.url) == StoredState(own.url, STEP)
+
+
+def test_another_folder_without_a_checkpoint_is_refused(
+    store: CheckpointStore, record: RunRecord, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match="expected a folder with a checkpoint in it"):
+        find(store, record, resume=str(tmp_path / "empty"))
+
+
 def test_a_step_that_is_not_there_is_refused(
     store: CheckpointStore, record: RunRecord, other_record: RunRecord
 ):

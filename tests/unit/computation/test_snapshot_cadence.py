@@ -1,0 +1,100 @@
+"""After which steps a rank copies its state out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.distributed.jobs import MAX_STEPS
+from tests.distributed.training import make_optimizer, mean_loss
+from tests.unit.computation import test_session as alone
+from trainflow.checkpointing.sharing import Share
+from trainflow.computation.epoch_gate import SessionClosed
+from trainflow.computation.rank_context import RankContext
+from trainflow.computation.session import Session
+from trainflow.config.job import CheckpointConfig
+from trainflow.epochs import INITIAL_VERSION, Flag, RecoveryPlan, Version
+
+stamp, context, begin = alone.stamp, alone.context, alone.begin
+
+
+class Album:
+    """Takes the place of shared memory."""
+
+    def __init__(self) -> None:
+        self.taken_at_s = 0.0
+        self.steps: list[int] = []
+        self.shares: set[Share] = set()
+        self.patience_s: list[float] = []
+        self.weights: list[torch.Tensor] = []
+
+    def write(
+        self, tree: dict[str, Any], version: Version, share: Share, *, patience_s: float
+    ) -> bool:
+        self.steps.append(version.step)
+        self.shares.add(share)
+        self.patience_s.append(patience_s)
+        self.weights.append(tree["models"]["model"]["weight"].clone())
+        return True
+
+
+Train = Callable[..., Album]
+
+
+@pytest.fixture
+def train(context: RankContext, begin: alone.Begin) -> Train:
+    """Train alone with some checkpoint settings; ``stop_at`` asks for a stop in that step."""
+
+    def run(*, ranks: tuple[int, ...] = (0,), stop_at: int | None = None, **settings: Any) -> Album:
+        album = Album()
+        checkpoint = CheckpointConfig(url="memory://x", **settings)
+        job = context.job.model_copy(update={"checkpoint": checkpoint})
+        any_album: Any = album
+        session = Session(replace(context, job=job, snapshots=any_album))
+        model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+        begin(RecoveryPlan(replace(alone.spec(1), snapshot_ranks=ranks), INITIAL_VERSION))
+        try:
+            for step in session.steps():
+                with step:
+                    for batch in step.microbatches():
+                        step.backward(mean_loss(model, batch), weight=batch.num_targets)
+                    if step.number == stop_at:
+                        context.gate.request(Flag.STOP)
+                    step.commit()
+                    if album.steps and album.steps[-1] == step.number:
+                        assert torch.equal(album.weights[-1], model.weight), "not the new state"
+        except SessionClosed:
+            assert stop_at is not None
+        return album
+
+    return run
+
+
+def test_every_nth_and_the_last(train: Train):
+    album = train(every_steps=3)
+    assert album.steps == [3, 6, MAX_STEPS]
+    assert album.shares == {Share(0, 1)}
+    assert [patience_s > 0 for patience_s in album.patience_s] == [False, False, True]
+
+
+def test_without_a_cadence_only_the_last(train: Train):
+    assert train().steps == [MAX_STEPS]
+
+
+def test_by_the_clock_when_it_is_due(train: Train):
+    assert train(every_s=1e-9).steps == list(range(1, MAX_STEPS + 1))
+
+
+def test_by_the_clock_not_before_it_is_due(train: Train):
+    assert train(every_s=1e9).steps == [MAX_STEPS]
+
+
+def test_the_step_at_which_the_run_is_stopped(train: Train):
+    assert train(every_steps=3, stop_at=5).steps == [3, 5]
+
+
+def test_a_rank_that_others_copy_for_copies_nothing(train: Train):
+    assert train(ranks=(), every_steps=1).steps == []
