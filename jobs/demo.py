@@ -101,7 +101,10 @@ class Disturbed:
         pid, before = self.run.coordinator_pid(), self.run.status()
         killed_at_s = time.time()
         os.kill(pid, signal.SIGKILL)
-        await_status(self.run, lambda s: s["incarnation"] > before["incarnation"])
+        await_status(
+            self.run,
+            lambda s: s["incarnation"] > before["incarnation"] and s["state"] == "running",
+        )
         back_s = time.time() - killed_at_s
         status = await_status(self.run, lambda s: s["step"] > before["step"])
         step = next(s for s in all_steps(self.run) if s["committed_at_s"] > killed_at_s)

@@ -45,7 +45,7 @@ def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str
     before = run.wait_training(step=20, spares=2)
     pids = run.pids()
     os.kill(run.run.coordinator_pid(), signal.SIGKILL)
-    after = run.wait(lambda s: s["incarnation"] > before["incarnation"])
+    after = run.wait(lambda s: s["incarnation"] > before["incarnation"] and s["state"] == "running")
     assert run.pids() == pids
     assert not events_of(after, "recovered"), "an intact epoch was formed anew"
     expect_as_undisturbed(run, undisturbed)

@@ -50,7 +50,8 @@ class Act(StrEnum):
 class Fault:
     """``worker_id`` fails at ``where`` in ``step``; in healing, the step is the last committed one.
 
-    ``once_applied`` names workers that have applied that step before anything happens.
+    ``once_begun`` names workers that have begun that step before anything happens, ``once_applied``
+    those that have applied it. Without them a rank may be a step behind, in the last one's tail.
     """
 
     worker_id: str
@@ -58,13 +59,21 @@ class Fault:
     where: Where
     act: Act = Act.KILL
     once_applied: tuple[str, ...] = ()
+    once_begun: tuple[str, ...] = ()
 
 
 def fail_at(
-    rank: int, step: int, where: Where, act: Act = Act.KILL, *, once_applied: tuple[int, ...] = ()
+    rank: int,
+    step: int,
+    where: Where,
+    act: Act = Act.KILL,
+    *,
+    once_applied: tuple[int, ...] = (),
+    once_begun: tuple[int, ...] = (),
 ) -> Fault:
     """Let the worker that begins with ``rank`` fail."""
-    return Fault(f"w{rank}", step, where, act, tuple(f"w{other}" for other in once_applied))
+    applied, begun = (tuple(f"w{i}" for i in others) for others in (once_applied, once_begun))
+    return Fault(f"w{rank}", step, where, act, applied, begun)
 
 
 class Injector:
@@ -83,7 +92,9 @@ class Injector:
         applied = self.phase is Phase.OPTIMIZER and phase is Phase.USER
         self.phase, self.step, self.epoch = phase, step, epoch
         if applied and self.is_real:
-            self._mark(step, self._worker_id).touch()
+            self._mark("applied", step, self._worker_id).touch()
+        if phase is Phase.DATA and self.is_real:
+            self._mark("begun", step, self._worker_id).touch()
         place = {
             Phase.COMPUTE: Where.IN_MICROBATCH,
             Phase.OPTIMIZER: Where.IN_OPTIMIZER,
@@ -106,7 +117,8 @@ class Injector:
         return self.epoch.incarnation > 0
 
     def _strike(self, fault: Fault) -> None:
-        marks = [self._mark(fault.step, worker_id) for worker_id in fault.once_applied]
+        marks = [self._mark("applied", fault.step, each) for each in fault.once_applied]
+        marks += [self._mark("begun", fault.step, each) for each in fault.once_begun]
         deadline_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
         while not all(mark.exists() for mark in marks):
             assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"nobody made {marks}"
@@ -115,8 +127,8 @@ class Injector:
             raise RuntimeError("dropped")
         os.kill(os.getpid(), signal.SIGKILL if fault.act is Act.KILL else signal.SIGSTOP)
 
-    def _mark(self, step: int, worker_id: str) -> Path:
-        return self._directory / f"{worker_id}-applied-{step}"
+    def _mark(self, what: str, step: int, worker_id: str) -> Path:
+        return self._directory / f"{worker_id}-{what}-{step}"
 
 
 class FaultyTransport:

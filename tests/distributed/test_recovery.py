@@ -137,7 +137,7 @@ def test_buffers_that_forward_changed_are_put_back(run: Run, undisturbed):
 
 
 def test_survivors_see_the_step_again_with_its_number_of_tries(run: Run, undisturbed):
-    outcome = run(train, fail_at(1, 4, Where.IN_MICROBATCH), spares=1)
+    outcome = run(train, fail_at(1, 4, Where.IN_MICROBATCH, once_begun=(0, 2)), spares=1)
     tries = outcome.results["w0"]["tries"]
     tail_of_3 = (3, 0)  # the lost rank may not have run it to its end
     assert tries[:6] == [(1, 0), (2, 0), (3, 0), (4, 0), tail_of_3, (4, 1)]
@@ -145,7 +145,7 @@ def test_survivors_see_the_step_again_with_its_number_of_tries(run: Run, undistu
 
 
 def test_a_failed_collective_that_costs_nobody_repeats_that_step_alone(run: Run, undisturbed):
-    outcome = run(train, fail_at(1, 4, Where.IN_BACKWARD, Act.DROP))
+    outcome = run(train, fail_at(1, 4, Where.IN_BACKWARD, Act.DROP, once_begun=(0, 2)))
     assert_as_undisturbed(outcome, undisturbed)
     for result in outcome.by_rank:
         assert result["tries"] == [(n, 0) for n in (1, 2, 3, 4)] + [

@@ -223,7 +223,8 @@ def test_evaluation_draws_the_same_numbers_on_however_many_ranks(run: Run):
 
 def test_a_failure_in_evaluation_repeats_it_and_not_the_step(run: Run, undisturbed):
     whole = run(train_with_evaluation)
-    outcome = run(train_with_evaluation, fail_at(1, 4, Where.IN_TAIL), spares=1)
+    fault = fail_at(1, 4, Where.IN_TAIL, once_applied=(0, 2))
+    outcome = run(train_with_evaluation, fault, spares=1)
     assert outcome.crashes == {}
     for member, result in outcome.results.items():
         assert result["digest"] == undisturbed.by_rank[0]["digest"]
