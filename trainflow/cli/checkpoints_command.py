@@ -5,12 +5,16 @@ Process: driver.  Blocks: on the store.
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
+from trainflow.errors import CheckpointError, JobNotFoundError
+
+if TYPE_CHECKING:
+    from trainflow.checkpointing.store import CheckpointStore
 
 checkpoints_app = typer.Typer(
     no_args_is_help=True,
@@ -101,9 +105,7 @@ def verify(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _describe(store: Any, step: int) -> dict[str, Any]:  # noqa: ANN401  loaded when it is called
-    from trainflow.errors import CheckpointError  # noqa: PLC0415
-
+def _describe(store: "CheckpointStore", step: int) -> dict[str, Any]:
     try:
         manifest = store.read_manifest(step)
     except CheckpointError as error:
@@ -121,8 +123,6 @@ def _describe(store: Any, step: int) -> dict[str, Any]:  # noqa: ANN401  loaded 
 
 
 def _choose(steps: list[int], step: int | None, url: str) -> int:
-    from trainflow.errors import JobNotFoundError  # noqa: PLC0415
-
     if steps and step in {None, *steps}:
         return steps[-1] if step is None else step
     known = ", ".join(map(str, steps)) or "none"

@@ -65,6 +65,8 @@ class CheckpointControl:
             CheckpointError: the store doesn't answer.
         """
         self._stored = await asyncio.to_thread(find_resumable, self._job)
+        # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
+        self._closed_step = max([self._closed_step, *(each.step for each in self._stored)])
 
     def ask(self, version: Version, incarnation: int) -> UploadAnswer:
         """A Keeper asks to upload its share of a version.

@@ -164,6 +164,20 @@ def test_another_run_goes_on_from_what_is_there(
     assert find(store, other_record, resume="never") is None
 
 
+def test_a_run_that_goes_on_from_its_last_step_waits_for_no_checkpoint(
+    store: CheckpointStore, record: RunRecord, other_record: RunRecord
+):
+    make_checkpoint(store, record)
+
+    async def act() -> None:
+        control = control_for(store, other_record)
+        await control.find_stored()
+        await control.wait_closed(STEP, timeout_s=0.05)
+
+    asyncio.run(act())
+    assert kinds(other_record) == []
+
+
 def test_an_empty_folder_is_a_beginning(store: CheckpointStore, record: RunRecord):
     assert find(store, record) is None
 
