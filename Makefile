@@ -17,10 +17,10 @@ CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # The type checker doesn't ask the network for news of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead clean
+.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## make .venv and install TrainFlow with all extras into it
 
@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(call wants_cpu_torch); then \
 		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
 	fi
-	$(BIN)/pip install -c constraints.txt -e '.[lm,bench,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,bench,dev]'
 	touch $@
 
 # No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.
@@ -66,13 +66,16 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values; under a minute
 	$(BIN)/python -m pytest tests/unit
 
-bench: bench-recovery bench-overhead ## every benchmark
+bench: bench-recovery bench-overhead bench-checkpoint ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
 
 bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
 	$(BIN)/python -m benchmarks.overhead
+
+bench-checkpoint: $(STAMP) ## what a checkpoint costs, beside torch.save, DCP and torch_checkpointing
+	$(BIN)/python -m benchmarks.checkpoint
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,8 +3,9 @@
 Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 Index = tuple[int, ...]
@@ -76,16 +77,34 @@ def subtract(box: Box, hole: Box) -> list[Box]:
     return rest
 
 
-def overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
-    """Return two of the boxes that share elements; None if no two do.
+def count_corners(boxes: Sequence[Box], shape: Index) -> int:
+    """Return how many corners the boxes have, not counting dimensions that none of them cuts."""
+    return len(boxes) << len(_cut_dimensions(boxes, shape))
 
-    Sorted along the first dimension, so that boxes of a usual layout are compared with few others.
+
+def is_partition(boxes: Sequence[Box], shape: Index) -> bool:
+    """Whether each element of a tensor of ``shape`` is in exactly one of the boxes inside of it.
+
+    A box is a sum of orthants, one from each of its corners on, with alternating signs; two sums
+    of orthants are equal only if they have the same corners with the same signs. So corners are
+    summed up, and those of the whole tensor must be left: time and memory grow with
+    `count_corners`, however the boxes lie.
     """
-    ordered = sorted((b for b in boxes if b.num_elements), key=lambda b: b.offset[:1])
-    for i, box in enumerate(ordered):
-        for other in ordered[i + 1 :]:
-            if other.offset and other.offset[0] >= box.offset[0] + box.shape[0]:
-                break
-            if intersect(box, other) is not None:
-                return box, other
-    return None
+    filled = [box for box in boxes if box.num_elements]
+    if not prod(shape):
+        return True
+    cut = _cut_dimensions(filled, shape)
+    signs = [(-1) ** corner.bit_count() for corner in range(1 << len(cut))]
+    left: dict[Index, int] = {}
+    for box, weight in [(whole(shape), -1), *((box, 1) for box in filled)]:
+        sides = [(box.offset[d], box.offset[d] + box.shape[d]) for d in cut]
+        for corner, sign in zip(product(*sides), signs, strict=True):
+            total = left.pop(corner, 0) + weight * sign
+            if total:
+                left[corner] = total
+    return not left
+
+
+def _cut_dimensions(boxes: Sequence[Box], shape: Index) -> list[int]:
+    filled = [box for box in boxes if box.num_elements]
+    return [d for d, size in enumerate(shape) if any(box.shape[d] != size for box in filled)]

@@ -1,12 +1,13 @@
 """Bring chunks into a store, several at a time.
 
 Process: keeper.  Threads: a pool of its own.  Blocks: on the store.
-Fails: `CheckpointError`; what was written so far stays, under its hashes, and is found again.
+Fails: `CheckpointError`, as soon as one chunk can't be written: the others are not tried any more.
+What was written so far stays, under its hashes, and is found again.
 """
 
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainflow.checkpointing.chunks import name_of
@@ -39,38 +40,56 @@ class ChunkWriter:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         # Bounds how far cutting and hashing run ahead of a slow store.
         self._room = threading.Semaphore(2 * num_threads)
-        self._writes: list[Future[None]] = []
+        self._error: BaseException | None = None
 
     def add(self, part: memoryview) -> Chunk:
-        """Start to write a chunk's bytes, which must stay as they are until `finish` returns."""
+        """Start to write a chunk's bytes, which must stay as they are until `finish` returns.
+
+        Raises:
+            CheckpointError: one before it could not be written.
+        """
         chunk = Chunk(name_of(part), len(part))
         with self._lock:
             is_known = chunk.chunk_id in self._known
             self._known.add(chunk.chunk_id)
             self.traffic.num_bytes_known += chunk.num_bytes * is_known
         if not is_known:
+            self._require_working()
             self._room.acquire()
-            self._writes.append(self._pool.submit(self._write, chunk, part))
+            self._pool.submit(self._write, chunk, part)
         return chunk
 
     def finish(self) -> Traffic:
-        """Wait until every chunk is in the store.
+        """Wait until every chunk is in the store, or nothing is tried any more.
 
         Raises:
             CheckpointError: one could not be written.
         """
         self._pool.shutdown(wait=True)
-        for write in self._writes:
-            write.result()
+        self._require_working()
         return self.traffic
+
+    def _require_working(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _write(self, chunk: Chunk, part: memoryview) -> None:
         try:
-            is_there = self._store.has_chunk(chunk)
-            if not is_there:
-                self._store.write_chunk(chunk, part)
-            with self._lock:
-                self.traffic.num_bytes_known += chunk.num_bytes * is_there
-                self.traffic.num_bytes_written += chunk.num_bytes * (not is_there)
+            if self._error is None:
+                self._count(chunk, is_new=self._bring(chunk, part))
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            self._error = error
         finally:
             self._room.release()
+
+    def _bring(self, chunk: Chunk, part: memoryview) -> bool:
+        """Write a chunk unless it is there; returns whether it was not."""
+        if self._store.has_chunk(chunk):
+            return False
+        self._store.write_chunk(chunk, part)
+        return True
+
+    def _count(self, chunk: Chunk, *, is_new: bool) -> None:
+        with self._lock:
+            self.traffic.num_bytes_written += chunk.num_bytes * is_new
+            self.traffic.num_bytes_known += chunk.num_bytes * (not is_new)

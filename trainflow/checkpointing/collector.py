@@ -1,17 +1,21 @@
 """Give back what checkpoints that are no longer kept hold in a store.
 
 The order makes every moment safe to die in: a checkpoint first loses its marker, so it no longer
-counts; then its manifest; and chunks go last, those that no manifest names. While it runs nobody
-may upload: a chunk that an upload found in place could be one that goes.
+counts; then its manifest; and chunks go last, those that no manifest names, with what writers that
+died have left. While it runs nobody may upload: a chunk that an upload found in place could be one
+that goes.
 
-Process: driver, or on behalf of the coordinator.  Blocks: on the store.
+Process: driver, or on behalf of the coordinator.  Threads: a pool removes.  Blocks: on the store.
 """
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import CheckpointError
+
+_NUM_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def collect(store: CheckpointStore, kept: Collection[int]) -> Collected:
     for name in store.manifest_names().keys() - manifests:
         store.remove_manifest(name)
     unneeded = [chunk_id for chunk_id in store.chunk_ids() if chunk_id not in needed]
-    for chunk_id in unneeded:
-        store.remove_chunk(chunk_id)
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="collect") as pool:
+        list(pool.map(store.remove_chunk, unneeded))
+        list(pool.map(store.remove_remainder, list(store.remainders())))
     return Collected(tuple(going), len(unneeded))

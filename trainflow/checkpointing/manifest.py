@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any
 
-from trainflow.checkpointing.boxes import Box, overlap
+from trainflow.checkpointing.boxes import Box, count_corners, is_partition
 from trainflow.checkpointing.dtypes import ITEM_BYTES
+from trainflow.checkpointing.json_document import FlawError, Members, Node, load_json, tell
+from trainflow.checkpointing.skeleton import check_skeleton
 from trainflow.errors import CheckpointError
 
 FORMAT = "trainflow-checkpoint"
@@ -23,6 +25,9 @@ FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 MAX_DIMENSIONS = 64
 MAX_TENSOR_BYTES = 2**50
+MAX_CHUNK_BYTES = 2 * 1024 * 1024
+MAX_CORNERS = 2**22  # of all shards of one tensor: a million shards, if two dimensions are cut
+MAX_STEP = 10**12 - 1  # twelve digits
 
 _CHUNK_ID = re.compile(r"[0-9a-f]{32}")
 _ATTEMPT = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
@@ -102,7 +107,18 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Write a manifest as JSON; the same manifest is the same bytes."""
+    """Write a manifest as JSON; the same manifest is the same bytes.
+
+    Raises:
+        CheckpointError: its state is one that nobody could read again.
+    """
+    try:
+        check_skeleton(manifest.skeleton, len(manifest.tensors))
+    except FlawError as flaw:
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step}: got a state with {flaw.got}, expected "
+            f"{flaw.expected}; look at what state_dict() of what you registered returns"
+        ) from None
     document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -135,7 +151,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(data: bytes, source: str) -> Manifest:
-    """Read and check a manifest.
+    """Read and check a manifest. Takes time and memory in proportion to the bounds above.
 
     Args:
         data: the document.
@@ -148,107 +164,21 @@ def parse_manifest(data: bytes, source: str) -> Manifest:
     """
     try:
         return _parse_document(data)
-    except _FlawError as flaw:
+    except FlawError as flaw:
         raise CheckpointError(
             f"manifest {source}: {flaw.where}: got {flaw.got}, expected {flaw.expected}; the file "
             "is damaged or forged: use an earlier checkpoint"
         ) from None
 
 
-class _FlawError(Exception):
-    """Something in a manifest is wrong."""
-
-    def __init__(self, where: str, got: str, expected: str):
-        super().__init__(where)
-        self.where, self.got, self.expected = where or "document", got, expected
-
-
-@dataclass(frozen=True)
-class _Node:
-    """A value somewhere in the document, which knows where."""
-
-    where: str
-    value: Any
-
-    def mapping(self) -> "dict[str, _Node]":
-        value: object = self.value
-        if not isinstance(value, dict):
-            raise self._flaw("an object")
-        items = cast("dict[str, Json]", value).items()
-        return _Keyed(self.where, {key: _Node(f"{self.where}/{key}", v) for key, v in items})
-
-    def items(self) -> "list[_Node]":
-        value: object = self.value
-        if not isinstance(value, list):
-            raise self._flaw("a list")
-        values = cast("list[Json]", value)
-        return [_Node(f"{self.where}/{i}", value) for i, value in enumerate(values)]
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self._flaw("a string")
-        return self.value
-
-    def matching(self, pattern: re.Pattern[str]) -> str:
-        text = self.text()
-        if not pattern.fullmatch(text):
-            raise self._flaw(f"text of the form {pattern.pattern}")
-        return text
-
-    def integer(self, most: int = 2**62) -> int:
-        value = self.value
-        if type(value) is not int or not 0 <= value <= most:
-            raise self._flaw(f"an integer from 0 to {most}")
-        return value
-
-    def number(self) -> float:
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise self._flaw("a number")
-        return float(self.value)
-
-    def equal(self, expected: Json) -> None:
-        if self.value != expected or type(self.value) is not type(expected):
-            raise self._flaw(repr(expected))
-
-    def index(self, num_dimensions: int | None = None) -> tuple[int, ...]:
-        nodes = self.items()
-        if num_dimensions is not None and len(nodes) != num_dimensions:
-            raise self._flaw(f"{num_dimensions} numbers")
-        if len(nodes) > MAX_DIMENSIONS:
-            raise self._flaw(f"at most {MAX_DIMENSIONS} dimensions")
-        return tuple(node.integer() for node in nodes)
-
-    def _flaw(self, expected: str) -> _FlawError:
-        return _FlawError(self.where, repr(self.value)[:80], expected)
-
-
-class _Keyed(dict[str, _Node]):
-    """An object's members; a missing one is a flaw."""
-
-    def __init__(self, where: str, members: dict[str, _Node]):
-        super().__init__(members)
-        self._where = where
-
-    def __missing__(self, key: str) -> _Node:
-        raise _FlawError(f"{self._where}/{key}", "nothing", "a value")
-
-
-def _load_json(data: bytes) -> Json:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _FlawError("", f"no JSON ({error})", "a JSON document") from None
-
-
 def _parse_document(data: bytes) -> Manifest:
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise _FlawError("", f"{len(data)} bytes", f"at most {MAX_MANIFEST_BYTES}")
-    document = _Node("", _load_json(data)).mapping()
+    document = Node("", load_json(data, MAX_MANIFEST_BYTES)).mapping()
     document["format"].equal(FORMAT)
     document["version"].equal(FORMAT_VERSION)
+    document["config"].mapping()
     manifest = Manifest(
         job_id=document["job_id"].text(),
-        step=document["step"].integer(),
+        step=document["step"].integer(MAX_STEP),
         attempt=document["attempt"].matching(_ATTEMPT),
         created_at_s=document["created_at_s"].number(),
         world_size=document["world_size"].integer(),
@@ -257,85 +187,80 @@ def _parse_document(data: bytes) -> Manifest:
         skeleton=document["skeleton"].value,
         tensors=_parse_tensors(document["tensors"]),
     )
-    _check_skeleton(manifest)
+    check_skeleton(manifest.skeleton, len(manifest.tensors))
     return manifest
 
 
-def _parse_tensors(node: _Node) -> dict[str, TensorEntry]:
+def _parse_tensors(node: Node) -> dict[str, TensorEntry]:
     tensors: dict[str, TensorEntry] = {}
+    sizes: dict[str, int] = {}
     for each in node.items():
         entry = each.mapping()
         path = entry["path"].text()
         if path in tensors:
-            raise _FlawError(each.where, f"{path!r} twice", "each tensor once")
+            raise FlawError(each.where, f"{tell(path)} twice", "each tensor once")
         tensors[path] = _parse_tensor(entry)
+        for chunk in (chunk for shard in tensors[path].shards for chunk in shard.chunks):
+            if sizes.setdefault(chunk.chunk_id, chunk.num_bytes) != chunk.num_bytes:
+                raise FlawError(each.where, f"two sizes of chunk {chunk.chunk_id}", "one")
     return tensors
 
 
-def _parse_tensor(entry: dict[str, _Node]) -> TensorEntry:
-    dtype = entry["dtype"].text()
-    if dtype not in ITEM_BYTES:
-        raise _FlawError(entry["dtype"].where, repr(dtype), f"one of {', '.join(ITEM_BYTES)}")
-    shape = entry["shape"].index()
-    num_bytes = prod(shape) * ITEM_BYTES[dtype]
+def _parse_tensor(entry: Members) -> TensorEntry:
+    dtype = entry["dtype"].among(list(ITEM_BYTES))
+    shape = _parse_index(entry["shape"])
+    # Sides of length 0 don't make the others harmless: somebody may still want to make room.
+    num_bytes = prod(max(1, side) for side in shape) * ITEM_BYTES[dtype]
     if num_bytes > MAX_TENSOR_BYTES:
-        raise _FlawError(entry["shape"].where, f"{num_bytes} bytes", f"at most {MAX_TENSOR_BYTES}")
+        raise FlawError(entry["shape"].where, tell(shape), f"at most {MAX_TENSOR_BYTES} bytes")
     shards = tuple(_parse_shard(node, shape, ITEM_BYTES[dtype]) for node in entry["shards"].items())
-    where = entry["shards"].where
-    if pair := overlap(shard.box for shard in shards):
-        raise _FlawError(where, f"{pair[0]} and {pair[1]}", "shards that don't overlap")
-    covered = sum(shard.box.num_elements for shard in shards)
-    if covered != prod(shape):
-        raise _FlawError(where, f"{covered} elements", f"{prod(shape)}, each in one shard")
+    _require_partition([shard.box for shard in shards], shape, entry["shards"].where)
     return TensorEntry(dtype, shape, shards)
 
 
-def _parse_shard(node: _Node, tensor_shape: tuple[int, ...], item_bytes: int) -> Shard:
+def _require_partition(boxes: list[Box], shape: tuple[int, ...], where: str) -> None:
+    covered, expected = sum(box.num_elements for box in boxes), prod(shape)
+    if covered != expected:
+        raise FlawError(where, f"{covered} elements", f"{expected}, each in one shard")
+    if (num_corners := count_corners(boxes, shape)) > MAX_CORNERS:
+        raise FlawError(where, f"{num_corners} corners of shards", f"at most {MAX_CORNERS}")
+    if not is_partition(boxes, shape):
+        raise FlawError(where, "shards that do", "shards that don't overlap, and leave no gap")
+
+
+def _parse_index(node: Node, num_dimensions: int | None = None) -> tuple[int, ...]:
+    nodes = node.items()
+    if num_dimensions is not None and len(nodes) != num_dimensions:
+        raise node.flaw(f"{num_dimensions} numbers")
+    if len(nodes) > MAX_DIMENSIONS:
+        raise node.flaw(f"at most {MAX_DIMENSIONS} dimensions")
+    return tuple(node.integer() for node in nodes)
+
+
+def _parse_shard(node: Node, tensor_shape: tuple[int, ...], item_bytes: int) -> Shard:
     entry = node.mapping()
     box = Box(
-        entry["offset"].index(len(tensor_shape)),
-        entry["shape"].index(len(tensor_shape)),
+        _parse_index(entry["offset"], len(tensor_shape)),
+        _parse_index(entry["shape"], len(tensor_shape)),
     )
     if any(o + n > size for o, n, size in zip(box.offset, box.shape, tensor_shape, strict=True)):
-        raise _FlawError(node.where, str(box), f"a part of a tensor of shape {tensor_shape}")
+        raise FlawError(node.where, tell(box), f"a part of a tensor of shape {tell(tensor_shape)}")
     chunks = tuple(_parse_chunk(each) for each in entry["chunks"].items())
     found, expected = sum(c.num_bytes for c in chunks), box.num_elements * item_bytes
     if found != expected:
-        raise _FlawError(entry["chunks"].where, f"{found} bytes", f"{expected}")
+        raise FlawError(entry["chunks"].where, f"{found} bytes", f"{expected}")
+    if any(c.num_bytes != chunks[0].num_bytes for c in chunks[:-1]) or (
+        chunks and chunks[-1].num_bytes > chunks[0].num_bytes
+    ):
+        raise FlawError(entry["chunks"].where, "others", "chunks of one size, and a smaller last")
     return Shard(box, chunks)
 
 
-def _parse_chunk(node: _Node) -> Chunk:
+def _parse_chunk(node: Node) -> Chunk:
     parts = node.items()
     if len(parts) != 2:  # noqa: PLR2004  a pair
-        raise _FlawError(node.where, f"{len(parts)} values", "a chunk id and a number of bytes")
-    num_bytes = parts[1].integer()
+        raise FlawError(node.where, f"{len(parts)} values", "a chunk id and a number of bytes")
+    num_bytes = parts[1].integer(MAX_CHUNK_BYTES)
     if num_bytes == 0:
-        raise _FlawError(parts[1].where, "0", "at least 1 byte")
+        raise FlawError(parts[1].where, "0", "at least 1 byte")
     return Chunk(parts[0].matching(_CHUNK_ID), num_bytes)
-
-
-def _check_skeleton(manifest: Manifest) -> None:
-    """Require that the state names each tensor once, in order."""
-    numbers = _tensor_numbers(manifest.skeleton)
-    if numbers != list(range(len(manifest.tensors))):
-        raise _FlawError(
-            "/skeleton", f"tensors {numbers[:8]}...", f"0 to {len(manifest.tensors) - 1}"
-        )
-
-
-def _tensor_numbers(root: Json) -> list[Json]:
-    """Return the numbers that stand for tensors, in order; without recursion: it may be forged."""
-    found: list[Json] = []
-    stack: list[Json] = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            members = cast("dict[str, Json]", node)
-            if members.keys() == {"tensor"}:
-                found.append(members["tensor"])
-            else:
-                stack.extend(reversed(members.values()))
-        elif isinstance(node, list):
-            stack.extend(reversed(cast("list[Json]", node)))
-    return found

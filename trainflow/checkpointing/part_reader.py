@@ -71,8 +71,12 @@ def read_parts(
                 )
             )
             under_way[-1].start(pool, fetch)
-        for each in under_way:
-            each.finish()
+        try:
+            for each in under_way:
+                each.finish()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # a store that hangs: once is enough
+            raise
 
 
 @dataclass

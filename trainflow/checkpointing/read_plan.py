@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainflow.checkpointing.boxes import Box, intersect, subtract
+from trainflow.checkpointing.boxes import Box, Index, intersect, subtract
 from trainflow.errors import StateError
 
 
@@ -69,7 +69,12 @@ def _cover(part: Wanted, sources: Sequence[Available], load: dict[str, int]) -> 
     """Cover one part; ``load`` counts the elements that each location has been asked for."""
     reads: list[Read] = []
     missing = [part.box] if part.box.num_elements else []
-    for source in sorted(sources, key=lambda s: (s.tier, load[s.location], s.location)):
+
+    # Those of one place in the order of their elements, so that what is missing stays in one piece.
+    def rank(source: Available) -> tuple[int, int, str, Index]:
+        return source.tier, load[source.location], source.location, source.box.offset
+
+    for source in sorted(sources, key=rank):
         left: list[Box] = []
         for box in missing:
             common = intersect(box, source.box)

@@ -1,30 +1,37 @@
 """Checkpoints in a folder of any file system that fsspec knows: what lies where, in which order.
 
     chunks/ab/ab12...            payload, named by its hash, shared by all checkpoints here
-    manifests/STEP-ATTEMPT.json  what a checkpoint is made of
+    manifests/STEP-ATTEMPT-HASH.json  what a checkpoint is made of
     committed/STEP.json          marks a checkpoint as whole, and names its manifest
 
 A checkpoint counts once its marker is there, which is written last, by whoever is first: of two
-writers of one step one is refused. Nothing is ever overwritten.
+writers of one step one is refused. Nothing is ever overwritten: a manifest's name holds its hash.
 
 Process: keeper writes; drivers and workers read.  Blocks: on the store.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
-
-import fsspec
 
 from trainflow.checkpointing.chunks import is_chunk_id, name_of, require_intact
-from trainflow.checkpointing.manifest import Chunk, Manifest, encode_manifest, parse_manifest
-from trainflow.checkpointing.whole_files import write_new, write_whole
+from trainflow.checkpointing.manifest import (
+    MAX_MANIFEST_BYTES,
+    Chunk,
+    Manifest,
+    encode_manifest,
+    parse_manifest,
+)
+from trainflow.checkpointing.probing import PROBE_PREFIX, require_usable
+from trainflow.checkpointing.store_files import open_files
+from trainflow.checkpointing.whole_files import PART_PREFIX
 from trainflow.errors import CheckpointConflictError, CheckpointError, StoreError
 
-_MARKER = re.compile(r"(\d{12})\.json")
-_MANIFEST = re.compile(r"(\d{12})-[0-9a-z][0-9a-z.-]*\.json")
+_MARKER = re.compile(r"([0-9]{12})\.json")
+_MANIFEST = re.compile(r"([0-9]{12})-[0-9a-z][0-9a-z.-]*\.json")
+_MAX_MARKER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,7 @@ class CheckpointStore:
     def __init__(self, url: str):
         """Open the folder; it need not exist."""
         self.url = url
-        # fsspec has no annotations.
-        self._files: Any
-        self._files, root = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
-        self._root = root.rstrip("/")
+        self._files, self._root = open_files(url)
 
     def committed_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, oldest first."""
@@ -66,7 +70,7 @@ class CheckpointStore:
         """Read and check the manifest of a committed checkpoint."""
         marker = self._read_marker(step)
         name = f"manifests/{marker.manifest}"
-        data = self._read(name)
+        data = self._read(name, MAX_MANIFEST_BYTES)
         if name_of(data) != marker.digest:
             raise CheckpointError(
                 f"{self._path(name)}: got a file that hashes to {name_of(data)}, expected "
@@ -81,51 +85,53 @@ class CheckpointStore:
 
     def has_chunk(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is there, in its full length."""
+        name = _chunk_name(chunk.chunk_id)
         try:
-            return self._files.size(self._path(_chunk_name(chunk.chunk_id))) == chunk.num_bytes
+            with self._answering(name, FileNotFoundError):
+                return self._files.size(self._path(name)) == chunk.num_bytes
         except FileNotFoundError:
             return False
-        except OSError as error:
-            raise self._unreachable(_chunk_name(chunk.chunk_id), error) from error
 
     def write_chunk(self, chunk: Chunk, data: memoryview | bytes) -> None:
         """Write a chunk; whole, or not under its name."""
         name = _chunk_name(chunk.chunk_id)
-        try:
-            write_whole(self._files, self._path(name), data)
-        except OSError as error:
-            raise self._unreachable(name, error) from error
+        with self._answering(name):
+            self._files.write_whole(self._path(name), data)
 
     def read_chunk(self, chunk: Chunk) -> bytes:
         """Read a chunk and verify it."""
         name = _chunk_name(chunk.chunk_id)
-        return require_intact(chunk, self._read(name), self.url)
+        return require_intact(chunk, self._read(name, chunk.num_bytes), self.url)
 
     def commit(self, manifest: Manifest) -> None:
         """Write a manifest, then its marker. Its chunks must be there.
 
         Raises:
             CheckpointConflictError: the step is committed already, by another attempt.
-            CheckpointError: the store doesn't take it.
+            CheckpointError: the store doesn't take it, or is none to rely on: see `probing`.
         """
+        require_usable(self.url)
         data = encode_manifest(manifest)
-        file_name = f"{manifest.step:012d}-{manifest.attempt}.json"
-        marker = {"step": manifest.step, "manifest": file_name, "digest": name_of(data)}
-        name = f"manifests/{file_name}"
+        digest = name_of(data)
+        file_name = f"{manifest.step:012d}-{manifest.attempt}-{digest[:16]}.json"
+        marker = {"step": manifest.step, "manifest": file_name, "digest": digest}
+        with self._answering(f"manifests/{file_name}"):
+            self._files.write_whole(self._path(f"manifests/{file_name}"), data)
+        self._mark(manifest.step, json.dumps(marker).encode())
+
+    def _mark(self, step: int, marker: bytes) -> None:
+        """Write a marker; it is there already if the store's first answer to it was lost."""
+        name = f"committed/{step:012d}.json"
         try:
-            write_whole(self._files, self._path(name), data)
-            write_new(
-                self._files,
-                self._path(f"committed/{manifest.step:012d}.json"),
-                json.dumps(marker).encode(),
-            )
+            with self._answering(name, FileExistsError):
+                self._files.write_new(self._path(name), marker)
         except FileExistsError as error:
+            if self._read(name, _MAX_MARKER_BYTES) == marker:
+                return
             raise CheckpointConflictError(
-                f"{self.url}: got a second checkpoint of step {manifest.step}, expected one; "
+                f"{self.url}: got a second checkpoint of step {step}, expected one; "
                 "another writer was first, and its checkpoint stands"
             ) from error
-        except OSError as error:
-            raise self._unreachable(name, error) from error
 
     def manifest_names(self) -> dict[str, int]:
         """Return the step of every manifest by the name of its file, committed or not."""
@@ -141,6 +147,18 @@ class CheckpointStore:
         for folder in self._names("chunks"):
             yield from (name for name in self._names(f"chunks/{folder}") if is_chunk_id(name))
 
+    def remainders(self) -> Iterator[str]:
+        """Yield the name of every file that was being written when its writer died."""
+        folders = ["committed", "manifests", *(f"chunks/{name}" for name in self._names("chunks"))]
+        for folder in folders:
+            for name in self._names(folder):
+                if name.startswith((PART_PREFIX, PROBE_PREFIX)):
+                    yield f"{folder}/{name}"
+
+    def remove_remainder(self, name: str) -> None:
+        """Remove a file that its writer will not complete."""
+        self._remove(name)
+
     def remove_marker(self, step: int) -> None:
         """Make a checkpoint one that was never committed."""
         self._remove(f"committed/{step:012d}.json")
@@ -155,10 +173,10 @@ class CheckpointStore:
 
     def _read_marker(self, step: int) -> Marker:
         name = f"committed/{step:012d}.json"
-        data = self._read(name)
+        data = self._read(name, _MAX_MARKER_BYTES)
         try:
             marker = Marker(**json.loads(data))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self._path(name)}: got no marker ({error}), expected one; use an earlier "
                 "checkpoint"
@@ -171,42 +189,48 @@ class CheckpointStore:
             )
         return marker
 
-    def _read(self, name: str) -> bytes:
+    def _read(self, name: str, at_most: int) -> bytes:
         try:
-            return self._files.cat_file(self._path(name))
+            with self._answering(name, FileNotFoundError):
+                data = self._files.read(self._path(name), at_most + 1)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{self._path(name)}: got nothing, expected a file; use an earlier checkpoint"
             ) from error
-        except OSError as error:
-            raise self._unreachable(name, error) from error
+        if len(data) > at_most:
+            raise CheckpointError(
+                f"{self._path(name)}: got more than {at_most} bytes, expected no more; it is "
+                "damaged or forged: use an earlier checkpoint"
+            )
+        return data
 
     def _names(self, folder: str) -> list[str]:
-        self._files.invalidate_cache(self._path(folder))
-        try:
-            entries: list[str] = self._files.ls(self._path(folder), detail=False)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._unreachable(folder, error) from error
-        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
+        with self._answering(folder):
+            return self._files.names(self._path(folder))
 
     def _remove(self, name: str) -> None:
         try:
-            self._files.rm_file(self._path(name))
+            with self._answering(name, FileNotFoundError):
+                self._files.remove(self._path(name))
         except FileNotFoundError:
             return  # removed before, by one that died while it removed
-        except OSError as error:
-            raise self._unreachable(name, error) from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _unreachable(self, name: str, error: OSError) -> StoreError:
-        return StoreError(
-            f"{self.url}: {name}: the store does not answer as expected "
-            f"({type(error).__name__}: {error}); look at its address, credentials and free space"
-        )
+    @contextmanager
+    def _answering(self, name: str, *answers: type[OSError]) -> Generator[None]:
+        """Raise StoreError for whatever goes wrong in the store but what counts as an answer."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, answers):
+                raise
+            raise StoreError(
+                f"{self.url}: {name}: the store does not answer as expected "
+                f"({type(error).__name__}: {error}); look at its address, credentials and free "
+                "space"
+            ) from error
 
 
 def _chunk_name(chunk_id: str) -> str:

@@ -52,7 +52,7 @@ def quarantine(store: CheckpointStore, step: int) -> int:
     """Take a bad checkpoint out of the committed ones; returns how many bad chunks were removed.
 
     A damaged chunk must go: the next checkpoint that holds the same bytes would otherwise find its
-    name, and take it for them.
+    name, and take it for them. The marker goes last: who dies before that can begin again.
 
     Raises:
         StoreError: the store doesn't answer; nothing more was removed.
@@ -63,10 +63,10 @@ def quarantine(store: CheckpointStore, step: int) -> int:
         raise
     except CheckpointError:
         chunks = []
-    store.remove_marker(step)
     bad = [chunk for chunk in chunks if _find_flaw(store, chunk) is not None]
     for chunk in bad:
         store.remove_chunk(chunk.chunk_id)
+    store.remove_marker(step)
     return len(bad)
 
 

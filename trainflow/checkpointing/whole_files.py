@@ -1,72 +1,74 @@
-"""Files that are there whole or not at all, on local disks, network file systems and object stores.
+"""Files of a file system that are there whole or not at all, on local disks and over the network.
 
-An object store shows an object once it is complete. A file system shows a file from its first byte:
-there the data goes to a file of another name, is flushed, and takes its name in one operation.
+A file system shows a file from its first byte. So the data goes to a file of another name, is
+flushed, and takes its name in one operation.
 
-Process: keeper.  Blocks: on the store.
+Process: keeper, coordinator.  Blocks: on the file system.
 """
 
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
+from trainflow.checkpointing.direct_file import write_flushed
 
-_PRECONDITION_FAILED = "412"
+PART_PREFIX = ".part-"
+"""How the name of a file begins that isn't whole: what is left of a writer that died."""
 
 
-def write_whole(files: Any, path: str, data: memoryview | bytes) -> None:  # noqa: ANN401  fsspec's
-    """Write a file; one of that name is replaced in one operation. Raises OSError."""
-    if not isinstance(files, LocalFileSystem):
-        files.pipe_file(path, bytes(data))
-        return
-    with _flushed(Path(path), data) as temporary:
+def replace_file(
+    path: Path, data: memoryview | bytes, before_naming: Callable[[], None] = lambda: None
+) -> None:
+    """Write a file; one of that name is replaced in one operation.
+
+    Args:
+        path: its name.
+        data: what will be in it.
+        before_naming: called when all is written; if it raises, nothing of that name appears.
+
+    Raises:
+        OSError: the file system doesn't take it.
+    """
+    with _flushed(path, data) as temporary:
+        before_naming()
         temporary.replace(path)
 
 
-def write_new(files: Any, path: str, data: bytes) -> None:  # noqa: ANN401  fsspec's
+def create_file(path: Path, data: bytes, before_naming: Callable[[], None] = lambda: None) -> None:
     """Write a file of a new name; of several writers at once, one succeeds.
 
     Raises:
         FileExistsError: there is one of that name.
-        OSError: the store doesn't take it.
+        OSError: the file system doesn't take it, or has no hard links.
     """
-    if isinstance(files, LocalFileSystem):
-        with _flushed(Path(path), data) as temporary:
-            Path(path).hardlink_to(temporary)
-        return
-    try:
-        files.pipe_file(path, data, mode="create")
-    except FileExistsError:
-        raise
-    except OSError as error:
-        if _is_refusal(error):
-            raise FileExistsError(path) from error
-        raise
+    with _flushed(path, data) as temporary:
+        before_naming()
+        path.hardlink_to(temporary)
+    _flush_folder(path.parent)
 
 
 @contextmanager
 def _flushed(path: Path, data: memoryview | bytes) -> Generator[Path]:
     """Write and flush a file beside ``path``; it is gone afterwards, unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            write_flushed(descriptor, data)
+        finally:
+            os.close(descriptor)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _is_refusal(error: OSError) -> bool:
-    """Tell whether an object store refused since the object exists; s3fs says so in many ways."""
-    cause: Any = error.__cause__ or error
-    response: Any = getattr(cause, "response", {})
-    code = str(response.get("Error", {}).get("Code", ""))
-    return code in {"PreconditionFailed", _PRECONDITION_FAILED}
+def _flush_folder(folder: Path) -> None:
+    """Have the names in a folder on disk, as far as the file system can tell."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

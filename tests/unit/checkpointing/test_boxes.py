@@ -1,8 +1,16 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.checkpointing.layouts import make_tensor, shapes
-from trainflow.checkpointing.boxes import Box, intersect, overlap, subtract, whole
+from tests.unit.checkpointing.layouts import layouts, make_tensor, shapes
+from trainflow.checkpointing.boxes import (
+    Box,
+    count_corners,
+    intersect,
+    is_partition,
+    subtract,
+    whole,
+)
 
 
 @st.composite
@@ -36,17 +44,36 @@ def test_a_difference_is_what_is_left_each_element_once(drawn):
     assert len(parts) <= max(1, 2 * len(shape))
 
 
-@given(pairs)
-def test_two_boxes_overlap_if_they_share_an_element(drawn):
-    shape, first, second = drawn
-    shared = elements(shape, first) & elements(shape, second)
-    assert (overlap([first, second]) is not None) == bool(shared)
+@given(st.data(), shapes.flatmap(lambda s: st.tuples(st.just(s), layouts(s))))
+def test_boxes_are_a_partition_if_each_element_is_in_one(data, drawn):
+    shape, layout = drawn
+    assert is_partition(data.draw(st.permutations(layout)), shape)
+    changed = data.draw(st.lists(st.sampled_from(layout) | boxes_within(shape), max_size=6))
+    counts = np.zeros(shape, int)
+    for box in changed:
+        counts[box.slices] += 1
+    assert is_partition(changed, shape) == bool((counts == 1).all())
 
 
-def test_an_overlap_is_found_among_many():
+def test_an_overlap_that_is_as_large_as_the_gap_is_seen():
     rows = [Box((i, 0), (1, 4)) for i in range(50)]
-    assert overlap(rows) is None
-    assert overlap([*rows, Box((17, 2), (1, 1))]) is not None
+    assert is_partition(rows, (50, 4))
+    assert not is_partition([*rows[:17], rows[16], *rows[18:]], (50, 4))
+
+
+def test_boxes_that_no_straight_cut_separates_are_a_partition():
+    pinwheel = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1))]
+    boxes = [Box(*each) for each in [*pinwheel, ((1, 1), (1, 1))]]
+    assert is_partition(boxes, (3, 3))
+    assert count_corners(boxes, (3, 3)) == 5 * 4
+
+
+def test_what_is_not_cut_costs_nothing():
+    shape = (2,) * 40
+    halves = [Box((i, *(0,) * 39), (1, *shape[1:])) for i in range(2)]
+    assert count_corners(halves, shape) == 4
+    assert is_partition(halves, shape)
+    assert not is_partition([*halves, halves[0]], shape)
 
 
 def test_a_box_is_known_in_another_ones_space():

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.checkpointing.test_store import PAYLOAD, load, save, small_chunks
 from trainflow.checkpointing.collector import collect
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import quarantine
 from trainflow.errors import CheckpointError
 
 __all__ = ["small_chunks"]
@@ -70,7 +71,7 @@ def test_when_a_kept_manifest_is_damaged_nothing_is_removed(store: CheckpointSto
 
 def test_it_may_die_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
     """Die after 0, 1, 2, ... removals: what is kept can be read, what counts is whole."""
-    remove: Any = store._files.rm_file
+    remove: Any = store._files.remove
     left = [0]
 
     def remove_while_alive(path: str) -> None:
@@ -79,7 +80,7 @@ def test_it_may_die_at_every_moment(store: CheckpointStore, monkeypatch: pytest.
         left[0] -= 1
         remove(path)
 
-    monkeypatch.setattr(store._files, "rm_file", remove_while_alive)
+    monkeypatch.setattr(store._files, "remove", remove_while_alive)
     for lifetime in range(100):
         left[0] = lifetime
         try:
@@ -92,3 +93,45 @@ def test_it_may_die_at_every_moment(store: CheckpointStore, monkeypatch: pytest.
     assert lifetime > 0
     assert load(store, 2) == PAYLOAD
     assert load(store, 3) == LATER
+
+
+def test_what_writers_left_that_died_goes_too(store: CheckpointStore):
+    collect(store, {2, 3})
+    before = files(store)
+    for name in ("committed/.part-a", "manifests/.part-b", "chunks/00/.part-c", "committed/probe-"):
+        path = Path(store.url) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half of it")
+    collect(store, {2, 3})
+    assert files(store) == before
+
+
+def test_a_quarantine_that_was_cut_off_can_be_done_again(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever was done of it: a bad chunk doesn't stay while nobody knows that it is bad."""
+    bad = list(store.read_manifest(3).chunks().values())[-1]
+    store.write_chunk(bad, b"something else")
+    remove: Any = store._files.remove
+
+    def die(path: str) -> None:
+        raise DiedError
+
+    monkeypatch.setattr(store._files, "remove", die)
+    with pytest.raises(DiedError):
+        quarantine(store, 3)
+    left = [1]
+
+    def remove_once(path: str) -> None:
+        if not left[0]:
+            raise DiedError
+        left[0] -= 1
+        remove(path)
+
+    monkeypatch.setattr(store._files, "remove", remove_once)
+    with pytest.raises(DiedError):
+        quarantine(store, 3)
+    monkeypatch.undo()
+    quarantine(store, 3)
+    assert 3 not in store.committed_steps()
+    assert bad.chunk_id not in set(store.chunk_ids())

@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,18 @@ from tests.unit.checkpointing.layouts import (
     shapes,
     write_shards,
 )
-from trainflow.checkpointing.boxes import whole
+from trainflow.checkpointing.boxes import Box, whole
+from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.manifest import (
+    MAX_CHUNK_BYTES,
+    Chunk,
     Manifest,
+    Shard,
     TensorEntry,
     encode_manifest,
     parse_manifest,
 )
+from trainflow.checkpointing.skeleton import MAX_DEPTH
 from trainflow.errors import CheckpointError
 
 
@@ -72,6 +78,30 @@ FORGERIES = {
     "a triple for a chunk": (["0" * 32, 48, 1], *SHARD, "chunks", 0),
     "a tensor that isn't named": ({"dict": []}, "skeleton"),
     "a tensor that isn't there": ({"tensor": 7}, "skeleton"),
+    "a negative offset": ([-1, 0], *SHARD, "offset"),
+    "a side that is no integer": ([4.0, 3], "tensors", 0, "shape"),
+    "a truth value for a side": ([True, 12], "tensors", 0, "shape"),
+    "an empty tensor with absurd sides": ([0, 2**60], "tensors", 0, "shape"),
+    "a chunk larger than chunks are": ([["0" * 32, MAX_CHUNK_BYTES + 1]], *SHARD, "chunks"),
+    "chunks of odd sizes": ([["0" * 32, 8], ["1" * 32, 40]], *SHARD, "chunks"),
+    "chunks that grow": ([["0" * 32, 8], ["1" * 32, 8], ["2" * 32, 32]], *SHARD, "chunks"),
+    "one chunk of two sizes": ([["0" * 32, 40], ["0" * 32, 8]], *SHARD, "chunks"),
+    "chunks that don't add up": ([["0" * 32, 24], ["1" * 32, 23]], *SHARD, "chunks"),
+    "a step of thirteen digits": (10**12, "step"),
+    "a time that no float holds": (10**400, "created_at_s"),
+    "a time that isn't finite": (math.inf, "created_at_s"),
+    "a time that is no number": (math.nan, "created_at_s"),
+    "settings that are none": ("{}", "config"),
+    "half a character": ("\ud800", "tensors", 0, "path"),
+    "a list that isn't named one": ([{"tensor": 0}], "skeleton"),
+    "a tensor's number that only compares equal": ({"tensor": False}, "skeleton"),
+    "a tensor named twice": ({"list": [{"tensor": 0}, {"tensor": 0}]}, "skeleton"),
+    "a key twice": ({"dict": [["w", {"tensor": 0}], ["w", 1]]}, "skeleton"),
+    "a key that is a list": ({"dict": [[["w"], {"tensor": 0}]]}, "skeleton"),
+    "a key without a value": ({"dict": [["w"]]}, "skeleton"),
+    "an unknown kind of value": ({"list": [{"tensor": 0}, {"pickle": "gASV"}]}, "skeleton"),
+    "two kinds at once": ({"list": [{"tensor": 0}], "tuple": []}, "skeleton"),
+    "a float that is one": ({"list": [{"tensor": 0}, {"float": "1.5"}]}, "skeleton"),
     "a list for an object": ([], "tensors", 0),
     "text for a list": ("abc", "tensors"),
 }
@@ -84,6 +114,94 @@ def test_a_forged_manifest_is_refused(good: Manifest, forgery):
     put(document, value, *path)
     with pytest.raises(CheckpointError, match=r"manifest here: .*expected.*use an earlier"):
         parse_manifest(json.dumps(document).encode(), "here")
+
+
+def forge(good: Manifest, old: str, new: str) -> bytes:
+    text = encode_manifest(good).decode()
+    assert old in text
+    return text.replace(old, new, 1).encode()
+
+
+def test_a_member_twice_is_refused(good: Manifest):
+    with pytest.raises(CheckpointError, match="an object with 'step' twice"):
+        parse_manifest(forge(good, '"step":40', '"step":40,"step":41'), "here")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_know_is_refused(good: Manifest, number: str):
+    with pytest.raises(CheckpointError, match="expected a finite number"):
+        parse_manifest(forge(good, '"name":"job"', f'"lr":{number}'), "here")
+
+
+def test_another_encoding_is_refused(good: Manifest):
+    with pytest.raises(CheckpointError, match="no JSON"):
+        parse_manifest(encode_manifest(good).decode().encode("utf-16"), "here")
+
+
+def test_a_shard_twice_in_place_of_another_is_refused(good: Manifest):
+    """As many elements as there should be, some of them twice."""
+    document = json.loads(encode_manifest(good))
+    row = {"offset": [0, 0], "shape": [1, 3], "chunks": [["0" * 32, 12]]}
+    rows = [{**row, "offset": [i, 0]} for i in (0, 1, 1, 3)]
+    document["tensors"][0]["shards"] = rows
+    with pytest.raises(CheckpointError, match="don't overlap, and leave no gap"):
+        parse_manifest(json.dumps(document).encode(), "here")
+
+
+@pytest.mark.parametrize("absurd", ["x" * 10**6, list(range(10**5)), 10**4000])
+@pytest.mark.parametrize(
+    "path",
+    [("step",), ("tensors", 0, "dtype"), ("tensors", 0, "shape"), ("skeleton", "tensor")],
+)
+def test_what_is_told_of_something_huge_is_short(good: Manifest, absurd, path):
+    document = json.loads(encode_manifest(replace(good, skeleton={"tensor": 0})))
+    put(document, absurd, *path)
+    with pytest.raises(CheckpointError) as caught:
+        parse_manifest(json.dumps(document).encode(), "here")
+    assert len(str(caught.value)) < 600
+
+
+def test_more_values_than_fit_in_memory_are_refused_before_they_are_read(good: Manifest):
+    data = forge(good, '"name":"job"', f'"a":[{"[]," * 12_000_000}0]')
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="values, expected at most"):
+            parse_manifest(data, "here")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("cut", [0, 1, 2], ids=["rows", "columns", "both"])
+def test_many_shards_take_no_time_beyond_their_number(cut: int):
+    side = 150
+    height, width = ((side**2, 1), (1, side**2), (side, side))[cut]
+    chunk = (Chunk("0" * 32, 1),)
+    boxes = [Box((i // width, i % width), (1, 1)) for i in range(height * width)]
+    entry = TensorEntry("uint8", (height, width), tuple(Shard(box, chunk) for box in boxes))
+    manifest = make_manifest(w=entry)
+    assert parse_manifest(encode_manifest(manifest), "here") == manifest
+
+
+@pytest.mark.timeout(60)
+def test_shards_cut_along_very_many_dimensions_are_refused():
+    """A partition indeed, of which each shard has 2**30 corners."""
+    dims = 30
+    boxes = [
+        Box((1,) * d + (0,) * (dims - d), (1,) * (d + 1) + (2,) * (dims - d - 1))
+        for d in range(dims)
+    ]
+    boxes.append(Box((1,) * dims, (1,) * dims))
+    shards: list[Shard] = []
+    for box in boxes:
+        num_chunks = -(-box.num_elements // MAX_CHUNK_BYTES)
+        size = box.num_elements // num_chunks
+        shards.append(Shard(box, (Chunk(f"{size:032x}", size),) * num_chunks))
+    entry = TensorEntry("uint8", (2,) * dims, tuple(shards))
+    with pytest.raises(CheckpointError, match="corners of shards, expected at most"):
+        parse_manifest(encode_manifest(make_manifest(w=entry)), "here")
 
 
 def test_overlapping_shards_are_refused(good: Manifest):
@@ -121,6 +239,30 @@ def test_a_cut_manifest_is_refused(length):
     data = encode_manifest(make_manifest(w=entry))
     with pytest.raises(CheckpointError):
         parse_manifest(data[: length % len(data)], "here")
+
+
+def nested(depth: int) -> Any:
+    node: Any = {"tensor": 0}
+    for _ in range(depth):
+        node = {"list": [node]}
+    return node
+
+
+def test_nesting_is_bounded_for_whoever_reads_it_by_recursion(good: Manifest):
+    deepest = replace(good, skeleton=nested(MAX_DEPTH))
+    assert parse_manifest(encode_manifest(deepest), "here") == deepest
+    document = json.loads(encode_manifest(good)) | {"skeleton": nested(MAX_DEPTH + 1)}
+    with pytest.raises(CheckpointError, match="deeper nesting"):
+        parse_manifest(json.dumps(document).encode(), "here")
+
+
+def test_a_state_that_nobody_could_read_again_is_not_written(good: Manifest):
+    with pytest.raises(CheckpointError, match=r"deeper nesting.*look at what state_dict"):
+        encode_manifest(replace(good, skeleton=nested(MAX_DEPTH + 1)))
+
+
+def test_chunks_as_they_are_cut_are_chunks_that_are_read():
+    assert CHUNK_BYTES <= MAX_CHUNK_BYTES
 
 
 def test_nesting_without_end_is_refused():

@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,6 +48,17 @@ def test_equal_sources_share_the_load():
     sources = [Available(path, whole((4,)), 1, place) for path in paths for place in "abc"]
     reads = plan_reads([Wanted(path, whole((4,))) for path in paths], sources)
     assert sorted(read.source.location for read in reads) == list("aabbcc")
+
+
+@pytest.mark.timeout(15)
+def test_the_order_in_which_many_shards_are_named_costs_nothing():
+    side = 100
+    boxes = [Box((i // side, i % side), (1, 1)) for i in range(side**2)]
+    random.Random(3).shuffle(boxes)
+    reads = plan_reads(
+        [Wanted("w", whole((side, side)))], [Available("w", b, 2, "") for b in boxes]
+    )
+    assert sorted(read.box.offset for read in reads) == sorted(box.offset for box in boxes)
 
 
 def test_a_gap_is_named():

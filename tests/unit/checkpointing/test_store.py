@@ -90,8 +90,7 @@ def test_of_several_writers_of_a_step_one_wins(store: CheckpointStore):
 
 def test_a_manifest_without_a_marker_is_no_checkpoint(store: CheckpointStore, url):
     save(store, 3)
-    files, root = store._files, store._root
-    files.rm(f"{root}/committed/{3:012d}.json")
+    store.remove_marker(3)
     assert CheckpointStore(url).committed_steps() == []
     with pytest.raises(CheckpointError, match="got nothing, expected a file"):
         store.read_manifest(3)

@@ -1,0 +1,130 @@
+"""Calls that may never come back: their caller waits for so long, and no longer.
+
+A file system over the network can hold a thread in the kernel for as long as its server is silent,
+and nothing ends that. So what might wait for a store runs in a thread beside the caller's. A caller
+that gives up leaves that thread behind; once it comes back, it finds that nobody waits, and is used
+again. Only so many are left behind at a time: then every call is refused at once, until one of them
+comes back.
+
+Process: any.  Threads: its own, which don't hold up the end of the process.
+Blocks: until the call is done or its time is over.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_LEFT_BEHIND = 16
+"""So many threads of a process may be held by a store that doesn't answer."""
+
+_ANSWER_WITHIN_S = 60.0
+_BYTES_PER_S = 8 * 1024 * 1024
+_MAX_IDLE = 16
+
+
+def patience_s(num_bytes: int = 0) -> float:
+    """Return how long a store may take over so many bytes before it counts as one that hangs."""
+    return _ANSWER_WITHIN_S + num_bytes / _BYTES_PER_S
+
+
+class Call:
+    """One call, as the thread that makes it sees it."""
+
+    def __init__(self, work: Callable[["Call"], Any]):
+        self._work = work
+        self.done = threading.Event()
+        self.is_awaited = True
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def require_awaited(self) -> None:
+        """Go on only if the caller still waits, so that what it lent is still what it was.
+
+        Raises:
+            TimeoutError: it has given up.
+        """
+        if not self.is_awaited:
+            raise TimeoutError("whoever asked for it has given up")
+
+    def make(self) -> None:
+        """Do the work, and keep what comes of it."""
+        try:
+            self.result = self._work(self)
+        except BaseException as error:  # noqa: BLE001  raised where it was asked for
+            self.error = error
+
+
+class BoundedCalls:
+    """Makes calls in threads of its own."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all threads: those of the process that this one was forked from aren't here."""
+        self._lock = threading.Lock()
+        self._idle: list[queue.SimpleQueue[Call]] = []
+        self._num_left_behind = 0
+
+    @property
+    def num_left_behind(self) -> int:
+        """How many calls are under way that nobody waits for."""
+        return self._num_left_behind
+
+    def call(self, within_s: float, work: Callable[[Call], T]) -> T:
+        """Do ``work`` and return what it returns, or raise what it raises.
+
+        Raises:
+            TimeoutError: it isn't done in time, or too many before it never came back.
+        """
+        call = Call(work)
+        self._hand_over(call)
+        if not call.done.wait(within_s):
+            with self._lock:
+                if not call.done.is_set():
+                    call.is_awaited = False
+                    self._num_left_behind += 1
+                    raise TimeoutError(f"no answer within {within_s:.0f} s")
+        try:
+            if call.error is not None:
+                raise call.error
+            return call.result
+        finally:
+            call.error = None  # its traceback leads back here: what the caller lent would stay
+
+    def _hand_over(self, call: Call) -> None:
+        with self._lock:
+            if self._num_left_behind >= MAX_LEFT_BEHIND:
+                raise TimeoutError(
+                    f"{self._num_left_behind} calls before it are still without an answer"
+                )
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = queue.SimpleQueue[Call]()
+            threading.Thread(target=self._serve, args=(calls,), name="store", daemon=True).start()
+        calls.put(call)
+
+    def _serve(self, calls: queue.SimpleQueue[Call]) -> None:
+        """Make one call after the other, as long as there are few enough to be kept."""
+        while True:
+            call = calls.get()
+            call.make()
+            with self._lock:
+                self._num_left_behind -= not call.is_awaited
+                stays = len(self._idle) < _MAX_IDLE
+                if stays:
+                    self._idle.append(calls)
+                call.done.set()
+            del call  # and with it what the caller lent
+            if not stays:
+                return
+
+
+STORE_CALLS = BoundedCalls()
+"""The calls of this process."""
+
+os.register_at_fork(after_in_child=STORE_CALLS.begin_anew)
