@@ -1,4 +1,6 @@
-"""``trainflow checkpoints``: look at what lies in a folder of checkpoints. Needs no cluster.
+"""``trainflow checkpoints``: look at what lies in a folder of checkpoints, and use it.
+
+Needs no cluster.
 
 Process: driver.  Blocks: on the store.
 """
@@ -9,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainflow.cli.checkpoints_choice import EPILOGUE, NewestOrStep, Url, choose_step
+from trainflow.cli.checkpoints_transfer import export, import_
+from trainflow.cli.checkpoints_upkeep import drill, prune
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
-from trainflow.errors import CheckpointError, JobNotFoundError
+from trainflow.errors import CheckpointError
 
 if TYPE_CHECKING:
     from trainflow.checkpointing.store import CheckpointStore
@@ -19,8 +24,12 @@ if TYPE_CHECKING:
 checkpoints_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at what lies in a folder of checkpoints.",
+    help="Look at what lies in a folder of checkpoints, take it elsewhere, test it, tidy it.",
 )
+checkpoints_app.command("export", epilog=EPILOGUE)(export)
+checkpoints_app.command("import", epilog=EPILOGUE)(import_)
+checkpoints_app.command("drill", epilog=EPILOGUE)(drill)
+checkpoints_app.command("prune", epilog=EPILOGUE)(prune)
 
 _COLUMNS = {
     "STEP": "step",
@@ -34,8 +43,6 @@ _COLUMNS = {
 }
 _TENSOR_COLUMNS = {"PATH": "path", "DTYPE": "dtype", "SHAPE": "shape", "CHUNKS": "num_chunks"}
 _VERDICT_COLUMNS = {"STEP": "step", "CHUNKS": "num_chunks", "BYTES": "num_bytes", "IS": "verdict"}
-
-Url = Annotated[str, typer.Argument(help="The folder: checkpoint.url of the run.")]
 
 
 @checkpoints_app.command("list")
@@ -51,14 +58,14 @@ def list_(url: Url, output: OutputOption = Output.TABLE) -> None:
 @checkpoints_app.command()
 def show(
     url: Url,
-    step: Annotated[int | None, typer.Argument(help="Its step; the newest if left out.")] = None,
+    step: NewestOrStep = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what one checkpoint holds: its settings and its tensors."""
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
     store = CheckpointStore(url)
-    chosen = _choose(store.committed_steps(), step, url)
+    chosen = choose_step(store.committed_steps(), step, url)
     manifest = store.read_manifest(chosen)
     tensors: list[dict[str, Any]] = [
         {
@@ -87,7 +94,7 @@ def verify(
 
     store = CheckpointStore(url)
     steps = store.committed_steps()
-    chosen = steps if step is None else [_choose(steps, step, url)]
+    chosen = steps if step is None else [choose_step(steps, step, url)]
     verdicts = [verify_one(store, each) for each in chosen]
     rows: list[dict[str, Any]] = [
         {
@@ -120,11 +127,3 @@ def _describe(store: "CheckpointStore", step: int) -> dict[str, Any]:
         "num_chunks": len(manifest.chunks()),
         "trouble": None,
     }
-
-
-def _choose(steps: list[int], step: int | None, url: str) -> int:
-    if steps and step in {None, *steps}:
-        return steps[-1] if step is None else step
-    known = ", ".join(map(str, steps)) or "none"
-    wanted = "a checkpoint" if step is None else f"step {step}"
-    raise JobNotFoundError(f"{url}: got {wanted}, expected one of those that are there: {known}")

@@ -212,8 +212,17 @@ def _load_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
         for key, value in incoming.items():
             if isinstance(value, Tensor) and isinstance(own.get(key), Tensor):
                 _copy_into(own[key], value)
+            elif isinstance(value, Tensor):
+                own[key] = value.to(_device_of(optimizer, parameter, key))
             else:
                 own[key] = value
+
+
+def _device_of(optimizer: Optimizer, parameter: Tensor, key: str) -> torch.device:
+    """Return where a part of a parameter's state lies: as `Optimizer.load_state_dict` has it."""
+    defaults = optimizer.defaults
+    counts_on_cpu = not (defaults.get("capturable") or defaults.get("fused"))
+    return torch.device("cpu") if key == "step" and counts_on_cpu else parameter.device
 
 
 def _copy_into(own: Tensor, incoming: Tensor) -> None:

@@ -21,6 +21,7 @@ from trainflow.computation.training_state import (
     PreparedModel,
     Registered,
     TrainingState,
+    _load_optimizer,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, StoredState, Version
 from trainflow.errors import CheckpointError
@@ -138,3 +139,22 @@ def test_a_flipped_bit_is_found_and_leaves_no_whole_state(stored: StoredState):
 def test_the_checkpoint_of_another_model_is_refused(stored: StoredState):
     with pytest.raises(CheckpointError, match="another training function"):
         restore(make_state(seed=2, width=9), stored, after_each=lambda: None)
+
+
+def test_an_optimizers_moments_lie_with_their_parameters_again():
+    # Of a device that isn't the CPU: a checkpoint is read into memory of the CPU.
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.empty(3, device="meta"))])
+    moments = {"step": torch.tensor(2.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    groups = [{"lr": 0.5}]
+    _load_optimizer(optimizer, {"state": {"0": moments}, "groups": groups})
+    (state,) = optimizer.state.values()
+    assert {key: tensor.device.type for key, tensor in state.items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }
+    optimizer.param_groups[0]["fused"] = optimizer.defaults["fused"] = True
+    optimizer.state.clear()
+    _load_optimizer(optimizer, {"state": {"0": moments}, "groups": groups})
+    (state,) = optimizer.state.values()
+    assert state["step"].device.type == "meta"

@@ -1,0 +1,94 @@
+"""What a policy makes of a folder, from outside a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.checkpointing.test_sharing import make_snapshot, upload
+from trainflow.checkpointing.collector import collect
+from trainflow.checkpointing.pruning import plan_prune
+from trainflow.checkpointing.retention import RetentionPolicy
+from trainflow.checkpointing.sharing import assemble
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import verify
+from trainflow.errors import CheckpointError
+
+STEPS = (10, 20, 30, 40)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    """Checkpoints that share one tensor of 35 bytes, and have one of their own."""
+    store = CheckpointStore(str(tmp_path / "store"))
+    for step in STEPS:
+        reports = upload(make_snapshot(35, step), store, 1)
+        manifest = replace(
+            make_manifest(),
+            step=step,
+            skeleton=reports[0].skeleton,
+            tensors=assemble(reports),
+            config={"training": {"max_steps": 40}},
+        )
+        store.commit(manifest)
+    return store
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    chunk = store.read_manifest(step).tensors["/t1"].shards[0].chunks[-1]
+    path = Path(store.url) / "chunks" / chunk.chunk_id[:2] / chunk.chunk_id
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_what_goes_is_counted_without_what_others_need(store: CheckpointStore):
+    plan = plan_prune(store, RetentionPolicy(keep_last=2), {})
+    assert (plan.kept, plan.going, plan.damaged) == ((30, 40), (10, 20), ())
+    assert (plan.num_chunks, plan.num_bytes) == (2, 30)
+    assert store.committed_steps() == list(STEPS), "nothing was removed"
+    collect(store, plan.kept)
+    assert not verify(store, 30).flaws
+    assert not verify(store, 40).flaws
+
+
+def test_every_nth_and_the_best_stay_too(store: CheckpointStore):
+    policy = RetentionPolicy(keep_last=1, keep_every=20, keep_best=1)
+    assert plan_prune(store, policy, {10: 0.1, 30: 0.5}).kept == (10, 20, 40)
+
+
+def test_the_newest_good_one_stays_and_damaged_ones_after_it_go(store: CheckpointStore):
+    damage(store, 40)
+    (Path(store.url) / "manifests" / store.committed_manifest(30)).write_text("{}")
+    plan = plan_prune(store, RetentionPolicy(keep_last=1), {})
+    assert (plan.kept, plan.going, plan.damaged) == ((20,), (10, 30, 40), (30, 40))
+    collect(store, plan.kept)
+    assert not verify(store, 20).flaws
+
+
+def test_where_nothing_is_whole_nothing_goes(store: CheckpointStore):
+    for step in STEPS:
+        damage(store, step)
+    with pytest.raises(CheckpointError, match="all damaged, expected a whole one; nothing"):
+        plan_prune(store, RetentionPolicy(keep_last=1), {})
+
+
+def test_an_empty_folder_has_nothing_to_lose(tmp_path: Path):
+    plan = plan_prune(CheckpointStore(str(tmp_path)), RetentionPolicy(), {})
+    assert (plan.kept, plan.going, plan.writer) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"training": {"max_steps": 40}}, None),
+        ({"training": {"max_steps": 50}}, "has 50 steps, and is at 40"),
+        ({}, "is not known"),
+        ({"training": []}, "is not known"),
+    ],
+)
+def test_a_run_writes_there_until_its_last_step(store: CheckpointStore, config, said):
+    newest = store.read_manifest(40)
+    store.remove_marker(40)
+    store.commit(replace(newest, config=config, attempt="again"))
+    writer = plan_prune(store, RetentionPolicy(), {}).writer
+    assert writer is None if said is None else said in str(writer)

@@ -1,0 +1,98 @@
+"""Do what needs torch, or a job's code, in a process of its own, so that this one loads neither.
+
+Process: any.  Threads: none of its own.  Blocks: until the process has answered.
+Fails: with the error that the process ended with; when the time is over, it and all that it started
+are killed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainflow import errors
+from trainflow.errors import CheckpointError, TrainFlowError
+
+Json = Any
+
+_OWN_PATH = str(Path(errors.__file__).parent.parent)
+_TAIL_BYTES = 2000
+
+
+def run_with_torch(
+    module: str,
+    request: Json,
+    *,
+    import_paths: Sequence[str] | None = None,
+    timeout_s: float | None = None,
+    niceness: int = 0,
+) -> Json:
+    """Run ``python -m module``, which calls `trainflow.computation.own_process.answer_request`.
+
+    Args:
+        module: its dotted name.
+        request: JSON.
+        import_paths: where a job's modules are looked for; this process's own paths if None.
+        timeout_s: how long it may take.
+        niceness: how far it stands back behind others that want the CPU: 0 to 19.
+
+    Raises:
+        TrainFlowError: what it raised.
+        CheckpointError: it raised something else, died, or took too long.
+    """
+    paths = [str(Path.cwd()), *sys.path] if import_paths is None else list(import_paths)
+    message = json.dumps({"niceness": niceness, "request": request})
+    with (
+        tempfile.TemporaryDirectory(prefix="trainflow-") as scratch,
+        subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([*filter(None, paths), _OWN_PATH]),
+                "TMPDIR": scratch,  # what it leaves behind when it is killed goes with that
+            },
+        ) as process,
+    ):
+        try:
+            output, trouble = process.communicate(message.encode(), timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CheckpointError(
+                f"{module}: got no answer within {timeout_s:g} s, expected one; it was killed: "
+                "give it more time"
+            ) from None
+        finally:
+            _kill_all_of(process)
+    return _read_answer(module, process.returncode, output, trouble)
+
+
+def _kill_all_of(process: "subprocess.Popen[bytes]") -> None:
+    """Kill what is left of the process's session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _read_answer(module: str, returncode: int, output: bytes, trouble: bytes) -> Json:
+    try:
+        reply = json.loads(output)
+    except ValueError:
+        told = trouble[-_TAIL_BYTES:].decode(errors="replace").strip()
+        raise CheckpointError(
+            f"{module}: got no answer, and exit status {returncode}, expected one; it said: {told}"
+        ) from None
+    if "error" not in reply:
+        return reply["answer"]
+    kind = getattr(errors, reply["kind"], None) if reply["kind"] else None
+    if isinstance(kind, type) and issubclass(kind, TrainFlowError):
+        raise kind(reply["error"])
+    raise CheckpointError(f"{module}: {reply['error']}")
