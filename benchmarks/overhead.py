@@ -13,7 +13,6 @@ Process: the harness.
 import argparse
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Literal
 import ray
 
 from benchmarks.overhead_job import NUM_RANKS, SIZES, Args
-from benchmarks.report import Row, publish
+from benchmarks.report import Row, interval_of_median, publish
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run, connect, start_run
@@ -37,7 +36,6 @@ FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (60, 6), "large": (24, 4
 QUICK_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (4, 4)}
 _TIMEOUT_S = 1200.0
 _TORCHRUN_GRACE_S = 40.0  # torchrun gives its ranks 30 s
-_BOOTSTRAPS = 2000
 
 
 def make_job(args: Args) -> JobConfig:
@@ -112,13 +110,6 @@ def _block_medians(args: Args, system: str) -> list[float]:
         for path in sorted(args.work_dir.glob(f"{system}-*.jsonl"))
     ]
     return [max(median(steps) for steps in blocks) for blocks in zip(*logs, strict=True)]
-
-
-def interval_of_median(values: list[float], seed: int = 0) -> tuple[float, float]:
-    """Return the bounds that hold the median in 95% of bootstrap samples."""
-    rng = random.Random(seed)
-    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(_BOOTSTRAPS))
-    return medians[int(0.025 * _BOOTSTRAPS)], medians[int(0.975 * _BOOTSTRAPS)]
 
 
 def measure_size(name: SizeName, num_blocks: int, steps_a_block: int) -> list[Row]:

@@ -6,12 +6,15 @@ Process: the benchmark.
 import json
 import os
 import platform
+import random
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+_BOOTSTRAPS = 2000
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,10 @@ def publish(name: str, conditions: dict[str, Any], rows: list[Row], *, quick: bo
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
+
+
+def interval_of_median(values: list[float], seed: int = 0) -> tuple[float, float]:
+    """Return the bounds that hold the median in 95% of bootstrap samples."""
+    rng = random.Random(seed)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(_BOOTSTRAPS))
+    return medians[int(0.025 * _BOOTSTRAPS)], medians[int(0.975 * _BOOTSTRAPS)]
