@@ -6,6 +6,7 @@ committed it, so that two histories of the same step number are never mistaken f
 Plain values: no Ray, no torch, no clock.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
@@ -51,6 +52,7 @@ class EpochSpec:
         store_host: host of the TCP store used only while the group connects.
         store_port: its port.
         snapshot_ranks: ranks that copy the state out, on different nodes where there are any.
+        seconds_between_failures: of the run so far.
     """
 
     epoch: EpochId
@@ -58,6 +60,7 @@ class EpochSpec:
     store_host: str
     store_port: int
     snapshot_ranks: tuple[int, ...] = ()
+    seconds_between_failures: float = math.inf
 
     def rank_of(self, worker_id: str) -> int:
         """Return the rank of ``worker_id``; raises ValueError if it is not a member."""
@@ -99,6 +102,45 @@ class StoredState:
     url: str
     step: int
 
+    @property
+    def version(self) -> Version:
+        """How the state is named once it is live again: its epoch is past and of no account."""
+        return Version(self.step, INITIAL_EPOCH)
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step} in {self.url}"
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where a Keeper serves the snapshots in its memory.
+
+    Attributes:
+        host: of its node.
+        port: TCP.
+        token: to be shown; whoever has it may read the job's state.
+    """
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A state that no rank has any more, in the memory of one or more Keepers."""
+
+    version: Version
+    sources: tuple[PeerAddress, ...]
+
+    @property
+    def step(self) -> int:
+        """The last step it holds."""
+        return self.version.step
+
+    def __str__(self) -> str:
+        return f"the snapshot of step {self.step} in the memory of {len(self.sources)} nodes"
+
 
 @dataclass(frozen=True)
 class RecoveryPlan:
@@ -110,7 +152,7 @@ class RecoveryPlan:
         sources: rank that lacks ``base`` -> rank that sends it.
         replay_tail: the code after ``base``'s commit may not have run everywhere: run it again.
         finished: training is over; members only need the final state.
-        stored: the base is in storage alone: rank 0 reads it, before it gives it to the others.
+        stored: no rank has the base: rank 0 reads it, before it gives it to the others.
     """
 
     spec: EpochSpec
@@ -118,7 +160,7 @@ class RecoveryPlan:
     sources: dict[int, int] = field(default_factory=dict[int, int])
     replay_tail: bool = False
     finished: bool = False
-    stored: StoredState | None = None
+    stored: StoredState | HeldState | None = None
 
 
 class Flag(IntFlag):
@@ -129,6 +171,7 @@ class Flag(IntFlag):
     STOP = 2
     FINISHED = 4
     CHECKPOINT = 8
+    STORE_BUSY = 16
 
 
 class Phase(StrEnum):
@@ -141,6 +184,7 @@ class Phase(StrEnum):
     DATA = "data"
     COMMUNICATE = "communicate"
     OPTIMIZER = "optimizer"
+    SNAPSHOT = "snapshot"
     USER = "user"
 
     @property

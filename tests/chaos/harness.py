@@ -37,6 +37,7 @@ def make_job(
     work_dir: Path,
     *,
     max_steps: int = 150,
+    target: int = 3,
     spares: int = 2,
     minimum: int = 1,
     checkpoint: Mapping[str, Any] | None = None,
@@ -55,7 +56,7 @@ def make_job(
                 "max_skipped_steps": 2,
             },
             "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
-            "workers": {"minimum": minimum, "target": 3, "spares": spares},
+            "workers": {"minimum": minimum, "target": target, "spares": spares},
             "checkpoint": checkpoint or {},
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
         }

@@ -3,13 +3,16 @@
 Process: driver before anything starts, coordinator.  Blocks: on the store.
 """
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Sequence
 
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.config.fingerprint import changed_settings
 from trainflow.config.job import JobConfig
 from trainflow.epochs import StoredState
-from trainflow.errors import ConfigError
+from trainflow.errors import CheckpointError, ConfigError, StoreError
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = 60
 
@@ -20,7 +23,7 @@ def find_resumable(job: JobConfig) -> list[StoredState]:
     Raises:
         ConfigError: the checkpoint asked for isn't there, or the newest was made with settings that
             alter the run and that ``checkpoint.accept`` doesn't name.
-        CheckpointError: the store doesn't answer, or the manifest is damaged.
+        StoreError: the store doesn't answer.
     """
     url, resume = job.checkpoint.url, job.checkpoint.resume
     if resume == "never":
@@ -47,9 +50,25 @@ def _find_in(job: JobConfig, url: str) -> list[StoredState]:
                 f"checkpoint.resume: got step {resume}, expected one that is in {url}: {known}"
             )
         steps = [step for step in steps if step <= resume]
-    if steps:
-        _require_same_run(job, store.read_manifest(steps[-1]).config, url, job.checkpoint.accept)
+    saved = _newest_config(store, steps)
+    if saved is not None:
+        _require_same_run(job, saved, url, job.checkpoint.accept)
     return [StoredState(url, step) for step in steps]
+
+
+def _newest_config(store: CheckpointStore, steps: Sequence[int]) -> dict[str, object] | None:
+    """Return the settings in the newest manifest that can be read; None if none can be.
+
+    A damaged one is passed over: it is found out, and told, when the run goes on from there.
+    """
+    for step in reversed(steps):
+        try:
+            return store.read_manifest(step).config
+        except StoreError:
+            raise
+        except CheckpointError as error:
+            logger.warning("%s", error)
+    return None
 
 
 def _require_same_run(

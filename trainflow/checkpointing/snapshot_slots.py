@@ -1,9 +1,11 @@
-"""Snapshots of one worker's state in shared memory, handed from the worker to its node's Keeper.
+"""Snapshots of one worker's state in shared memory, which outlive the worker.
 
-A slot is a file that is mapped by both. Who may touch it follows from its state: the worker takes a
-FREE slot, and gives it away as READY; the Keeper alone makes it FREE again, when nobody needs the
-snapshot any more. So there is no lock, and the death of either leaves the slot as it was. Files are
-reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
+A slot is a file that the worker and its node's Keeper map. Who may touch it follows from its state:
+the worker writes into a FREE slot, and leaves it READY if the snapshot is to go to storage, else
+HELD; the Keeper alone turns READY into HELD. A HELD snapshot is there to be read, and is the
+worker's to write over once it has a newer one. Only that needs a lock, against readers: flock on
+the file, which the kernel drops with its holder. So the death of either leaves every slot as it
+was. Files are reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
 
     0    magic, state, step, incarnation, counter, bytes of the description, bytes of the payload
     4096 description: JSON; then, at the next page, the payload: tensors, each aligned
@@ -11,16 +13,19 @@ reserved in full before they are written: a full /dev/shm is an error and no SIG
 Process: worker writes, Keeper reads.  Thread: training writes.  Blocks: for a copy.
 """
 
+import fcntl
 import json
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from trainflow.checkpointing.direct_file import BLOCK_BYTES
 from trainflow.epochs import EpochId, Version
 from trainflow.errors import StateError
 
@@ -28,17 +33,23 @@ _MAGIC = int.from_bytes(b"TFsnap01", "little")
 _HEADER = struct.Struct("<qqqqqqq")
 _STATE = 1  # index of the state among the header's 8-byte fields
 _PAGE = 4096
-_ALIGNMENT = 64
+_ALIGNMENT = BLOCK_BYTES
 
 Json = Any
 
 
 class SlotState(IntEnum):
-    """Who a slot belongs to: FREE and WRITING to the worker, READY to the Keeper."""
+    """Who a slot belongs to: READY to the Keeper, the others to the worker; READY, HELD: whole."""
 
     FREE = 0
     WRITING = 1
     READY = 2
+    HELD = 3
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a snapshot to be read."""
+        return self in {SlotState.READY, SlotState.HELD}
 
 
 @dataclass(frozen=True)
@@ -73,15 +84,17 @@ class Snapshot:
 class Slot:
     """One mapped file."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, create: bool = True):
         """Open a slot; a new one is FREE.
 
         Raises:
-            OSError: no room for its first page.
+            OSError: no room for its first page, or it isn't there and not to be made.
         """
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        self._descriptor = os.open(path, flags, 0o600)
         if os.fstat(self._descriptor).st_size < _PAGE:
             os.posix_fallocate(self._descriptor, 0, _PAGE)
         self._map = mmap.mmap(self._descriptor, 0)
@@ -89,14 +102,60 @@ class Slot:
         if self._fields[0] != _MAGIC:
             self._fields[0] = _MAGIC
 
+    def close(self) -> None:
+        """Let go of the file; views of what was read stay valid."""
+        os.close(self._descriptor)
+
     @property
     def state(self) -> SlotState:
         """Who it belongs to; one aligned word, so never torn."""
         return SlotState(self._fields[_STATE])
 
+    @property
+    def version(self) -> Version | None:
+        """Which state it holds whole; None if none."""
+        self._remap_if_grown()
+        if not self.state.is_whole:
+            return None
+        step, incarnation, counter = self._fields[_STATE + 1 : _STATE + 4]
+        return Version(step, EpochId(incarnation, counter)) if self.state.is_whole else None
+
     def free(self) -> None:
-        """Give it back to the worker; views of it end. Only for the Keeper, or a dead worker's."""
+        """Forget what it holds. Only for the Keeper, and what is damaged or a dead worker's."""
         self._fields[_STATE] = SlotState.FREE
+
+    def hold(self) -> None:
+        """The Keeper needs a READY snapshot no more; it stays until the worker needs the room."""
+        self._fields[_STATE] = SlotState.HELD
+
+    def take(self) -> bool:
+        """Make it the worker's to write; False if the Keeper has it, or somebody reads it."""
+        if self.state is SlotState.READY:
+            return False
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._fields[_STATE] = SlotState.FREE
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return True
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Keep the worker from writing over what is there; waits for nobody.
+
+        Raises:
+            StateError: the worker is just taking it.
+        """
+        # A lock belongs to an open file, so that each reader opens it for itself.
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise StateError(f"{self.path}: got a slot that is being taken") from error
+        finally:
+            os.close(descriptor)
 
     def begin(
         self,
@@ -127,9 +186,9 @@ class Slot:
         self._map[_PAGE : _PAGE + len(text)] = text
         return self._payloads(start, tensors)
 
-    def complete(self) -> None:
+    def complete(self, *, for_storage: bool = True) -> None:
         """The bytes are in place: hand the snapshot over."""
-        self._fields[_STATE] = SlotState.READY
+        self._fields[_STATE] = SlotState.READY if for_storage else SlotState.HELD
 
     def read(self) -> Snapshot | None:
         """Return the snapshot; None if there is no whole one.
@@ -138,7 +197,7 @@ class Slot:
             StateError: the file is no slot, or is damaged.
         """
         self._remap_if_grown()
-        if self.state is not SlotState.READY:
+        if not self.state.is_whole:
             return None
         step, incarnation, counter, num_text, num_payload = self._fields[_STATE + 1 : _STATE + 6]
         start = _PAGE + _round_up(num_text, _PAGE)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
+from trainflow.checkpointing.probing import require_usable
 from trainflow.cli.attached_run import AttachedRun
 from trainflow.cli.display import DriverConsole, choose_display
 from trainflow.cli.exit_codes import ExitCode
@@ -49,8 +50,11 @@ def run_job(job: JobConfig, address: str | None) -> int:
         UnreachableError: the cluster doesn't answer, or no longer.
         ConflictError: a head is needed, and one runs already.
         CoordinationError: a head is needed, and doesn't come up.
+        StoreError: checkpoints can't be kept where they are to be.
     """
     require_home()
+    if job.checkpoint.url is not None:
+        require_usable(job.checkpoint.url)
     with StopSignals() as signals:
         try:
             with _reach_cluster(job, address) as cluster:

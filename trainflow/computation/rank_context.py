@@ -9,7 +9,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate
 from trainflow.computation.reports import Report
-from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import JobConfig
 
@@ -29,7 +29,7 @@ class RankContext:
         report: takes a report of each committed step and evaluation; must not block.
         rehearsal: a group of this rank alone, to run one step in for nothing, so that the first
             real one finds all code loaded and all memory touched; None to go without.
-        snapshots: takes copies of the state; None where nothing is kept of it.
+        snapshots: copies the state out when that is due; None where nothing is kept of it.
     """
 
     job: JobConfig
@@ -41,4 +41,4 @@ class RankContext:
     stamps: StampWriter
     report: Report
     rehearsal: Group | None
-    snapshots: SnapshotWriter | None = None
+    snapshots: SnapshotCadence | None = None

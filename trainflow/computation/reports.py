@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainflow.epochs import EpochId
+from trainflow.epochs import EpochId, HeldState, StoredState, Version
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,30 @@ class EvaluationReport:
 
 @dataclass(frozen=True)
 class CheckpointUnusable:
-    """The checkpoint that training was to go on from can't be read; told by rank 0.
+    """What training was to go on from can't be read; told by rank 0.
 
     Attributes:
-        step: its step.
+        stored: the checkpoint, or the snapshot in memory.
         reason: what is wrong with it.
     """
 
-    step: int
+    stored: StoredState | HeldState
     reason: str
 
 
-Report = Callable[[StepReport | EvaluationReport | CheckpointUnusable], None]
+@dataclass(frozen=True)
+class SnapshotLeftOut:
+    """A state was not copied out, and training goes on.
+
+    Attributes:
+        version: of the state.
+        for_storage: it was to become a checkpoint.
+        reason: why.
+    """
+
+    version: Version
+    for_storage: bool
+    reason: str
+
+
+Report = Callable[[StepReport | EvaluationReport | CheckpointUnusable | SnapshotLeftOut], None]

@@ -1,62 +1,82 @@
-"""Take the training state from a checkpoint.
+"""Take the training state from a checkpoint, or from a snapshot in the memory of nodes.
 
-Process: rank 0 of an epoch that begins from storage; the others are healed from it.
+Process: rank 0 of an epoch whose base no rank holds; the others are healed from it.
 Thread: training, parked between steps; a pool fetches.  Blocks: until all is read.
 Fails: `CheckpointError`; the live state is then no whole one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 
 import torch
 from torch import Tensor
 
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
-from trainflow.checkpointing.part_reader import Part, read_parts
+from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
+from trainflow.checkpointing.peer_memory import PeerMemory
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import INITIAL_EPOCH, StoredState, Version
+from trainflow.epochs import HeldState, StoredState, Version
 from trainflow.errors import CheckpointError, StateError
 
 _NUM_THREADS = 8
+# What a state makes raise that is not this model's, also in torch's own loading.
+_MISFITS = (StateError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
-def restore(state: TrainingState, stored: StoredState, *, after_each: Callable[[], None]) -> None:
-    """Load a checkpoint into the live state; each byte is verified before it counts.
+def restore(
+    state: TrainingState, stored: StoredState | HeldState, *, after_each: Callable[[], None]
+) -> None:
+    """Load a state that was kept into the live state; each byte is verified before it counts.
 
     Args:
         state: of the same training function that was saved, at whatever step.
-        stored: which checkpoint.
+        stored: which checkpoint, or snapshot.
         after_each: called after each chunk, from several threads.
 
     Raises:
         CheckpointError: the checkpoint is damaged, missing, or of another training function.
     """
-    store = CheckpointStore(stored.url)
-    manifest = store.read_manifest(stored.step)
-    state.version = None  # from here on live tensors are overwritten
+    with _open(stored) as (manifest, read_chunk):
+
+        def fetch(chunk: Chunk) -> bytes:
+            data = read_chunk(chunk)
+            after_each()
+            return data
+
+        state.version = None  # from here on live tensors are overwritten
+        try:
+            _load(state, manifest, fetch, stored.version)
+        except _MISFITS as error:
+            raise CheckpointError(
+                f"{stored} is of another training function: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _load(state: TrainingState, manifest: Manifest, fetch: Fetch, version: Version) -> None:
     live = flatten_state(state.tree()).tensors
     tensors = [_landing_place(manifest, path, live.get(path)) for path in manifest.tensors]
     wanted = {
         path: Part(whole(entry.shape), tensor.view(-1).view(torch.uint8).numpy())
         for (path, entry), tensor in zip(manifest.tensors.items(), tensors, strict=True)
     }
-
-    def fetch(chunk: Chunk) -> bytes:
-        data = store.read_chunk(chunk)
-        after_each()
-        return data
-
     read_parts(manifest, wanted, fetch, _NUM_THREADS)
-    try:
-        tree = unflatten_state(manifest.skeleton, tensors)
-        state.load_tree(tree, Version(stored.step, INITIAL_EPOCH))
-    except StateError as error:
-        raise CheckpointError(
-            f"checkpoint of step {stored.step} in {stored.url} is of another training function: "
-            f"{error}"
-        ) from error
+    state.load_tree(unflatten_state(manifest.skeleton, tensors), version)
+
+
+@contextmanager
+def _open(
+    stored: StoredState | HeldState,
+) -> Generator[tuple[Manifest, Callable[[Chunk], bytes]]]:
+    """Yield what it is made of, and what fetches a part of it."""
+    if isinstance(stored, HeldState):
+        with closing(PeerMemory(stored)) as memory:
+            yield memory.read_manifest(), memory.read_chunk
+    else:
+        store = CheckpointStore(stored.url)
+        yield store.read_manifest(stored.step), store.read_chunk
 
 
 def _landing_place(manifest: Manifest, path: str, live: Tensor | None) -> Tensor:

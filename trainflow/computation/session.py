@@ -42,6 +42,7 @@ from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
     Flag,
+    HeldState,
     Phase,
     StoredState,
     Version,
@@ -316,15 +317,15 @@ class Session:
         if plan.replay_tail and not self._finished and self._state.last_commit is not None:
             yield from self._present(StepMode.TAIL, group)
 
-    def _restore(self, stored: StoredState, group: Group) -> bool:
-        """Read the state from storage; False, and the group fails, if that checkpoint is bad."""
+    def _restore(self, stored: StoredState | HeldState, group: Group) -> bool:
+        """Read the state from where it was kept; False, and the group fails, if it is bad."""
         try:
             restore(self._state, stored, after_each=self._context.stamps.renew)
         except StoreError:
             raise  # of the checkpoint itself nothing is known
         except CheckpointError as error:
-            self._context.report(CheckpointUnusable(stored.step, str(error)))
-            group.fail(f"the checkpoint of step {stored.step} can't be used")
+            self._context.report(CheckpointUnusable(stored, str(error)))
+            group.fail(f"{stored} can't be used")
             return False
         return True
 

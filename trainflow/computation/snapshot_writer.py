@@ -4,7 +4,6 @@ Process: every rank that snapshots.  Thread: training, after a commit.  Blocks: 
 Fails: never the step; without room the snapshot is left out, and counted.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,41 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.state_tree import flatten_state
 from trainflow.epochs import Version
 
-logger = logging.getLogger(__name__)
-
 _LOOK_EVERY_S = 0.02
 
 
 class SnapshotWriter:
     """One worker's slots.
 
+    Four are enough that every state can be taken: the newest, the one that is written, one on its
+    way to storage, and one on its way to another node. Memory is touched only as they are needed.
+
     Attributes:
         num_skipped: snapshots left out because every slot was still in use, or for want of memory.
-        taken_at_s: CLOCK_MONOTONIC of the last snapshot; before the first, of this writer's making.
+        trouble: why the last one was left out.
     """
 
-    def __init__(self, directory: Path, worker_id: str, num_slots: int = 2):
+    def __init__(self, directory: Path, worker_id: str, num_slots: int = 4):
         self.num_skipped = 0
-        self.taken_at_s = SYSTEM_CLOCK.monotonic_s()
+        self.trouble = ""
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
+        self._newest: Slot | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot is still on its way to storage."""
+        return any(slot.state is SlotState.READY for slot in self._slots)
 
     def write(
-        self, tree: dict[str, Any], version: Version, share: Share, *, patience_s: float = 0.0
+        self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float = 0
     ) -> bool:
         """Copy ``tree``; False if there was no room for it.
 
         Args:
             tree: of the whole state; its tensors are only read.
             version: of the state.
-            share: which part of it this node is to bring to storage.
+            share: which part of it this node is to bring to storage; None: it stays in memory.
             patience_s: how long to wait for a slot that is still in use.
         """
         flat = flatten_state(tree)
@@ -53,30 +59,42 @@ class SnapshotWriter:
             TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes)
             for path, t in zip(flat.tensors, tensors, strict=True)
         ]
-        purpose = {"share": [share.index, share.count]}
+        purpose = None if share is None else {"share": [share.index, share.count]}
         try:
-            slot = self._find_free(patience_s)
+            slot = self._take_one(patience_s)
             views = None if slot is None else slot.begin(version, flat.skeleton, records, purpose)
         except OSError as error:
-            logger.warning("no room for a snapshot of step %d: %s", version.step, error)
-            slot = views = None
+            num_bytes = sum(record.num_bytes for record in records)
+            return self._leave_out(
+                f"got {error.strerror} in {self._paths[0].parent}, expected room for "
+                f"{len(self._paths)} snapshots of {num_bytes} bytes; enlarge /dev/shm "
+                "(--shm-size of a container), or set snapshot.every_steps to null"
+            )
         if slot is None or views is None:
-            self.num_skipped += 1
-            return False
+            return self._leave_out("got every slot in use, expected a free one: the store is slow")
         for tensor, view in zip(tensors, views, strict=True):
             _copy(tensor, view)
-        slot.complete()
-        self.taken_at_s = SYSTEM_CLOCK.monotonic_s()
+        slot.complete(for_storage=share is not None)
+        self._newest = slot
         return True
 
-    def _find_free(self, patience_s: float) -> Slot | None:
+    def _leave_out(self, trouble: str) -> bool:
+        self.num_skipped += 1
+        self.trouble = trouble
+        return False
+
+    def _take_one(self, patience_s: float) -> Slot | None:
+        """Take any slot but the newest; that one too if there is no other."""
         if not self._slots:
             self._slots = [Slot(path) for path in self._paths]
+        alone = len(self._slots) == 1
         give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s
         while True:
-            free = next((slot for slot in self._slots if slot.state is SlotState.FREE), None)
-            if free is not None or SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
-                return free
+            for slot in self._slots:
+                if (alone or slot is not self._newest) and slot.take():
+                    return slot
+            if SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
+                return None
             SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainflow.checkpointing.retention import is_due
-from trainflow.checkpointing.sharing import Share
 from trainflow.communication import commit_record
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
@@ -32,7 +30,6 @@ from trainflow.errors import TooManySkippedStepsError, TrainingError
 
 logger = logging.getLogger(__name__)
 
-_LAST_SNAPSHOT_WITHIN_S = 120.0
 _BEFORE_ALL = -1  # in place of a microbatch: random numbers drawn before the first one
 
 
@@ -226,13 +223,13 @@ class Transaction:
         return decision
 
     def _flags(self) -> Flag:
-        """What this rank tells the others; rank 0 also when a checkpoint is due by the clock."""
-        flags, writer = self._context.gate.requests, self._context.snapshots
-        every_s = self._context.job.checkpoint.every_s
-        if self._group.rank == 0 and writer is not None and every_s is not None:
-            is_due = time.monotonic() - writer.taken_at_s >= every_s
-            flags |= Flag.CHECKPOINT if is_due else Flag.NONE
-        return flags
+        """What this rank tells the others: what was asked of it, and how its snapshots stand."""
+        flags, snapshots = self._context.gate.requests, self._context.snapshots
+        return (
+            flags
+            if snapshots is None
+            else flags | snapshots.flags(self._group.spec, self._group.rank)
+        )
 
     def _apply(self, gradients: list[ReducedGradients], decision: CommitDecision) -> Committed:
         """Move everything that a step moves. Until it is done this rank holds no whole state."""
@@ -260,18 +257,11 @@ class Transaction:
         return state.last_commit
 
     def _snapshot(self, flags: Flag) -> None:
-        """Copy the new state out, if a checkpoint is due and this rank is one that copies."""
-        spec, writer, version = self._group.spec, self._context.snapshots, self._state.version
-        if writer is None or version is None or self._group.rank not in spec.snapshot_ranks:
-            return
-        job = self._context.job
-        ends = bool(flags & Flag.STOP) or self.number >= job.training.max_steps
-        asked = bool(flags & Flag.CHECKPOINT)
-        if ends or asked or is_due(self.number, job.checkpoint.every_steps):
-            self._stamp(Phase.USER)
-            share = Share(spec.snapshot_ranks.index(self._group.rank), len(spec.snapshot_ranks))
-            patience_s = _LAST_SNAPSHOT_WITHIN_S if ends else 0.0
-            writer.write(self._state.tree(), version, share, patience_s=patience_s)
+        """Copy the new state out, if that is due."""
+        snapshots = self._context.snapshots
+        if snapshots is not None:
+            self._stamp(Phase.SNAPSHOT)
+            snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
 
     def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
         clip_norm = self._context.job.training.clip_norm

@@ -156,8 +156,9 @@ class CheckpointConfig(Section):
     every_steps: PositiveInt | None = None
     """Steps between two checkpoints; the last step, and a stop, always make one."""
 
-    every_s: PositiveFloat | None = None
-    """Seconds between two checkpoints, as rank 0 counts them; beside ``every_steps`` or alone."""
+    every_s: Literal["auto"] | PositiveFloat | None = None
+    """Seconds between two checkpoints, as rank 0 counts them, beside ``every_steps`` or alone;
+    auto: what loses least, from the measured time to save and between failures."""
 
     resume: Literal["auto", "never"] | NonNegativeInt | FolderUrl = "auto"
     """Where to begin: auto takes the newest checkpoint at ``url``, if any; a step, that one; the
@@ -177,6 +178,19 @@ class CheckpointConfig(Section):
 
     accept: list[str] = []
     """Changed settings to go on with from a checkpoint that was made with others, by name."""
+
+
+class SnapshotConfig(Section):
+    """What is kept of the state in the memory of nodes, for when every worker is gone at once."""
+
+    every_steps: PositiveInt | None = 1
+    """Steps between two snapshots; each costs one copy of the state. null keeps none."""
+
+    replicas: NonNegativeInt = 1
+    """Further nodes that keep each snapshot."""
+
+    max_bytes_per_s: PositiveInt | None = None
+    """Most that a node sends to others for that; null bounds it by what training leaves."""
 
 
 class FailuresConfig(Section):
@@ -234,6 +248,9 @@ class JobConfig(Section):
 
     checkpoint: CheckpointConfig = CheckpointConfig()
     """What is kept of the state where it outlives every machine of the run."""
+
+    snapshot: SnapshotConfig = SnapshotConfig()
+    """What is kept of the state in the memory of nodes, for when every worker is gone at once."""
 
     failures: FailuresConfig = FailuresConfig()
     """How much may go wrong, and how soon it is noticed."""

@@ -22,14 +22,21 @@ from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.upload_permits import UploadPermits
 from trainflow.epochs import StoredState, Version
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointConflictError, CheckpointError
 
 logger = logging.getLogger(__name__)
 
+_SHARE_WITHIN_S = 30.0
+
 
 class CheckpointControl:
-    """The checkpoints of one run."""
+    """The checkpoints of one run.
+
+    Attributes:
+        num_skipped: checkpoints that were due and not made.
+    """
 
     def __init__(self, job_id: str, job: JobConfig, record: RunRecord, clock: Clock):
         self._job_id = job_id
@@ -37,9 +44,12 @@ class CheckpointControl:
         self._record = record
         self._clock = clock
         self._shares: dict[Version, dict[Share, ShareReport]] = {}
-        self._permits: set[str] = set()
-        self._num_permits = 0
+        self._permits = UploadPermits()
+        # Versions of which a share is missing that nobody uploads, and since when.
+        self._stalled_since_s: dict[Version, float] = {}
         self._collecting = False
+        self.num_skipped = 0
+        self._skips_in_a_row = 0
         self._changed = asyncio.Condition()
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
@@ -68,43 +78,64 @@ class CheckpointControl:
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
         self._closed_step = max([self._closed_step, *(each.step for each in self._stored)])
 
-    def ask(self, version: Version, incarnation: int) -> UploadAnswer:
+    def ask(self, node_id: str, version: Version, incarnation: int) -> UploadAnswer:
         """A Keeper asks to upload its share of a version.
 
-        What it then finds in the store stays there until it has reported: what is removed from the
-        store is removed while nobody holds a permit.
+        What it then finds in the store stays there until the version's end: what is removed from
+        the store is removed while nobody holds a permit.
         """
         if version.step <= self._closed_step:
             return UploadAnswer(wanted=False)
         if self._collecting:
             return UploadAnswer(wanted=True)
-        self._num_permits += 1
-        permit = f"{incarnation}.{self._num_permits}"
-        self._permits.add(permit)
-        return UploadAnswer(wanted=True, permit=permit)
+        return UploadAnswer(wanted=True, permit=self._permits.grant(node_id, version, incarnation))
 
-    async def on_share(self, report: ShareReport, permit: str, world_size: int) -> bool:
+    async def on_share(self, report: ShareReport, permit: str, world_size: int) -> bool | None:
         """A share is in the store; the last one of its version makes the checkpoint.
 
         Returns:
-            False if the permit is not of this coordinator: what was found in the store may be gone.
+            True if the checkpoint is made or given up. None as long as it isn't: keep the snapshot,
+            and tell again, also another coordinator. False if the permit is void: what was found in
+            the store may be gone.
         """
-        if permit not in self._permits:
+        version = report.version
+        if version.step <= self._closed_step:
+            return True
+        if not self._permits.is_valid(permit):
             return False
-        self._permits.discard(permit)
-        shares = self._shares.setdefault(report.version, {})
+        shares = self._shares.setdefault(version, {})
         shares[report.share] = report
         if is_complete(shares):
-            del self._shares[report.version]
+            del self._shares[version]
             await self._commit(list(shares.values()), world_size)
             await self._collect()
-        return True
+        return True if self._closed_step >= version.step else None
 
     async def on_share_failed(self, failed: ShareFailed, permit: str) -> None:
         """A share could not be brought to the store: this checkpoint won't be."""
-        self._permits.discard(permit)
-        self._shares.pop(failed.version, None)
-        await self._give_up(failed.version, failed.reason)
+        if self._permits.is_valid(permit):
+            await self._give_up(failed.version, failed.reason)
+
+    def on_node_lost(self, node_id: str) -> None:
+        """A Keeper is gone, with what it was uploading."""
+        self._permits.void_of(node_id)
+
+    async def tick(self) -> None:
+        """Give up a version of which nobody uploads what is missing: its node or rank is lost."""
+        now_s = self._clock.monotonic_s()
+        stalled = {v for v, got in self._shares.items() if self._permits.num_for(v) <= len(got)}
+        self._stalled_since_s = {v: self._stalled_since_s.get(v, now_s) for v in stalled}
+        for version, since_s in list(self._stalled_since_s.items()):
+            if now_s - since_s > _SHARE_WITHIN_S:
+                await self._give_up(version, "the node that had a part of it is gone")
+
+    def on_skipped(self, version: Version, reason: str) -> None:
+        """A state that was due won't become a checkpoint; the first in a row is told."""
+        self.num_skipped += 1
+        if self._skips_in_a_row == 0:
+            text = f"no checkpoint of step {version.step}: {reason}; those that follow are counted"
+            self._record.add_event("checkpoint_skipped", text, step=version.step)
+        self._skips_in_a_row += 1
 
     def on_unusable(self, step: int, reason: str) -> None:
         """A checkpoint turned out to be bad: the one before it is the newest now."""
@@ -121,11 +152,15 @@ class CheckpointControl:
         url = self.url
         if url is None:
             return
+        self._permits.void_all()  # a share may rely on a chunk that is bad
+        self._collecting = True
         try:
             num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
         except CheckpointError as error:
             logger.warning("the checkpoint of step %d stays where it is: %s", step, error)
             return
+        finally:
+            self._collecting = False
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
@@ -148,6 +183,7 @@ class CheckpointControl:
         except CheckpointError as error:
             await self._give_up(version, str(error))
             return
+        self._skips_in_a_row = 0
         written = sum(share.num_bytes_written for share in shares)
         self._stored.append(StoredState(url, version.step))
         self._record.add_event(
@@ -202,6 +238,9 @@ class CheckpointControl:
     async def _close(self, step: int) -> None:
         async with self._changed:
             self._closed_step = max(self._closed_step, step)
+            self._permits.void_up_to(step)
+            for past in [version for version in self._shares if version.step <= step]:
+                del self._shares[past]
             self._changed.notify_all()
 
 
@@ -213,7 +252,13 @@ def _commit(store: CheckpointStore, manifest: Manifest, shares: list[ShareReport
                     f"{store.url}: got no chunk {chunk.chunk_id}, which a node has just written, "
                     "expected it; set checkpoint.url to a folder that all nodes share"
                 )
-    store.commit(manifest)
+    try:
+        store.commit(manifest)
+    except CheckpointConflictError:
+        # Made by a coordinator that died before it could say so? Then it is of the same state.
+        made = store.read_manifest(manifest.step)
+        if (made.job_id, made.attempt) != (manifest.job_id, manifest.attempt):
+            raise
 
 
 def _collect(

@@ -20,7 +20,12 @@ import ray
 
 from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.reports import CheckpointUnusable, EvaluationReport, StepReport
+from trainflow.computation.reports import (
+    CheckpointUnusable,
+    EvaluationReport,
+    SnapshotLeftOut,
+    StepReport,
+)
 from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
@@ -30,7 +35,9 @@ from trainflow.coordination.failure_budget import FailureBudget
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import HeartbeatReply
+from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.launch import launch_workers
+from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import (
     Crashed,
     Finished,
@@ -66,10 +73,11 @@ class Coordinator:
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
-        self._nodes = NodeWatch(
-            job_id, self._job.failures.lease_s, self._job.checkpoint.url, SYSTEM_CLOCK
-        )
+        self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(job_id, self._job, self._record, SYSTEM_CLOCK)
+        memory = MemoryTier(self._job.snapshot, self._nodes)
+        self._background = Background(self._fail)
+        self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
         self._pool = WorkerPool(
             job_id,
             self._job,
@@ -77,8 +85,9 @@ class Coordinator:
             on_gone=self._on_gone,
             on_stillborn=self._on_raised,
         )
-        self._control = EpochControl(self._job, self._pool, self._record, SYSTEM_CLOCK, self)
-        self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
+        self._control = EpochControl(
+            self._job, self._pool, self._record, self._kept, SYSTEM_CLOCK, superior=self
+        )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         failures = self._job.failures
         budget = FailureBudget(failures.max_failures, failures.window_s)
@@ -87,8 +96,6 @@ class Coordinator:
         self._ending: asyncio.Future[Ending] = loop.create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
-        self._control.stored = self._checkpoints.newest
-        self._background = Background(self._fail)
         self._background.start(self._live())
 
     # Calls from workers and Keepers
@@ -101,32 +108,38 @@ class Coordinator:
             self._take(worker_id, message)
 
     async def heartbeat(
-        self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool
+        self,
+        node_id: str,
+        progress: dict[str, Progress],
+        *,
+        knows_peers: bool,
+        held: Version | None,
     ) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(node_id, progress, knows_peers=knows_peers)
         self._judge_hangs()
         self._control.on_progress(progress)
-        return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s)
+        recoverable = self._kept.memory.hear(node_id, held)
+        return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s, recoverable)
 
-    async def ask_upload(self, version: Version) -> UploadAnswer:
+    async def ask_upload(self, node_id: str, version: Version) -> UploadAnswer:
         """Say whether a Keeper is to upload its share of a version now."""
-        return self._checkpoints.ask(version, self._control.incarnation)
+        return self._checkpoints.ask(node_id, version, self._control.incarnation)
 
-    async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool:
-        """Take what a Keeper says of its share of a checkpoint; False if its permit is void."""
+    async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+        """Take what a Keeper says of its share; see `CheckpointControl.on_share`."""
         if isinstance(report, ShareFailed):
             await self._checkpoints.on_share_failed(report, permit)
             return True
-        taken = await self._checkpoints.on_share(report, permit, len(self._control.members))
-        self._control.stored = self._checkpoints.newest
-        return taken
+        return await self._checkpoints.on_share(report, permit, len(self._control.members))
 
     # Calls from drivers and people
 
     async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
         """Return where the run stands, with the events and steps after the given ones."""
-        status = build_status(self._job_id, self._job, self._control, self._record)
+        status = build_status(
+            self._job_id, self._job, self._control, self._record, self._checkpoints
+        )
         status["state"] = str(self._current_state())
         status["ending"] = None
         if self._state is not None and self._state.is_terminal:
@@ -210,7 +223,6 @@ class Coordinator:
         else:
             self._record.add_event("submitted", f"job {self._job_id}")
             await self._checkpoints.find_stored()
-            self._control.stored = self._checkpoints.newest
             self._control.designated = await launch_workers(
                 self._job, self._pool, self._nodes, self._record
             )
@@ -261,11 +273,13 @@ class Coordinator:
     async def _tick(self) -> None:
         while not self._ending.done():
             await asyncio.sleep(_TICK_S)
+            await self._checkpoints.tick()
             for node_id in self._nodes.silent_nodes():
                 on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
                 for entry in on_node:
                     self._on_gone(entry.worker_id, "its node has not been heard within its lease")
                 self._nodes.forget(node_id)
+                self._checkpoints.on_node_lost(node_id)
 
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it as long as a few steps take."""
@@ -300,8 +314,8 @@ class Coordinator:
                 self._control.on_step(message)
             case EvaluationReport():
                 self._record.add_evaluation(message)
-            case CheckpointUnusable(step, reason):
-                self._on_unusable(step, reason)
+            case CheckpointUnusable() | SnapshotLeftOut():
+                self._kept.take(message)
             case GroupFailed(epoch, reason):
                 self._control.on_group_failed(worker_id, epoch, reason)
             case Finished():
@@ -364,15 +378,6 @@ class Coordinator:
         self._control.on_finished(worker_id)
         if self._control.all_finished():
             self._background.start(self._finish())
-
-    def _on_unusable(self, step: int, reason: str) -> None:
-        """Fall back on the checkpoint before; a run must not begin at step 0 unasked."""
-        self._checkpoints.on_unusable(step, reason)
-        self._background.start(self._checkpoints.quarantine(step))
-        self._control.stored = self._checkpoints.newest
-        if self._control.stored is None:
-            text = f"no checkpoint can be used; of the newest, step {step}: {reason}"
-            self.end(Ending(RunState.FAILED, text, 1))
 
     def _judge_hangs(self) -> None:
         for worker_id, evidence in self._hangs.find_hung().items():

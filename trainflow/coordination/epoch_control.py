@@ -16,6 +16,7 @@ from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_former import FormedEpoch, form_epoch
 from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
@@ -28,12 +29,12 @@ from trainflow.coordination.membership import (
 )
 from trainflow.coordination.placement import choose_snapshot_ranks
 from trainflow.coordination.recovery_log import RecoveryLog
-from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
+from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
-from trainflow.epochs import EpochId, EpochSpec, Flag, Phase, StoredState
+from trainflow.epochs import EpochId, EpochSpec, Flag, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,6 @@ class EpochControl:
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         designated: workers that are to form the first epoch, chosen by node.
-        stored: the newest checkpoint to fall back on; None if there is none.
     """
 
     def __init__(
@@ -59,14 +59,16 @@ class EpochControl:
         job: JobConfig,
         pool: WorkerPool,
         record: RunRecord,
+        kept: KeptState,
         clock: Clock,
+        *,
         superior: Superior,
     ):
         self.incarnation = 0
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.designated: frozenset[str] = frozenset()
-        self.stored: StoredState | None = None
+        self._kept = kept
         self._job = job
         self._pool = pool
         self._record = record
@@ -307,7 +309,8 @@ class EpochControl:
             members,
             warm[0].host,
             warm[0].store_port,
-            choose_snapshot_ranks([description.node_id for description in warm]),
+            choose_snapshot_ranks([d.node_id for d in warm], 1 + self._job.snapshot.replicas),
+            self._record.seconds_between_failures(),
         )
         self._lineup = members
         self._forming = asyncio.get_running_loop().create_task(
@@ -321,11 +324,10 @@ class EpochControl:
                 spec,
                 actors,
                 partial(
-                    plan_recovery,
+                    self._kept.plan,
                     spec,
                     member_lost=self._member_lost,
                     committed_step=self._record.last_step,
-                    stored=self.stored,
                 ),
                 at_boundary=at_boundary,
                 now_s=self._clock.unix_s,
@@ -371,8 +373,9 @@ class EpochControl:
         self._forming = None
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
+        self._kept.on_formed(self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks))
         if formed.plan.stored is not None:
-            self._record.begin_after(base.step)
+            self._record.begin_after(base.step, str(formed.plan.stored))
         if not self._recovery.is_under_way:
             self._settled.set()
         self._record.add_event(

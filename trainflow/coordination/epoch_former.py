@@ -4,13 +4,13 @@ Process: coordinator.  Thread: a task of its event loop; cancelled when a member
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainflow.epochs import EpochSpec, MemberReport, RecoveryPlan
 
-MakePlan = Callable[[Sequence[MemberReport]], RecoveryPlan]
+MakePlan = Callable[[Sequence[MemberReport]], Awaitable[RecoveryPlan]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,6 @@ async def form_epoch(
     reports: list[MemberReport] = await asyncio.gather(
         *[actors[member].form.remote(spec, at_boundary=at_boundary) for member in spec.members]
     )
-    plan = make_plan(reports)
+    plan = await make_plan(reports)
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
     return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())

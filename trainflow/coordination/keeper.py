@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -20,15 +21,16 @@ from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
-from trainflow.coordination.snapshot_service import SnapshotService
-from trainflow.coordination.upload_desk import RemoteDesk
+from trainflow.coordination.messages import Holding
+from trainflow.coordination.node_memory import NodeMemory
+from trainflow.epochs import PeerAddress, Version
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
 _HEARTBEAT_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 1.0
-_UPLOAD_WITHIN_S = 120.0
+_GIVEN_UP_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,33 @@ class HeartbeatReply:
     Attributes:
         incarnation: of the coordinator; a Keeper obeys none that is older.
         hang_timeout_s: a worker that hasn't moved for this long is reported at once.
+        recoverable: snapshots of dead workers that are older than this are not needed.
     """
 
     incarnation: int
     hang_timeout_s: float
+    recoverable: Version | None = None
+
+
+@dataclass(frozen=True)
+class KeeperSettings:
+    """What a Keeper is told of its job.
+
+    Attributes:
+        lease_s: seconds unheard after which it kills its workers.
+        checkpoint_url: where snapshots go that are for storage; None if none are.
+        max_bytes_per_s: most that it sends of snapshots to other nodes; None: what training leaves.
+    """
+
+    lease_s: float
+    checkpoint_url: str | None
+    max_bytes_per_s: int | None
 
 
 class Keeper:
-    """Watch and fence of one node."""
+    """Watch and fence of one node, and memory of its state."""
 
-    def __init__(self, job_id: str, lease_s: float, checkpoint_url: str | None = None):
+    def __init__(self, job_id: str, settings: KeeperSettings):
         self._job_id = job_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._stamps = names.stamp_directory(job_id, self._node_id)
@@ -55,18 +74,23 @@ class Keeper:
         self._promised = 0
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None
-        self._lease = Lease(lease_s, SYSTEM_CLOCK.monotonic_s())
+        self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
+        self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
+        self._memory = NodeMemory(
+            job_id, self._node_id, settings.checkpoint_url, settings.max_bytes_per_s
+        )
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
-        if checkpoint_url is not None:
-            service = SnapshotService(
-                self._stamps,
-                checkpoint_url,
-                RemoteDesk(job_id),
-                SYSTEM_CLOCK,
-                give_up_after_s=_UPLOAD_WITHIN_S,
-            )
-            threading.Thread(target=service.run, name="snapshots", daemon=True).start()
+
+    @ray.method(concurrency_group="control")
+    def held(self) -> Holding:
+        """Tell what this node has in memory, and where it can be had."""
+        return self._memory.holding()
+
+    @ray.method(concurrency_group="control")
+    def send_copies(self, targets: tuple[PeerAddress, ...]) -> None:
+        """Send copies of what is newest here to these Keepers, and no others."""
+        self._memory.replicator.send_to(targets)
 
     @ray.method(concurrency_group="control")
     def promise(self, incarnation: int) -> int:
@@ -98,15 +122,28 @@ class Keeper:
         return self._kill(worker_id)
 
     @ray.method(concurrency_group="control")
-    def clean_up(self) -> None:
-        """Kill the workers that are left on this node and remove the stamps."""
-        self._clean_up()
+    def end_workers(self) -> None:
+        """Kill the workers that are left on this node; what they have left stays."""
+        self._kill_all()
 
-    def _clean_up(self) -> None:
+    @ray.method(concurrency_group="control")
+    def clean_up(self) -> None:
+        """The job is over: kill its workers, and remove what it has in this machine's memory."""
+        self._kill_all()
+        shutil.rmtree(self._stamps.parent, ignore_errors=True)
+
+    @ray.method(concurrency_group="control")
+    def forget_node(self, node_id: str) -> None:
+        """Ray has given a node up: if it was on this machine, remove what it has left in memory."""
+        self._forget(names.stamp_directory(self._job_id, node_id))
+
+    def _forget(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        remove_empty_folders(folder)
+
+    def _kill_all(self) -> None:
         for worker_id in self._read_progress():
             self._kill(worker_id)
-        shutil.rmtree(self._stamps, ignore_errors=True)
-        remove_empty_folders(self._stamps)
 
     def _loop(self) -> None:
         """Look after the node for ever; what fails once is tried again, the lease above all."""
@@ -119,11 +156,13 @@ class Keeper:
 
     def _look(self) -> None:
         now_s = SYSTEM_CLOCK.monotonic_s()
-        if self._lease.is_expired(now_s):
-            if self._stamps.exists():
-                logger.warning("%s is cut off: it ends its workers", self._node_id)
-            self._clean_up()
         progress = self._read_progress()
+        if self._lease.is_expired(now_s):
+            if progress:
+                logger.warning("%s is cut off: it ends its workers", self._node_id)
+            self._kill_all()
+            if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
+                self._forget(self._stamps)
         if now_s >= self._next_beat_s or self._has_stale(progress):
             self._beat(progress)
             self._next_beat_s = now_s + _HEARTBEAT_EVERY_S
@@ -140,7 +179,10 @@ class Keeper:
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
             answer = coordinator.heartbeat.remote(
-                self._node_id, progress, knows_peers=self._peers is not None
+                self._node_id,
+                progress,
+                knows_peers=self._peers is not None,
+                held=self._memory.held.newest(),
             )
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
@@ -150,7 +192,9 @@ class Keeper:
         with self._lock:
             self._promised = max(self._promised, reply.incarnation)
             self._hang_timeout_s = reply.hang_timeout_s
-        self._lease.renew(SYSTEM_CLOCK.monotonic_s())
+        self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
+        self._lease.renew(self._heard_at_s)
+        self._memory.held.tidy(reply.recoverable)
 
     def _hears_majority(self) -> bool:
         with self._lock:

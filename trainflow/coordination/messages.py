@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainflow.checkpointing.sharing import Share
-from trainflow.computation.reports import CheckpointUnusable, EvaluationReport, StepReport
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
+from trainflow.computation.reports import (
+    CheckpointUnusable,
+    EvaluationReport,
+    SnapshotLeftOut,
+    StepReport,
+)
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, Version
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,30 @@ class Crashed:
 
 
 WorkerMessage = (
-    Ready | GroupFailed | StepReport | EvaluationReport | CheckpointUnusable | Finished | Crashed
+    Ready
+    | GroupFailed
+    | StepReport
+    | EvaluationReport
+    | CheckpointUnusable
+    | SnapshotLeftOut
+    | Finished
+    | Crashed
 )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a Keeper has in memory.
+
+    Attributes:
+        node_id: of its node.
+        address: where it gives that to others.
+        version: the newest state that is there whole; None if none is.
+    """
+
+    node_id: str
+    address: PeerAddress
+    version: Version | None
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainflow.clock import Clock
+from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
-from trainflow.coordination.keeper import KeeperActor
+from trainflow.coordination.keeper import KeeperActor, KeeperSettings
+from trainflow.coordination.messages import Holding
+from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
 
@@ -23,10 +26,13 @@ _BACK_WITHIN_S = 0.5
 class NodeWatch:
     """Keepers by node, what they last said, and when."""
 
-    def __init__(self, job_id: str, lease_s: float, checkpoint_url: str | None, clock: Clock):
+    def __init__(self, job_id: str, job: JobConfig, clock: Clock):
         self._job_id = job_id
-        self._lease_s = lease_s
-        self._checkpoint_url = checkpoint_url
+        self._settings = KeeperSettings(
+            lease_s=job.failures.lease_s,
+            checkpoint_url=job.checkpoint.url,
+            max_bytes_per_s=job.snapshot.max_bytes_per_s,
+        )
         self._clock = clock
         self._keepers: dict[str, Any] = {}
         self._heard_at_s: dict[str, float] = {}
@@ -50,7 +56,7 @@ class NodeWatch:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(self._job_id, self._lease_s, self._checkpoint_url)
+        ).remote(self._job_id, self._settings)
 
     def forget(self, node_id: str) -> None:
         """A node is gone: the others no longer count it.
@@ -61,14 +67,16 @@ class NodeWatch:
         keeper = self._keepers.pop(node_id, None)
         self._progress.pop(node_id, None)
         if keeper is not None:
-            keeper.clean_up.remote()
+            keeper.end_workers.remote()
             self._dismissed[node_id] = keeper
             self._introduce()
+            if node_id not in _alive_nodes():
+                for other in self._keepers.values():
+                    other.forget_node.remote(node_id)
 
     def forget_dead(self) -> None:
         """Forget the nodes that Ray has given up."""
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        for node_id in self._keepers.keys() - alive:
+        for node_id in self._keepers.keys() - _alive_nodes():
             self.forget(node_id)
 
     def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
@@ -90,7 +98,7 @@ class NodeWatch:
     def silent_nodes(self) -> list[str]:
         """Return the nodes whose lease has run out: their Keepers have killed their workers."""
         now_s = self._clock.monotonic_s()
-        limit_s = self._lease_s + 1.0
+        limit_s = self._settings.lease_s + 1.0
         return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
@@ -114,6 +122,24 @@ class NodeWatch:
                 break
             answers += [task.result() for task in done if task.exception() is None]
         return answers
+
+    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+        """Ask every Keeper what it has in memory; returns what those say that answer in time."""
+        asked = [asyncio.ensure_future(keeper.held.remote()) for keeper in self._keepers.values()]
+        if not asked:
+            return []
+        done, _ = await asyncio.wait(asked, timeout=timeout_s)
+        return [task.result() for task in asked if task in done and task.exception() is None]
+
+    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
+        """From now on this node's snapshots are copied to these Keepers, and no other node's."""
+        for each, keeper in self._keepers.items():
+            keeper.send_copies.remote(targets if each == node_id else ())
+
+    @property
+    def node_ids(self) -> set[str]:
+        """The nodes with a Keeper."""
+        return set(self._keepers)
 
     @property
     def num_keepers(self) -> int:
@@ -139,6 +165,10 @@ class NodeWatch:
         for node_id, keeper in self._keepers.items():
             peers = [peer for other, peer in self._keepers.items() if other != node_id]
             keeper.introduce.remote(peers)
+
+
+def _alive_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:

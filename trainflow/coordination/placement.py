@@ -32,11 +32,12 @@ def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[i
     return tuple(chosen)
 
 
-def choose_snapshot_ranks(nodes: Sequence[str]) -> tuple[int, ...]:
-    """Choose who copies a state out that every rank holds: rank 0, and one on another node.
+def choose_snapshot_ranks(nodes: Sequence[str], num_copies: int) -> tuple[int, ...]:
+    """Choose who copies a state out that every rank holds: rank 0, and one on each further node.
 
     Args:
         nodes: by rank.
+        num_copies: how many at most.
     """
-    elsewhere = [rank for rank, node in enumerate(nodes) if node != nodes[0]]
-    return (0, *elsewhere[:1])
+    first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
+    return tuple(sorted(first.values())[: max(1, num_copies)])

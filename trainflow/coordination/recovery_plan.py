@@ -2,18 +2,18 @@
 
 Pure. Rests on one fact: a rank applies a step only after it has seen every rank's commit record, so
 two survivors differ by at most the last step, and the newer state is always whole and right. Where
-nobody survived that holds one, a checkpoint is the base.
+nobody survived that holds one, what was kept is the base: a snapshot in some node's memory, or a
+checkpoint.
 """
 
 from collections.abc import Sequence
 
 from trainflow.epochs import (
-    INITIAL_EPOCH,
     EpochSpec,
+    HeldState,
     MemberReport,
     RecoveryPlan,
     StoredState,
-    Version,
 )
 from trainflow.errors import CoordinationError
 
@@ -28,7 +28,7 @@ def plan_recovery(
     *,
     member_lost: bool,
     committed_step: int = 0,
-    stored: StoredState | None = None,
+    stored: StoredState | HeldState | None = None,
 ) -> RecoveryPlan:
     """Choose the base version and who gives it to whom.
 
@@ -38,7 +38,7 @@ def plan_recovery(
         member_lost: a member of the epoch before is gone; whether it ran the code after its last
             commit to the end can't be known.
         committed_step: the newest step known to be committed; what survives is at most one older.
-        stored: the newest checkpoint, for when no member holds a state that is new enough.
+        stored: the newest state that was kept, for when no member holds one that is new enough.
 
     Raises:
         NoLiveStateError: neither does any of them, nor is there a checkpoint.
@@ -66,17 +66,17 @@ def plan_recovery(
 
 
 def _plan_restore(
-    spec: EpochSpec, stored: StoredState | None, num_members: int, committed_step: int
+    spec: EpochSpec, stored: StoredState | HeldState | None, num_members: int, committed_step: int
 ) -> RecoveryPlan:
-    """Begin again from storage: rank 0 reads, and gives to all."""
+    """Begin again from what was kept: rank 0 reads, and gives to all."""
     if stored is None:
         raise NoLiveStateError(
             f"epoch {spec.epoch}: none of {num_members} members holds a whole state of step "
-            f"{committed_step}; the ranks that had one are gone, and there is no checkpoint"
+            f"{committed_step}; the ranks that had one are gone, and so is every copy"
         )
     return RecoveryPlan(
         spec=spec,
-        base=Version(stored.step, INITIAL_EPOCH),
+        base=stored.version,
         sources=dict.fromkeys(range(1, spec.world_size), 0),
         replay_tail=True,
         stored=stored,

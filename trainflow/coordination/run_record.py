@@ -14,9 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
-
-from trainflow.checkpointing.whole_files import write_whole
+from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
 from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.coordination.line_file import LineFile
@@ -25,6 +23,7 @@ from trainflow.coordination.run_state import Ending, RunState
 
 logger = logging.getLogger(__name__)
 
+_DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
 
@@ -68,12 +67,11 @@ class RunRecord:
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
 
-    def begin_after(self, step: int) -> None:
-        """Training begins after ``step``, from a checkpoint; steps beyond it are done again."""
+    def begin_after(self, step: int, source: str) -> None:
+        """Training begins after ``step``, from what was kept; steps beyond it are done again."""
         self.last_step = step
-        self.add_event(
-            "resumed", f"training begins after step {step}, from a checkpoint", step=step
-        )
+        text = f"training begins after step {step}, from {source}"
+        self.add_event("resumed", text, step=step, source=source)
 
     def add_evaluation(self, report: EvaluationReport) -> None:
         """Append an evaluation as an event; a repeated one is dropped."""
@@ -89,6 +87,11 @@ class RunRecord:
     def steps_since(self, step: int) -> list[dict[str, Any]]:
         """Return the committed steps after ``step``, the oldest of very many left out."""
         return [line for line in self._steps if line["step"] > step]
+
+    def seconds_between_failures(self) -> float:
+        """Return the mean over the run so far, as if it had come after a day with one failure."""
+        age_s = self._clock.unix_s() - self._events[0]["at_s"] if self._events else 0.0
+        return (_DAY_S + max(0.0, age_s)) / (1 + self.num_failures)
 
     def has(self, kind: str) -> bool:
         """Whether there was an event of this kind, in this coordinator's life or before."""
@@ -114,7 +117,7 @@ class RunRecord:
         text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
         path = self.directory / "result.json"
         try:
-            write_whole(LocalFileSystem(), str(path), text.encode())
+            replace_file(path, text.encode())
         except OSError as error:
             logger.exception("result.json could not be written")
             text = f"{path} could not be written ({error}), and what came last may be missing there"

@@ -9,14 +9,16 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import Share, ShareReport
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState, Snapshot
+from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.clock import Clock
+from trainflow.coordination.background_priority import yield_to_training
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.epochs import Version
-from trainflow.errors import CheckpointError, StateError
+from trainflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,10 @@ _LOOK_EVERY_S = 0.1
 _ASK_AGAIN_AFTER_S = 0.5
 _FIRST_RETRY_AFTER_S = 0.5
 _RETRY_AT_MOST_AFTER_S = 10.0
+
+
+_Key = tuple[Path, Version]
+_Told = tuple[ShareReport | ShareFailed, str]
 
 
 class UploadDesk(Protocol):
@@ -34,40 +40,53 @@ class UploadDesk(Protocol):
         ...
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
-        """Report what became of it; False if the permit is void: begin again."""
+        """Report what became of it.
+
+        Returns:
+            True: it is over; None: tell again later; False: the permit is void, begin again.
+        """
         ...
 
 
 class SnapshotService:
-    """Uploads what is ready in a folder of slots, the oldest first."""
+    """Uploads what is ready of a node's snapshots, the oldest first."""
 
     def __init__(
-        self, folder: Path, url: str, desk: UploadDesk, clock: Clock, *, give_up_after_s: float
+        self,
+        held: HeldSnapshots,
+        url: str,
+        desk: UploadDesk,
+        clock: Clock,
+        *,
+        give_up_after_s: float,
     ):
         """Make a service; `run` does the work.
 
         Args:
-            folder: where the node's workers put their snapshots.
+            held: the node's snapshots.
             url: of the store.
             desk: gives permits, takes reports.
             clock: measures and waits.
             give_up_after_s: how long one share is tried.
         """
-        self._folder = folder
+        self._held = held
         self._url = url
         self._desk = desk
         self._clock = clock
         self._give_up_after_s = give_up_after_s
-        self._slots: dict[Path, Slot] = {}
+        # By slot and state: what was told of it, and when to speak of it again.
+        self._told: dict[_Key, _Told] = {}
+        self._again_at_s: dict[_Key, float] = {}
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Look after the folder until `stop`."""
+        """Look after the node's snapshots until `stop`."""
+        yield_to_training()
         while not self._stopped.is_set():
             try:
                 worked = self.work_once()
             except Exception:
-                logger.exception("a snapshot in %s could not be handled", self._folder)
+                logger.exception("a snapshot could not be handled")
                 worked = False
             if not worked:
                 self._clock.sleep(_LOOK_EVERY_S)
@@ -77,52 +96,44 @@ class SnapshotService:
         self._stopped.set()
 
     def work_once(self) -> bool:
-        """Bring the oldest ready snapshot to the store; False if there is none."""
-        ready = self._find_ready()
-        if not ready:
+        """Bring what is ready a step further; False if nothing moves at the moment."""
+        ready = self._held.find_ready()
+        keys = {(slot.path, snapshot.version) for slot, snapshot in ready}
+        self._told = {key: told for key, told in self._told.items() if key in keys}
+        moved = [self._advance(slot, snapshot) for slot, snapshot in ready]
+        return any(moved)
+
+    def _advance(self, slot: Slot, snapshot: Snapshot) -> bool:
+        """Bring it and report, or see what has become of what was reported.
+
+        The slot stays READY until the checkpoint is made or given up: a coordinator that dies takes
+        with it what it was told.
+        """
+        key = slot.path, snapshot.version
+        if self._again_at_s.get(key, 0.0) > self._clock.monotonic_s():
             return False
-        slot, snapshot = min(ready, key=lambda each: each[1].version)
-        index, count = snapshot.purpose["share"]
-        while not self._bring(snapshot, Share(index, count)):
-            self._clock.sleep(_ASK_AGAIN_AFTER_S)
-        slot.free()
+        is_over = self._tell(key) if key in self._told else self._bring(key, snapshot)
+        if is_over is None:
+            self._again_at_s[key] = self._clock.monotonic_s() + _ASK_AGAIN_AFTER_S
+            return False
+        self._told.pop(key, None)
+        self._again_at_s.pop(key, None)
+        if is_over:
+            slot.hold()
         return True
 
-    def _bring(self, snapshot: Snapshot, share: Share) -> bool:
-        """Ask, upload, report; False if that is to be done again."""
+    def _bring(self, key: _Key, snapshot: Snapshot) -> bool | None:
         answer = self._desk.ask(snapshot.version)
-        if answer is not None and not answer.wanted:
-            return True
-        if answer is None or answer.permit is None:
-            return self._stopped.is_set()
-        report = self._upload(snapshot, share)
-        while True:
-            taken = self._desk.tell(report, answer.permit)
-            if taken is not None or self._stopped.is_set():
-                return taken is not False
-            self._clock.sleep(_ASK_AGAIN_AFTER_S)
-
-    def _find_ready(self) -> list[tuple[Slot, Snapshot]]:
-        ready: list[tuple[Slot, Snapshot]] = []
-        paths = set(self._folder.glob("*.snapshot"))
-        for gone in self._slots.keys() - paths:
-            del self._slots[gone]
-        for path in paths:
-            slot = self._slots.setdefault(path, Slot(path))
-            snapshot = self._read(slot)
-            if snapshot is not None:
-                ready.append((slot, snapshot))
-            elif not _is_alive(path):
-                path.unlink(missing_ok=True)  # of a worker that is gone, and nothing to bring
-        return ready
-
-    def _read(self, slot: Slot) -> Snapshot | None:
-        try:
-            return slot.read() if slot.state is SlotState.READY else None
-        except StateError:
-            logger.exception("a snapshot is damaged and left out")
-            slot.free()
+        if answer is None:
             return None
+        if answer.permit is None:
+            return None if answer.wanted else True
+        index, count = snapshot.purpose["share"]
+        self._told[key] = self._upload(snapshot, Share(index, count)), answer.permit
+        return self._tell(key)
+
+    def _tell(self, key: _Key) -> bool | None:
+        return self._desk.tell(*self._told[key])
 
     def _upload(self, snapshot: Snapshot, share: Share) -> ShareReport | ShareFailed:
         """Try until it is done or its time is over."""
@@ -137,9 +148,3 @@ class SnapshotService:
                     return ShareFailed(snapshot.version, share, str(error))
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_AT_MOST_AFTER_S)
-
-
-def _is_alive(slot_path: Path) -> bool:
-    """Whether the worker of a slot has a stamp: the first thing it makes, the last it loses."""
-    worker_id = slot_path.name.split(".snapshot")[0].rpartition(".")[0]
-    return (slot_path.parent / f"{worker_id}.stamp").exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
+from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.node_watch import NodeWatch
@@ -15,7 +16,11 @@ from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 
 
 def build_status(
-    job_id: str, job: JobConfig, control: EpochControl, record: RunRecord
+    job_id: str,
+    job: JobConfig,
+    control: EpochControl,
+    record: RunRecord,
+    checkpoints: CheckpointControl,
 ) -> dict[str, Any]:
     """Return the run's status as JSON, its state and its histories left out."""
     return {
@@ -29,6 +34,8 @@ def build_status(
         "epoch": None if control.epoch is None else str(control.epoch),
         "incarnation": control.incarnation,
         "failures": record.num_failures,
+        "checkpoint": None if checkpoints.newest is None else checkpoints.newest.step,
+        "checkpoints_skipped": checkpoints.num_skipped,
         "as_of_s": SYSTEM_CLOCK.unix_s(),
     }
 

@@ -20,13 +20,15 @@ _COMMIT_WITHIN_S = 60.0
 class RemoteDesk:
     """See `trainflow.coordination.snapshot_service.UploadDesk`."""
 
-    def __init__(self, job_id: str):
+    def __init__(self, job_id: str, node_id: str):
         self._name = names.coordinator_name(job_id)
+        self._node_id = node_id
 
     def ask(self, version: Version) -> UploadAnswer | None:
         """Ask to upload a share of a version; None if nobody answers at the moment."""
         return cast(
-            "UploadAnswer | None", self._call("ask_upload", version, within=_ANSWER_WITHIN_S)
+            "UploadAnswer | None",
+            self._call("ask_upload", self._node_id, version, within=_ANSWER_WITHIN_S),
         )
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:

@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: never; what takes time i
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +162,12 @@ class WorkerPool:
         if entry.description is None:
             self._start(self._watch_presence(description))
         entry.description = description
+
+    def nodes_of(self, worker_ids: Iterable[str]) -> list[str]:
+        """Return on which nodes these workers are, as far as that is known."""
+        entries = [self.entries.get(worker_id) for worker_id in worker_ids]
+        described = [entry.description for entry in entries if entry is not None]
+        return [description.node_id for description in described if description is not None]
 
     def drop(self, worker_id: str) -> None:
         """Forget a worker and make sure that its actor is dead."""

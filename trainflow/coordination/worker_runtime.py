@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, connect_group
 from trainflow.communication.nccl import NcclConnector
@@ -22,6 +23,7 @@ from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
+from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.entrypoint import resolve_entrypoint
@@ -123,16 +125,20 @@ def _open_session(
         stamps=stamps,
         report=reporter.send,
         rehearsal=rehearsal,
-        snapshots=_open_snapshots(spec, job),
+        snapshots=_open_snapshots(spec, job, reporter),
     )
     return Session(context)
 
 
-def _open_snapshots(spec: WorkerSpec, job: JobConfig) -> SnapshotWriter | None:
-    if job.checkpoint.url is None:
+def _open_snapshots(spec: WorkerSpec, job: JobConfig, reporter: Reporter) -> SnapshotCadence | None:
+    in_memory = job.snapshot.every_steps is not None
+    if job.checkpoint.url is None and not in_memory:
         return None
     node_id = ray.get_runtime_context().get_node_id()
-    return SnapshotWriter(names.stamp_directory(spec.job_id, node_id), spec.worker_id)
+    directory = names.stamp_directory(spec.job_id, node_id)
+    # Without copies in memory there is nothing to fall back on while a slot is written.
+    writer = SnapshotWriter(directory, spec.worker_id, num_slots=4 if in_memory else 1)
+    return SnapshotCadence(job, writer, reporter.send, SYSTEM_CLOCK)
 
 
 def _solo_group(connect: Connector) -> Group:

@@ -12,10 +12,12 @@ from tests.distributed.jobs import MAX_STEPS
 from tests.distributed.training import make_optimizer, mean_loss
 from tests.unit.computation import test_session as alone
 from trainflow.checkpointing.sharing import Share
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.epoch_gate import SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
-from trainflow.config.job import CheckpointConfig
+from trainflow.computation.snapshot_cadence import SnapshotCadence
+from trainflow.config.job import CheckpointConfig, SnapshotConfig
 from trainflow.epochs import INITIAL_VERSION, Flag, RecoveryPlan, Version
 
 stamp, context, begin = alone.stamp, alone.context, alone.begin
@@ -25,15 +27,19 @@ class Album:
     """Takes the place of shared memory."""
 
     def __init__(self) -> None:
-        self.taken_at_s = 0.0
+        self.is_busy = False
+        self.trouble = ""
+        self.left_out: list[Any] = []
         self.steps: list[int] = []
-        self.shares: set[Share] = set()
+        self.shares: set[Share | None] = set()
         self.patience_s: list[float] = []
         self.weights: list[torch.Tensor] = []
 
     def write(
-        self, tree: dict[str, Any], version: Version, share: Share, *, patience_s: float
+        self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float
     ) -> bool:
+        if self.trouble:
+            return False
         self.steps.append(version.step)
         self.shares.add(share)
         self.patience_s.append(patience_s)
@@ -48,12 +54,21 @@ Train = Callable[..., Album]
 def train(context: RankContext, begin: alone.Begin) -> Train:
     """Train alone with some checkpoint settings; ``stop_at`` asks for a stop in that step."""
 
-    def run(*, ranks: tuple[int, ...] = (0,), stop_at: int | None = None, **settings: Any) -> Album:
-        album = Album()
-        checkpoint = CheckpointConfig(url="memory://x", **settings)
-        job = context.job.model_copy(update={"checkpoint": checkpoint})
+    def run(
+        *,
+        ranks: tuple[int, ...] = (0,),
+        stop_at: int | None = None,
+        in_memory: int | None = None,
+        album: Album | None = None,
+        **settings: Any,
+    ) -> Album:
+        album = album or Album()
+        checkpoint = CheckpointConfig(**{"url": "memory://x"} | settings)
+        snapshot = SnapshotConfig(every_steps=in_memory)
+        job = context.job.model_copy(update={"checkpoint": checkpoint, "snapshot": snapshot})
         any_album: Any = album
-        session = Session(replace(context, job=job, snapshots=any_album))
+        cadence = SnapshotCadence(job, any_album, album.left_out.append, SYSTEM_CLOCK)
+        session = Session(replace(context, job=job, snapshots=cadence))
         model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
         begin(RecoveryPlan(replace(alone.spec(1), snapshot_ranks=ranks), INITIAL_VERSION))
         try:
@@ -98,3 +113,35 @@ def test_the_step_at_which_the_run_is_stopped(train: Train):
 
 def test_a_rank_that_others_copy_for_copies_nothing(train: Train):
     assert train(ranks=(), every_steps=1).steps == []
+
+
+def test_what_is_not_for_storage_stays_in_memory(train: Train):
+    album = train(in_memory=2, url=None)
+    assert album.steps == [2, 4, 6, MAX_STEPS]
+    assert album.shares == {None}
+
+
+def test_while_the_store_is_busy_what_is_due_is_left_out_and_told(train: Train):
+    album = Album()
+    album.is_busy = True
+    train(every_steps=3, album=album)
+    assert album.steps == [MAX_STEPS], "the last one waits"
+    assert [(each.version.step, each.for_storage) for each in album.left_out] == [
+        (3, True),
+        (6, True),
+    ]
+
+
+def test_while_the_store_is_busy_memory_still_gets_every_state(train: Train):
+    album = Album()
+    album.is_busy = True
+    train(every_steps=3, in_memory=1, album=album)
+    assert album.steps == list(range(1, MAX_STEPS + 1))
+
+
+def test_want_of_memory_is_told_once_in_a_row(train: Train):
+    album = Album()
+    album.trouble = "no room"
+    train(in_memory=1, url=None, album=album)
+    assert [each.version.step for each in album.left_out] == [1]
+    assert album.left_out[0].reason == "no room"

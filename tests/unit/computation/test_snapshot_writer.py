@@ -63,15 +63,49 @@ def test_the_state_is_read_back_as_it_was(writer: SnapshotWriter, tmp_path: Path
             assert rebuilt[key] == value
 
 
-def test_when_every_slot_is_in_use_a_snapshot_is_left_out_and_counted(
-    writer: SnapshotWriter, tmp_path: Path
-):
-    taken = [writer.write(make_tree(), Version(step, EpochId(1, 1)), SHARE) for step in range(3)]
+def version(step: int) -> Version:
+    return Version(step, EpochId(1, 1))
+
+
+def test_when_every_slot_is_in_use_a_snapshot_is_left_out_and_counted(tmp_path: Path):
+    writer = SnapshotWriter(tmp_path, "slot0-1.0", num_slots=2)
+    taken = [writer.write(make_tree(), version(step), SHARE) for step in range(3)]
     assert taken == [True, True, False]
     assert writer.num_skipped == 1
-    Slot(tmp_path / "slot0-1.0.0.snapshot").free()
-    assert writer.write(make_tree(), Version(9, EpochId(1, 1)), SHARE)
+    assert writer.is_busy
+    Slot(tmp_path / "slot0-1.0.0.snapshot").hold()
+    assert writer.write(make_tree(), version(9), SHARE)
     assert sorted(snapshot.version.step for snapshot in read(tmp_path)) == [1, 9]
+
+
+def test_the_newest_is_never_written_over_and_no_more_memory_taken_than_needed(
+    writer: SnapshotWriter, tmp_path: Path
+):
+    for step in range(1, 7):
+        assert writer.write(make_tree(), version(step), None)
+        held = [snapshot.version.step for snapshot in read(tmp_path)]
+        assert sorted(held) == list(range(max(1, step - 1), step + 1))
+    assert not writer.is_busy
+
+
+def test_what_is_being_read_or_uploaded_stays(writer: SnapshotWriter, tmp_path: Path):
+    writer.write(make_tree(), version(1), SHARE)
+    writer.write(make_tree(), version(2), None)
+    with Slot(tmp_path / "slot0-1.0.1.snapshot").reading():
+        for step in range(3, 7):
+            assert writer.write(make_tree(), version(step), None)
+        kept = {snapshot.version.step for snapshot in read(tmp_path)}
+        assert kept == {1, 2, 5, 6}
+    writer.write(make_tree(), version(7), None)
+    assert {snapshot.version.step for snapshot in read(tmp_path)} == {1, 7, 5, 6}
+
+
+def test_one_slot_is_used_again_and_again(tmp_path: Path):
+    writer = SnapshotWriter(tmp_path, "slot0-1.0", num_slots=1)
+    for step in (1, 2):
+        assert writer.write(make_tree(), version(step), SHARE)
+        assert not writer.write(make_tree(), version(9), None)
+        Slot(tmp_path / "slot0-1.0.0.snapshot").hold()
 
 
 def test_without_memory_a_snapshot_is_left_out_and_training_goes_on(

@@ -132,7 +132,8 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"labels": {"team": 3}}, "labels.team", "valid string"),
         ({"service": {"url": "s3://b"}}, "service", "not permitted"),
         ({"checkpoint": {"url": "x", "resume": "latest"}}, "checkpoint.resume", "auto"),
-        ({"snapshot": {"every_steps": 1}}, "snapshot", "not permitted"),
+        ({"snapshot": {"every_steps": 0}}, "snapshot.every_steps", "greater than 0"),
+        ({"snapshot": {"replicas": -1}}, "snapshot.replicas", "greater than or equal to 0"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: str, expected: str):

@@ -1,14 +1,23 @@
 """Actors without Ray: their calls return futures that a test answers."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.recovery_plan import plan_recovery
 from trainflow.coordination.run_state import Ending
 from trainflow.coordination.worker_pool import WorkerEntry
-from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Version
+from trainflow.epochs import (
+    EpochSpec,
+    Flag,
+    HeldState,
+    MemberReport,
+    RecoveryPlan,
+    StoredState,
+    Version,
+)
 
 
 class FakeClock:
@@ -104,9 +113,29 @@ class FakePool:
         self.entries[worker_id] = WorkerEntry(worker_id, actor)
         return self.entries[worker_id]
 
+    def nodes_of(self, worker_ids: Iterable[str]) -> list[str]:
+        entries = [self.entries[worker_id] for worker_id in worker_ids]
+        return [entry.description.node_id for entry in entries if entry.description]
+
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:
             self.entries[description.worker_id].description = description
+
+
+@dataclass
+class FakeKept:
+    """Nothing is kept but what a test puts there; notes where snapshots are taken."""
+
+    newest: StoredState | HeldState | None = None
+    snapshot_nodes: list[str] = field(default_factory=list)
+
+    async def plan(
+        self, spec: EpochSpec, reports: Sequence[MemberReport], **known: Any
+    ) -> RecoveryPlan:
+        return plan_recovery(spec, reports, stored=self.newest, **known)
+
+    def on_formed(self, snapshot_nodes: list[str]) -> None:
+        self.snapshot_nodes = snapshot_nodes
 
 
 @dataclass

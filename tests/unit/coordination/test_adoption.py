@@ -11,8 +11,9 @@ from tests.unit.coordination.fakes import FakePool, FakeWorker, describe
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import adoption
 from trainflow.coordination.adoption import Estate
+from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, Version
 from trainflow.errors import CoordinationError
 
 IDS = ("slot0-1.0", "slot1-1.1", "slot2-1.2")
@@ -40,6 +41,12 @@ class FakeNodes:
 
     def ensure(self, node_ids: set[str]) -> None:
         """Every node has one."""
+
+    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+        return []
+
+    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
+        """There is nothing to copy."""
 
 
 def running(worker_id: str, **others: Any) -> Any:

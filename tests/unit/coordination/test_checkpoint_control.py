@@ -46,7 +46,7 @@ def control_for(store: CheckpointStore, record: RunRecord, **checkpoint: Any) ->
 
 
 def permit_for(control: CheckpointControl, report: ShareReport) -> str:
-    permit = control.ask(report.version, 1).permit
+    permit = control.ask(f"node{report.share.index}", report.version, 1).permit
     assert permit is not None
     return permit
 
@@ -94,7 +94,7 @@ def test_a_failed_share_is_no_checkpoint_and_says_why(store: CheckpointStore, re
         failed = ShareFailed(first.version, Share(1, 2), "no space")
         await control.on_share_failed(failed, permit_for(control, second))
         await control.wait_closed(STEP, timeout_s=1.0)
-        assert not control.ask(second.version, 1).wanted
+        assert not control.ask("node1", second.version, 1).wanted
 
     asyncio.run(act())
     assert store.committed_steps() == []
@@ -297,8 +297,9 @@ def test_a_quarantined_checkpoint_is_made_again_with_good_chunks(
         control.on_unusable(STEP, "a chunk is damaged")
         await control.quarantine(STEP)
         assert store.committed_steps() == []
-        for report in upload(make_snapshot(35, 7), store, 2):
-            assert await bring(control, report)
+        first, second = upload(make_snapshot(35, 7), store, 2)
+        assert await bring(control, first) is None
+        assert await bring(control, second)
 
     asyncio.run(act())
     assert verify(store, STEP).flaws == ()

@@ -10,6 +10,7 @@ import pytest
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import (
     FakeClock,
+    FakeKept,
     FakePool,
     FakeSuperior,
     FakeWorker,
@@ -35,7 +36,11 @@ class Scene:
         self.superior = FakeSuperior(self.pool)
         job = make_job(world=3, minimum=2)
         pool: Any = self.pool
-        self.control = EpochControl(job, pool, self.record, self.clock, self.superior)
+        self.kept = FakeKept()
+        kept: Any = self.kept
+        self.control = EpochControl(
+            job, pool, self.record, kept, self.clock, superior=self.superior
+        )
         self.control.incarnation = 1
 
     @property

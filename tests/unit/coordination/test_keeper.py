@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter
 from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
-from trainflow.coordination.keeper import HeartbeatReply, Keeper
+from trainflow.coordination.keeper import HeartbeatReply, Keeper, KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.reporter import Reporter
 
@@ -50,7 +51,7 @@ class Coordinator:
         self.error: Exception | None = None
         self.heartbeat = SimpleNamespace(remote=self._beat)
 
-    def _beat(self, node_id: str, progress: dict[str, Any], *, knows_peers: bool) -> HeartbeatReply:
+    def _beat(self, node_id: str, progress: dict[str, Any], **_: Any) -> HeartbeatReply:
         self.beats.append(progress)
         if self.error is not None:
             raise self.error
@@ -71,15 +72,16 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
     monkeypatch.setattr(keeper_module.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(keeper_module.ray, "get_actor", lambda *_: coordinator)
     monkeypatch.setattr(keeper_module.ray, "get", lambda answer, **_: answer)
-    monkeypatch.setattr(
-        keeper_module.names, "stamp_directory", lambda job, node: tmp_path / job / node
-    )
+    folder = tmp_path / "job-1" / "node-1"
+    monkeypatch.setattr(keeper_module.names, "stamp_directory", lambda *_: folder)
+    memory = SimpleNamespace(held=HeldSnapshots(folder))
+    monkeypatch.setattr(keeper_module, "NodeMemory", lambda *_: memory)
     return coordinator
 
 
 @pytest.fixture
 def keeper(clock: StillClock, coordinator: Coordinator) -> Keeper:
-    keeper = Keeper("job-1", lease_s=10.0)
+    keeper = Keeper("job-1", KeeperSettings(10.0, checkpoint_url=None, max_bytes_per_s=None))
     clock.rounds.get(timeout=WITHIN_S)
     return keeper
 

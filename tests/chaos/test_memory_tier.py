@@ -1,0 +1,88 @@
+"""Every rank is gone at once, and a node that is left has the state in memory."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.coordination.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+NODE_CPUS = 2
+
+
+@pytest.fixture
+def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
+    """Start a run that waits for all its ranks: a smaller world ends with other weights."""
+    return RunUnderTest.start(cluster, tmp_path, minimum=3)
+
+
+def kill_all(run: RunUnderTest) -> None:
+    for worker in run.run.workers():
+        if worker["pid"]:
+            os.kill(worker["pid"], signal.SIGKILL)
+
+
+def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
+    (resumed,) = events_of(status, "resumed")
+    assert "memory" in resumed["data"]["source"]
+    (recovered,) = events_of(status, "recovered")
+    return recovered["data"]
+
+
+def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=30, spares=2)
+    kill_all(run)
+    status = run.wait_recovered()
+    assert resumed_from_memory(status)["steps_lost"] == 0
+    assert run.finish()["state"] == "succeeded"
+    assert run.final_digests() == {undisturbed}
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_one_node_that_is_left_is_enough(
+    run: RunUnderTest, cluster: LocalCluster, undisturbed: str
+) -> None:
+    run.wait_training(step=30, spares=2)
+    keeps = run.node_of(0)
+    lost = [node for node in cluster.nodes if node is not keeps]
+    kill_all(run)
+    for node in lost:
+        node.kill()
+    for node in lost:
+        cluster.replace(node, cpus=NODE_CPUS)
+    status = run.wait_recovered()
+    assert resumed_from_memory(status)["steps_lost"] == 0
+    assert run.finish()["state"] == "succeeded"
+    assert run.final_digests() == {undisturbed}
+
+
+def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, undisturbed: str) -> None:
+    run.wait_training(step=30, spares=2)
+    keepers = [run.keeper_of(rank) for rank in range(3)]
+    kill_all(run)
+    for keeper in keepers:
+        if keeper is not None:
+            keeper.kill()
+    status = run.wait_recovered()
+    assert resumed_from_memory(status)["steps_lost"] == 0
+    assert run.finish()["state"] == "succeeded"
+    assert run.final_digests() == {undisturbed}
+
+
+def test_a_node_without_workers_holds_a_copy(cluster: LocalCluster, tmp_path: Path) -> None:
+    """One worker, on one node: another node is sent each state, as the link allows."""
+    run = RunUnderTest.start(cluster, tmp_path, target=1, spares=0)
+    run.wait_training(step=30)
+    home = run.node_of(0)
+    home.kill()
+    cluster.replace(home, cpus=NODE_CPUS)
+    status = run.wait_recovered()
+    recovered = resumed_from_memory(status)
+    assert recovered["steps_lost"] <= 20, "copies follow training closely"
+    assert run.finish()["state"] == "succeeded"
+    assert len(run.final_digests()) == 1

@@ -1,0 +1,213 @@
+"""What a run falls back on when no rank holds its state."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
+from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
+from trainflow.config.job import SnapshotConfig
+from trainflow.coordination.kept_state import KeptState
+from trainflow.coordination.memory_tier import MemoryTier
+from trainflow.coordination.messages import Holding
+from trainflow.coordination.recovery_plan import NoLiveStateError
+from trainflow.coordination.run_record import RunRecord
+from trainflow.epochs import (
+    INITIAL_VERSION,
+    EpochId,
+    EpochSpec,
+    HeldState,
+    MemberReport,
+    PeerAddress,
+    StoredState,
+    Version,
+)
+
+SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
+NOTHING = [MemberReport("w0", None), MemberReport("w1", None)]
+
+
+def version(step: int) -> Version:
+    return Version(step, EpochId(1, 1))
+
+
+def address(node_id: str) -> PeerAddress:
+    return PeerAddress("127.0.0.1", 1, node_id)
+
+
+class FakeNodes:
+    def __init__(self, **newest: int | None):
+        self.holdings = {
+            node: Holding(node, address(node), None if step is None else version(step))
+            for node, step in newest.items()
+        }
+        self.num_asked = 0
+        self.copies: dict[str, tuple[PeerAddress, ...]] = {}
+
+    @property
+    def node_ids(self) -> set[str]:
+        return set(self.holdings)
+
+    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+        self.num_asked += 1
+        return list(self.holdings.values())
+
+    def ensure(self, node_ids: set[str]) -> None:
+        for node in node_ids:
+            self.holdings[node] = Holding(node, address(node), None)
+
+    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
+        self.copies = {node_id: targets}
+
+
+class FakeCheckpoints:
+    def __init__(self, *steps: int):
+        self.stored = [StoredState("/store", step) for step in steps]
+        self.quarantined: list[int] = []
+        self.skipped: list[int] = []
+
+    @property
+    def newest(self) -> StoredState | None:
+        return self.stored[-1] if self.stored else None
+
+    def on_unusable(self, step: int, reason: str) -> None:
+        self.stored = [each for each in self.stored if each.step != step]
+
+    async def quarantine(self, step: int) -> None:
+        self.quarantined.append(step)
+
+    def on_skipped(self, version: Version, reason: str) -> None:
+        self.skipped.append(version.step)
+
+
+class Now:
+    """Runs in the background what a test then runs."""
+
+    def __init__(self) -> None:
+        self.started: list[Coroutine[Any, Any, None]] = []
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.started.append(coroutine)
+
+    def finish(self) -> None:
+        while self.started:
+            asyncio.run(self.started.pop(0))  # type: ignore[arg-type]
+
+
+class Scene:
+    def __init__(self, directory: Path, nodes: FakeNodes, checkpoints: FakeCheckpoints, **s: Any):
+        any_nodes: Any = nodes
+        any_checkpoints: Any = checkpoints
+        self.memory = MemoryTier(SnapshotConfig(**s), any_nodes)
+        self.record = RunRecord(directory, FakeClock())
+        self.superior = FakeSuperior(FakePool())
+        self.background = Now()
+        any_background: Any = self.background
+        self.kept = KeptState(
+            any_checkpoints, self.memory, self.record, any_background, self.superior
+        )
+
+    def plan(self, reports: list[MemberReport], committed_step: int) -> Any:
+        plan = self.kept.plan(SPEC, reports, member_lost=True, committed_step=committed_step)
+        return asyncio.run(plan)
+
+    def events(self, kind: str) -> list[str]:
+        return [e["text"] for e in self.record.events_since(0) if e["kind"] == kind]
+
+
+def test_nobody_is_asked_while_a_member_has_the_state(tmp_path: Path):
+    nodes = FakeNodes(a=7)
+    reports = [MemberReport("w0", version(7)), MemberReport("w1", None)]
+    plan = Scene(tmp_path, nodes, FakeCheckpoints(5)).plan(reports, 7)
+    assert (plan.stored, plan.base, nodes.num_asked) == (None, version(7), 0)
+
+
+def test_the_newest_in_memory_comes_before_what_is_stored(tmp_path: Path):
+    nodes = FakeNodes(a=7, b=8, c=8, d=None)
+    plan = Scene(tmp_path, nodes, FakeCheckpoints(5)).plan(NOTHING, 8)
+    assert plan.stored == HeldState(version(8), (address("b"), address("c")))
+    assert plan.base == version(8)
+    assert plan.sources == {1: 0}
+    assert plan.replay_tail
+
+
+@pytest.mark.parametrize("nodes", [FakeNodes(a=4), FakeNodes(a=None), FakeNodes()])
+def test_what_is_stored_comes_first_where_it_is_newer(tmp_path: Path, nodes: FakeNodes):
+    plan = Scene(tmp_path, nodes, FakeCheckpoints(2, 5)).plan(NOTHING, 8)
+    assert plan.stored == StoredState("/store", 5)
+
+
+def test_without_snapshots_no_node_is_asked(tmp_path: Path):
+    nodes = FakeNodes(a=8)
+    plan = Scene(tmp_path, nodes, FakeCheckpoints(5), every_steps=None).plan(NOTHING, 8)
+    assert (plan.stored, nodes.num_asked) == (StoredState("/store", 5), 0)
+
+
+def test_where_nothing_was_kept_that_is_said(tmp_path: Path):
+    with pytest.raises(NoLiveStateError, match="so is every copy"):
+        Scene(tmp_path, FakeNodes(a=None), FakeCheckpoints()).plan(NOTHING, 8)
+
+
+def test_a_run_that_is_begun_again_takes_the_checkpoint_though_its_ranks_are_fresh(tmp_path: Path):
+    fresh = [MemberReport("w0", INITIAL_VERSION), MemberReport("w1", INITIAL_VERSION)]
+    plan = Scene(tmp_path, FakeNodes(a=None), FakeCheckpoints(5)).plan(fresh, 0)
+    assert plan.stored == StoredState("/store", 5)
+
+
+def test_a_bad_snapshot_is_left_for_what_is_there_beside_it(tmp_path: Path):
+    scene = Scene(tmp_path, FakeNodes(a=8), FakeCheckpoints(5))
+    bad = scene.plan(NOTHING, 8).stored
+    scene.kept.take(CheckpointUnusable(bad, "a chunk is damaged"))
+    scene.background.finish()
+    assert scene.plan(NOTHING, 8).stored == StoredState("/store", 5)
+    assert "a chunk is damaged" in scene.events("snapshot_unusable")[0]
+    assert not scene.superior.endings
+
+
+def test_a_bad_checkpoint_is_taken_away_and_with_nothing_left_the_run_ends(tmp_path: Path):
+    checkpoints = FakeCheckpoints(5)
+    scene = Scene(tmp_path, FakeNodes(a=None), checkpoints)
+    scene.kept.take(CheckpointUnusable(StoredState("/store", 5), "a chunk is damaged"))
+    scene.background.finish()
+    assert checkpoints.quarantined == [5]
+    assert "of the newest, step 5: a chunk is damaged" in scene.superior.endings[0].reason
+
+
+def test_what_was_left_out_is_told_once_or_counted(tmp_path: Path):
+    checkpoints = FakeCheckpoints()
+    scene = Scene(tmp_path, FakeNodes(), checkpoints)
+    for step in (1, 2):
+        scene.kept.take(SnapshotLeftOut(version(step), for_storage=False, reason="no room"))
+        scene.kept.take(SnapshotLeftOut(version(step), for_storage=True, reason="slow"))
+    assert scene.events("snapshot_left_out") == [
+        "the state of step 1 is not in the memory of nodes: no room"
+    ]
+    assert checkpoints.skipped == [1, 2]
+
+
+def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = [{"NodeID": node, "Alive": node != "dead"} for node in ("a", "dead", "b", "c")]
+    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    nodes = FakeNodes(a=1)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    scene.kept.on_formed(["a"])
+    scene.background.finish()
+    assert nodes.node_ids == {"a", "b"}
+    assert nodes.copies == {"a": (address("b"),)}
+    scene.kept.on_formed(["a", "b"])
+    scene.background.finish()
+    assert nodes.copies == {"a": ()}
+
+
+def test_what_two_nodes_hold_makes_older_ones_needless(tmp_path: Path):
+    memory = Scene(tmp_path, FakeNodes(a=9, b=8, c=2), FakeCheckpoints()).memory
+    assert memory.hear("a", None) is None
+    assert memory.hear("a", version(9)) == version(9)
+    assert memory.hear("c", version(2)) == version(2)
+    assert memory.hear("b", version(8)) == version(8)
+    assert memory.hear("gone", version(10)) == version(8)

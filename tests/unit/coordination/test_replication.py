@@ -1,0 +1,98 @@
+"""Copies to other nodes: what is sent, to whom, and how fast."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.checkpointing.snapshots import leave, version
+from tests.unit.coordination.fakes import FakeClock
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.snapshot_server import SnapshotServer
+from trainflow.coordination.replication import Pace, Replicator
+from trainflow.epochs import PeerAddress
+
+MIB = 1024 * 1024
+
+
+class SleepyClock(FakeClock):
+    """Time passes only while somebody sleeps."""
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+@pytest.fixture
+def clock() -> SleepyClock:
+    return SleepyClock()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def replicator(here: Path, clock: SleepyClock) -> Replicator:
+    pace = Pace(None, lambda: False, clock)
+    return Replicator(HeldSnapshots(here), "nodeA", pace, clock)
+
+
+@pytest.fixture
+def there(tmp_path: Path):
+    held = HeldSnapshots(tmp_path / "there")
+    (tmp_path / "there").mkdir()
+    server = SnapshotServer(held, "job-1", "127.0.0.1")
+    yield held, server.address
+    server.close()
+
+
+def test_the_newest_is_sent_once_and_what_lies_between_is_left_out(
+    replicator: Replicator, here: Path, there: tuple[HeldSnapshots, PeerAddress]
+):
+    held, address = there
+    assert not replicator.work_once(), "nobody is to have a copy"
+    replicator.send_to((address,))
+    assert not replicator.work_once(), "there is nothing to send"
+    leave(here, "slot0-1.0", 3)
+    assert replicator.work_once()
+    assert held.newest() == version(3)
+    assert not replicator.work_once()
+    leave(here, "slot0-1.0", 4, 1)
+    leave(here, "slot0-1.0", 5, 2)
+    assert replicator.work_once()
+    assert held.newest() == version(5)
+    replicator.send_to(())
+    leave(here, "slot0-1.0", 6)
+    assert not replicator.work_once()
+
+
+def test_a_node_that_is_gone_keeps_no_other_from_its_copy(
+    replicator: Replicator, here: Path, there: tuple[HeldSnapshots, PeerAddress]
+):
+    held, address = there
+    gone = PeerAddress("127.0.0.1", 9, "token")
+    replicator.send_to((gone, address))
+    leave(here, "slot0-1.0", 3)
+    with pytest.raises(OSError, match="refused"):
+        replicator.work_once()
+    assert held.newest() == version(3)
+
+
+def test_the_budget_is_kept(clock: SleepyClock):
+    pace = Pace(10 * MIB, lambda: False, clock)
+    began_s = clock.now_s
+    for _ in range(50):
+        pace.before_frame(MIB)
+    assert clock.now_s - began_s == pytest.approx(4.9)
+
+
+def test_training_goes_first_but_not_for_ever(clock: SleepyClock):
+    busy = [True]
+    pace = Pace(None, lambda: busy[0], clock)
+    began_s = clock.now_s
+    pace.before_frame(MIB)
+    assert 0.1 <= clock.now_s - began_s < 0.11
+    busy[0] = False
+    pace.before_frame(MIB)
+    assert clock.now_s - began_s < 0.11

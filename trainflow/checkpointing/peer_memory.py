@@ -1,0 +1,186 @@
+"""Read a snapshot from the memory of other nodes as if it were a checkpoint, and send one there.
+
+Process: worker that restores; keeper that sends a copy.  Threads: any, each with connections of
+its own.  Blocks: on a Keeper, for a bounded time.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import xxhash
+
+from trainflow.checkpointing.chunks import CHUNK_BYTES, require_intact
+from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
+from trainflow.checkpointing.snapshot_slots import Snapshot
+from trainflow.checkpointing.wire import FRAME_BYTES, receive_into, receive_message, send_message
+from trainflow.epochs import HeldState, PeerAddress, Version
+from trainflow.errors import CheckpointError, StateError
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_WITHIN_S = 3.0
+_SILENT_AT_MOST_S = 20.0
+
+Json = Any
+Answer = TypeVar("Answer")
+
+
+class PeerMemory:
+    """One state, in the memory of one or more Keepers.
+
+    Raises:
+        CheckpointError: from every method, when no Keeper has it whole and undamaged any more.
+    """
+
+    def __init__(self, held: HeldState):
+        self._held = held
+        self._lock = threading.Lock()
+        self._sources = list(held.sources)
+        self._idle: dict[PeerAddress, list[socket.socket]] = {each: [] for each in held.sources}
+        self._places: dict[str, tuple[int, int]] = {}
+        self._num_reads = 0
+
+    def close(self) -> None:
+        """End the connections."""
+        for connections in self._idle.values():
+            while connections:
+                connections.pop().close()
+
+    def read_manifest(self) -> Manifest:
+        """Return what the state is made of, and under which hashes."""
+        manifest = self._ask_any(self._describe)
+        for index, tensor in enumerate(manifest.tensors.values()):
+            start = 0
+            for chunk in tensor.shards[0].chunks if tensor.shards else ():
+                self._places[chunk.chunk_id] = (index, start)
+                start += chunk.num_bytes
+        return manifest
+
+    def read_chunk(self, chunk: Chunk) -> bytes:
+        """Return a chunk of that manifest, verified; the Keepers take turns."""
+        return self._ask_any(lambda connection, source: self._read(connection, source, chunk))
+
+    def _ask_any(self, ask: Callable[[socket.socket, PeerAddress], Answer]) -> Answer:
+        """Ask one Keeper after the other; what one got wrong another may have right."""
+        with self._lock:
+            self._num_reads += 1
+            turn = self._num_reads % max(1, len(self._sources))
+            sources = self._sources[turn:] + self._sources[:turn]
+        reasons: list[str] = []
+        for source in sources:
+            try:
+                with self._connection(source) as connection:
+                    return ask(connection, source)
+            except (OSError, StateError, CheckpointError) as error:
+                reasons.append(f"{source.host}:{source.port}: {error}")
+                self._drop(source)
+        raise CheckpointError(
+            f"{self._held}: got no answer that is right ({'; '.join(reasons) or 'none is left'}), "
+            "expected it from one of them"
+        )
+
+    def _drop(self, source: PeerAddress) -> None:
+        with self._lock:
+            if source in self._sources:
+                self._sources.remove(source)
+
+    def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
+        answer = _request(connection, {"op": "describe", "version": _numbers(self._held.version)})
+        document = _receive(connection, answer)
+        return parse_manifest(document, f"the memory of {source.host}")
+
+    def _read(self, connection: socket.socket, source: PeerAddress, chunk: Chunk) -> bytes:
+        tensor, start = self._places[chunk.chunk_id]
+        request = {
+            "op": "read",
+            "version": _numbers(self._held.version),
+            "tensor": tensor,
+            "start": start,
+            "num_bytes": min(chunk.num_bytes, CHUNK_BYTES),
+        }
+        data = _receive(connection, _request(connection, request))
+        return require_intact(chunk, data, f"the memory of {source.host}")
+
+    @contextmanager
+    def _connection(self, source: PeerAddress) -> Generator[socket.socket]:
+        """Lend a connection; one that was used without trouble is kept for the next."""
+        with self._lock:
+            idle = self._idle[source]
+            connection = idle.pop() if idle else None
+        if connection is None:
+            connection = _connect(source)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle[source].append(connection)
+
+
+def send_copy(
+    snapshot: Snapshot, target: PeerAddress, origin: str, before_frame: Callable[[int], None]
+) -> None:
+    """Give another node a copy of a snapshot.
+
+    Args:
+        snapshot: stays as it is until this returns.
+        target: that node's Keeper.
+        origin: id of this node, letters and digits.
+        before_frame: called with the number of bytes about to be sent; may wait.
+
+    Raises:
+        OSError: the Keeper is gone, or slow beyond all measure.
+        StateError: it doesn't take the copy; says why.
+    """
+    connection = _connect(target)
+    with connection:
+        tensors = [[t.path, t.dtype, t.shape, t.num_bytes] for t in snapshot.tensors]
+        request = {
+            "op": "store",
+            "version": _numbers(snapshot.version),
+            "origin": origin,
+            "skeleton": snapshot.skeleton,
+            "tensors": tensors,
+        }
+        _request(connection, request)
+        for payload in snapshot.payloads:
+            for start in range(0, len(payload), FRAME_BYTES):
+                frame = payload[start : start + FRAME_BYTES]
+                before_frame(len(frame))
+                connection.sendall(frame)
+                connection.sendall(xxhash.xxh3_128_digest(frame))
+        _require_ok(receive_message(connection))
+
+
+def _connect(target: PeerAddress) -> socket.socket:
+    connection = socket.create_connection((target.host, target.port), timeout=_CONNECT_WITHIN_S)
+    connection.settimeout(_SILENT_AT_MOST_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send_message(connection, target.token)
+    return connection
+
+
+def _request(connection: socket.socket, request: Json) -> Json:
+    send_message(connection, request)
+    return _require_ok(receive_message(connection))
+
+
+def _require_ok(answer: Json) -> Json:
+    if answer["ok"] is not True:
+        raise StateError(f"a Keeper refused: {answer['error']}")
+    return answer
+
+
+def _receive(connection: socket.socket, answer: Json) -> bytes:
+    data = bytearray(int(answer["num_bytes"]))
+    receive_into(connection, memoryview(data))
+    return bytes(data)
+
+
+def _numbers(version: Version) -> list[int]:
+    return [version.step, version.epoch.incarnation, version.epoch.counter]

@@ -1,0 +1,163 @@
+"""Give a node's snapshots to whoever needs them, and take copies of other nodes'.
+
+A connection begins with the token, and then asks any number of times:
+
+    {"op": "describe", "version": V}                               a manifest
+    {"op": "read", "version": V, "tensor": k, "start": a, "num_bytes": n}    n bytes of tensor k
+    {"op": "store", "version": V, "origin": NODE, "skeleton": ..., "tensors": [...]}
+        then, once that is granted, every tensor's bytes, in frames, each followed by its hash
+
+The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT}, after which the connection ends.
+
+Process: keeper.  Threads: one that accepts, one a connection.  Blocks: none but its own.
+"""
+
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.manifest import encode_manifest
+from trainflow.checkpointing.snapshot_slots import TensorRecord
+from trainflow.checkpointing.wire import FRAME_BYTES, receive_into, receive_message, send_message
+from trainflow.epochs import EpochId, PeerAddress, Version
+from trainflow.errors import CheckpointError, StateError
+
+logger = logging.getLogger(__name__)
+
+_MAX_GREETING_BYTES = 4096
+_SILENT_AT_MOST_S = 60.0
+_HASH_BYTES = 16
+
+Json = Any
+
+
+class SnapshotServer:
+    """Serves one folder of snapshots.
+
+    Attributes:
+        address: where, and the token that opens it.
+    """
+
+    def __init__(self, held: HeldSnapshots, job_id: str, host: str):
+        """Listen on a free port of ``host``, which the other nodes reach. Raises OSError."""
+        self._held = held
+        self._job_id = job_id
+        self._listener = socket.create_server((host, 0))
+        self.address = PeerAddress(host, self._listener.getsockname()[1], secrets.token_hex(32))
+        threading.Thread(target=self._accept, name="snapshot-server", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        with contextlib.suppress(OSError):  # closed before
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(
+                target=self._serve, args=(connection,), name="snapshot-peer", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(_SILENT_AT_MOST_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                greeting = receive_message(connection, limit=_MAX_GREETING_BYTES)
+                if not hmac.compare_digest(str(greeting), self.address.token):
+                    return
+                while True:
+                    self._answer(connection, receive_message(connection))
+            except (StateError, CheckpointError, LookupError, TypeError, ValueError) as error:
+                _refuse(connection, f"{type(error).__name__}: {error}")
+            except OSError as error:
+                logger.debug("a connection ended: %s", error)
+
+    def _answer(self, connection: socket.socket, request: Mapping[str, Json]) -> None:
+        version = _parse_version(request["version"])
+        match request["op"]:
+            case "describe":
+                document = encode_manifest(self._held.describe(version, self._job_id))
+                send_message(connection, {"ok": True, "num_bytes": len(document)})
+                connection.sendall(document)
+            case "read":
+                self._send_part(connection, version, request)
+            case "store":
+                self._take_copy(connection, version, request)
+            case _:
+                raise ValueError(f"got op {request['op']!r}, expected describe, read or store")
+
+    def _send_part(
+        self, connection: socket.socket, version: Version, request: Mapping[str, Json]
+    ) -> None:
+        start, num_bytes = int(request["start"]), int(request["num_bytes"])
+        with self._held.reading(version) as snapshot:
+            payload = snapshot.payloads[int(request["tensor"])]
+            if not 0 <= start <= start + num_bytes <= len(payload):
+                raise ValueError(
+                    f"got bytes {start} to {start + num_bytes}, expected {len(payload)}"
+                )
+            send_message(connection, {"ok": True, "num_bytes": num_bytes})
+            connection.sendall(payload[start : start + num_bytes])
+
+    def _take_copy(
+        self, connection: socket.socket, version: Version, request: Mapping[str, Json]
+    ) -> None:
+        newest = self._held.newest()
+        if newest is not None and newest >= version:
+            raise StateError(f"got a copy of {version}, expected a newer one than {newest}")
+        slot = self._held.take_copy_slot(_require_name(request["origin"]))
+        records = [
+            TensorRecord(str(path), str(dtype), tuple(map(int, shape)), int(num_bytes))
+            for path, dtype, shape, num_bytes in request["tensors"]
+        ]
+        try:
+            views = slot.begin(version, request["skeleton"], records)
+            send_message(connection, {"ok": True})
+            for view in views:
+                _receive_frames(connection, view)
+        except BaseException:
+            slot.free()
+            raise
+        slot.complete(for_storage=False)
+        send_message(connection, {"ok": True})
+
+
+def _receive_frames(connection: socket.socket, view: memoryview) -> None:
+    digest = bytearray(_HASH_BYTES)
+    for start in range(0, len(view), FRAME_BYTES):
+        frame = view[start : start + FRAME_BYTES]
+        receive_into(connection, frame)
+        receive_into(connection, memoryview(digest))
+        if xxhash.xxh3_128_digest(frame) != bytes(digest):
+            raise StateError("got a frame that was damaged on its way, expected it as it was sent")
+
+
+def _refuse(connection: socket.socket, reason: str) -> None:
+    try:
+        send_message(connection, {"ok": False, "error": reason})
+    except OSError as error:
+        logger.debug("a refusal was not heard: %s", error)
+
+
+def _parse_version(numbers: Json) -> Version:
+    step, incarnation, counter = (int(number) for number in numbers)
+    return Version(step, EpochId(incarnation, counter))
+
+
+def _require_name(name: Json) -> str:
+    if not isinstance(name, str) or not name.isalnum():
+        raise ValueError(f"got the origin {name!r}, expected a node's id")
+    return name

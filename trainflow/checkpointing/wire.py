@@ -1,0 +1,56 @@
+"""Messages between Keepers, and from Keepers to workers, over TCP.
+
+A message is the length of a JSON document in four bytes, big-endian, and the document; raw bytes
+follow where the document says so.
+
+Process: keeper, worker.  Blocks: on the connection, for at most the socket's timeout at a time.
+"""
+
+import json
+import socket
+from typing import Any
+
+from trainflow.errors import StateError
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+FRAME_BYTES = 2 * 1024 * 1024
+"""How much of a snapshot travels under one hash."""
+
+_LENGTH_BYTES = 4
+
+Json = Any
+
+
+def send_message(connection: socket.socket, message: Json) -> None:
+    """Send one document. Raises OSError."""
+    text = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+    connection.sendall(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+
+
+def receive_message(connection: socket.socket, *, limit: int = MAX_MESSAGE_BYTES) -> Json:
+    """Wait for one document.
+
+    Raises:
+        OSError: the connection ended or came to a stop.
+        StateError: it is too long, or no JSON.
+    """
+    header = bytearray(_LENGTH_BYTES)
+    receive_into(connection, memoryview(header))
+    length = int.from_bytes(header, "big")
+    if length > limit:
+        raise StateError(f"message: got {length} bytes, expected at most {limit}")
+    text = bytearray(length)
+    receive_into(connection, memoryview(text))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"message: got no JSON ({error}), expected a document") from error
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill ``view``. Raises OSError, also where the connection ends before that."""
+    while len(view):
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionResetError("the connection ended in mid-message")
+        view = view[count:]

@@ -1,0 +1,100 @@
+"""After which commits a rank copies its state out, and which copies go to storage.
+
+A copy for storage is worth something only if every snapshot rank makes it. So what one of them
+knows (that it is due by the clock, that the one before is still on its way) travels with the commit
+record, and all decide alike.
+
+Process: every rank.  Thread: training, in a commit.  Blocks: for the copy.
+Fails: never the step; what is left out is reported.
+"""
+
+from collections.abc import Callable
+
+from trainflow.checkpointing.retention import best_interval_s, is_due
+from trainflow.checkpointing.sharing import Share
+from trainflow.clock import Clock
+from trainflow.computation.reports import SnapshotLeftOut
+from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.training_state import TrainingState
+from trainflow.config.job import JobConfig
+from trainflow.epochs import EpochSpec, Flag, Version
+
+_LAST_WITHIN_S = 120.0
+_SAVE_S_AT_FIRST = 1.0
+_SAVE_S_AT_LEAST = 1e-3
+
+
+class SnapshotCadence:
+    """One rank's snapshots."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        writer: SnapshotWriter,
+        report: Callable[[SnapshotLeftOut], None],
+        clock: Clock,
+    ):
+        self._job = job
+        self._writer = writer
+        self._report = report
+        self._clock = clock
+        self._due_from_s = clock.monotonic_s()
+        self._save_s = _SAVE_S_AT_FIRST
+        self._told_trouble = False
+
+    def flags(self, spec: EpochSpec, rank: int) -> Flag:
+        """What this rank tells the others with its record of the step that is being committed."""
+        flags = Flag.STORE_BUSY if self._writer.is_busy else Flag.NONE
+        every_s = self._job.checkpoint.every_s
+        if every_s == "auto":
+            every_s = best_interval_s(self._save_s, spec.seconds_between_failures)
+        if rank == 0 and every_s is not None:
+            waited_s = self._clock.monotonic_s() - self._due_from_s
+            flags |= Flag.CHECKPOINT if waited_s >= every_s else Flag.NONE
+        return flags
+
+    def after_commit(self, state: TrainingState, spec: EpochSpec, rank: int, flags: Flag) -> None:
+        """Copy the new state out, if that is due and this rank is one that copies.
+
+        Args:
+            state: whole, at the version just committed.
+            spec: of the epoch, which names those that copy.
+            rank: this one.
+            flags: of all ranks' records.
+        """
+        version, snapshot_ranks = state.version, spec.snapshot_ranks
+        if version is None or rank not in snapshot_ranks:
+            return
+        index = snapshot_ranks.index(rank)
+        share = Share(index, len(snapshot_ranks)) if self._is_for_storage(version, flags) else None
+        if share is not None:
+            self._due_from_s = self._clock.monotonic_s()
+        if share is not None and flags & Flag.STORE_BUSY and not self._is_last(version, flags):
+            share = None
+            if index == 0:
+                reason = "the store hasn't taken the one before"
+                self._report(SnapshotLeftOut(version, for_storage=True, reason=reason))
+        if share is not None or is_due(version.step, self._job.snapshot.every_steps):
+            patience_s = _LAST_WITHIN_S if self._is_last(version, flags) and share else 0.0
+            self._write(state, version, share, patience_s)
+
+    def _write(
+        self, state: TrainingState, version: Version, share: Share | None, patience_s: float
+    ) -> None:
+        began_s = self._clock.monotonic_s()
+        done = self._writer.write(state.tree(), version, share, patience_s=patience_s)
+        self._save_s = max(self._clock.monotonic_s() - began_s, _SAVE_S_AT_LEAST)
+        if not done and (share is not None or not self._told_trouble):
+            reason = self._writer.trouble
+            self._report(SnapshotLeftOut(version, for_storage=share is not None, reason=reason))
+        self._told_trouble = not done
+
+    def _is_for_storage(self, version: Version, flags: Flag) -> bool:
+        if self._job.checkpoint.url is None:
+            return False
+        asked = bool(flags & Flag.CHECKPOINT)
+        by_steps = is_due(version.step, self._job.checkpoint.every_steps)
+        return asked or by_steps or self._is_last(version, flags)
+
+    def _is_last(self, version: Version, flags: Flag) -> bool:
+        return bool(flags & Flag.STOP) or version.step >= self._job.training.max_steps

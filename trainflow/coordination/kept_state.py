@@ -1,0 +1,104 @@
+"""What is kept of a run's state beside its ranks: snapshots in memory, checkpoints in storage.
+
+Process: coordinator.  Thread: its event loop.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
+from trainflow.coordination.background import Background
+from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.memory_tier import MemoryTier
+from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.superior import Superior
+from trainflow.epochs import EpochSpec, HeldState, MemberReport, RecoveryPlan, StoredState
+
+logger = logging.getLogger(__name__)
+
+
+class KeptState:
+    """Both tiers, the nearest and newest first."""
+
+    def __init__(
+        self,
+        checkpoints: CheckpointControl,
+        memory: MemoryTier,
+        record: RunRecord,
+        background: Background,
+        superior: Superior,
+    ):
+        self.checkpoints = checkpoints
+        self.memory = memory
+        self._record = record
+        self._background = background
+        self._superior = superior
+        self._gap_told = False
+
+    async def find_newest(self) -> StoredState | HeldState | None:
+        """Return the newest state that some node or the store has; of equals, the one in memory."""
+        held, stored = await self.memory.find_newest(), self.checkpoints.newest
+        if held is not None and (stored is None or held.step >= stored.step):
+            return held
+        return stored
+
+    async def plan(
+        self,
+        spec: EpochSpec,
+        reports: Sequence[MemberReport],
+        *,
+        member_lost: bool,
+        committed_step: int,
+    ) -> RecoveryPlan:
+        """Plan from what the members hold; only if that won't do, look for what was kept.
+
+        Raises:
+            NoLiveStateError: nothing was.
+        """
+        plan = partial(
+            plan_recovery, spec, reports, member_lost=member_lost, committed_step=committed_step
+        )
+        try:
+            live = plan(stored=self.checkpoints.newest)
+        except NoLiveStateError:
+            return plan(stored=await self.find_newest())
+        return live if live.stored is None else plan(stored=await self.find_newest())
+
+    def take(self, message: CheckpointUnusable | SnapshotLeftOut) -> None:
+        """Take what a rank says of it."""
+        if isinstance(message, SnapshotLeftOut):
+            self._on_left_out(message)
+        else:
+            self._background.start(self._on_unusable(message))
+
+    async def _on_unusable(self, message: CheckpointUnusable) -> None:
+        """Fall back on what is there beside it; a run must not begin at step 0 unasked."""
+        stored, reason = message.stored, message.reason
+        if isinstance(stored, HeldState):
+            self.memory.discard(stored)
+            text = f"{stored} can't be used: {reason}"
+            self._record.add_event("snapshot_unusable", text, step=stored.step)
+        else:
+            self.checkpoints.on_unusable(stored.step, reason)
+            await self.checkpoints.quarantine(stored.step)
+        if await self.find_newest() is None:
+            text = f"nothing that was kept can be used; of the newest, step {stored.step}: {reason}"
+            self._superior.end(Ending(RunState.FAILED, text, 1))
+
+    def _on_left_out(self, message: SnapshotLeftOut) -> None:
+        """A state was not copied out; the first in a row is told, the others are counted."""
+        step = message.version.step
+        if message.for_storage:
+            self.checkpoints.on_skipped(message.version, message.reason)
+        elif not self._gap_told:
+            self._gap_told = True
+            text = f"the state of step {step} is not in the memory of nodes: {message.reason}"
+            self._record.add_event("snapshot_left_out", text, step=step)
+
+    def on_formed(self, snapshot_nodes: list[str]) -> None:
+        """An epoch has begun whose snapshots are taken on these nodes."""
+        self._gap_told = False
+        self._background.start(self.memory.direct(snapshot_nodes))

@@ -1,0 +1,60 @@
+"""A Keeper's side work: brings its node's snapshots to storage and to other nodes, and serves them.
+
+Process: keeper.  Threads: one that uploads, one that copies, one that accepts and one a connection.
+Blocks: none of them the Keeper's own loop.
+"""
+
+import threading
+
+from ray.util import get_node_ip_address
+
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.snapshot_server import SnapshotServer
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.stamps import read_stamp
+from trainflow.coordination import names
+from trainflow.coordination.messages import Holding
+from trainflow.coordination.replication import Pace, Replicator
+from trainflow.coordination.snapshot_service import SnapshotService
+from trainflow.coordination.upload_desk import RemoteDesk
+from trainflow.epochs import Phase
+
+_UPLOAD_WITHIN_S = 120.0
+
+
+class NodeMemory:
+    """What one node holds of a job's state.
+
+    Attributes:
+        held: the snapshots.
+        replicator: sends copies of them to other nodes.
+    """
+
+    def __init__(
+        self, job_id: str, node_id: str, checkpoint_url: str | None, max_bytes_per_s: int | None
+    ):
+        """Begin to serve, to copy and to upload."""
+        self._node_id = node_id
+        self._folder = names.stamp_directory(job_id, node_id)
+        self.held = HeldSnapshots(self._folder)
+        self._server = SnapshotServer(self.held, job_id, get_node_ip_address())
+        pace = Pace(max_bytes_per_s, self._is_link_wanted, SYSTEM_CLOCK)
+        self.replicator = Replicator(self.held, node_id, pace, SYSTEM_CLOCK)
+        threading.Thread(target=self.replicator.run, name="copies", daemon=True).start()
+        if checkpoint_url is not None:
+            uploads = SnapshotService(
+                self.held,
+                checkpoint_url,
+                RemoteDesk(job_id, node_id),
+                SYSTEM_CLOCK,
+                give_up_after_s=_UPLOAD_WITHIN_S,
+            )
+            threading.Thread(target=uploads.run, name="uploads", daemon=True).start()
+
+    def holding(self) -> Holding:
+        """Return what is newest here, and where it can be had."""
+        return Holding(self._node_id, self._server.address, self.held.newest())
+
+    def _is_link_wanted(self) -> bool:
+        stamps = [read_stamp(path) for path in self._folder.glob("*.stamp")]
+        return any(stamp is not None and stamp.phase is Phase.COMMUNICATE for stamp in stamps)
