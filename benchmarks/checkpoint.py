@@ -33,6 +33,7 @@ from benchmarks.checkpoint_figures import (
     BlockPair,
     Pair,
     best_variants,
+    by_variant,
     copy_rows,
     every_step_rows,
     pair_rows,
@@ -139,10 +140,8 @@ def _pairs(times: Times) -> list[Pair]:
 
 
 def _conditions(args: Args, times: Times) -> dict[str, Any]:
-    by_variant: dict[str, list[Pair]] = defaultdict(list)
-    for pair in _pairs(times):
-        by_variant[pair.system].append(pair)
-    best = best_variants(by_variant)
+    variants = by_variant(_pairs(times))
+    best = best_variants(variants)
     return {
         "ranks": NUM_RANKS,
         "threads_a_rank": 1,
@@ -151,8 +150,8 @@ def _conditions(args: Args, times: Times) -> dict[str, Any]:
         "steps_a_block": args.steps_a_block,
         "torch_checkpointing": version("torch-checkpointing"),
         "best_variants": {system: name for system, name in best.items() if name != system},
-        "variants": sorted(name for name in by_variant if ":" in name),
-        "saved_states_checked": sorted(by_variant),
+        "variants": sorted(name for name in variants if ":" in name),
+        "saved_states_checked": sorted(variants),
     }
 
 

@@ -14,6 +14,9 @@ from benchmarks.report import Row, interval_of_median
 STEP_COPIES = 18.0
 """Length of a step in memory copies of the state; 15 are required, and times drift."""
 
+NUM_TRIAL_ROUNDS = 4
+"""Rounds in which every variant of a system takes part; then only its best goes on."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -80,23 +83,34 @@ def copy_rows(copies_s: Sequence[float]) -> list[Row]:
 
 def pair_rows(pairs: Sequence[Pair], copy_s: float) -> list[Row]:
     """Return what a save costs under each system; of variants, the best stands for the system."""
-    by_variant: dict[str, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        by_variant[pair.system].append(pair)
+    variants = by_variant(pairs)
     rows = [Row("no_save", "step_s", median(pair.without_s for pair in pairs), "s")]
     rows.append(Row("no_save", "step_copies", rows[0].value / copy_s, "copies"))
-    for system, variant in best_variants(by_variant).items():
-        rows += _system_rows(system, by_variant[variant], copy_s)
-    for variant, own in by_variant.items():
+    for system, variant in best_variants(variants).items():
+        rows += _system_rows(system, variants[variant], copy_s)
+    for variant, own in variants.items():
         if ":" in variant:
             rows += _interval(variant, "blocked_s", _blocked(own), "s")
     return rows
 
 
-def best_variants(by_variant: dict[str, list[Pair]]) -> dict[str, str]:
-    """Return each system's variant that blocks the least; a system without variants is its own."""
+def by_variant(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Sort pairs by the system and its variant."""
+    variants: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        variants[pair.system].append(pair)
+    return variants
+
+
+def best_variants(variants: dict[str, list[Pair]]) -> dict[str, str]:
+    """Return each system's variant that blocks the least; a system without variants is its own.
+
+    Of those with the most pairs, that is: the others have been left behind.
+    """
     best: dict[str, str] = {}
-    for variant in sorted(by_variant, key=lambda name: median(_blocked(by_variant[name]))):
+    most = max(len(pairs) for pairs in variants.values())
+    stayed = [name for name, pairs in variants.items() if len(pairs) == most]
+    for variant in sorted(stayed, key=lambda name: median(_blocked(variants[name]))):
         best.setdefault(variant.partition(":")[0], variant)
     return best
 

@@ -5,8 +5,9 @@ Process: every rank; rank 0 writes the times down, and a time is the slower rank
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,15 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from benchmarks.checkpoint_figures import Turn, plan_turns, products_for_step
+from benchmarks.checkpoint_figures import (
+    NUM_TRIAL_ROUNDS,
+    Pair,
+    Turn,
+    best_variants,
+    by_variant,
+    plan_turns,
+    products_for_step,
+)
 from benchmarks.checkpoint_state import (
     Training,
     copy_time_s,
@@ -121,10 +130,19 @@ class RankBench:
                 self._end_turn(saver)
 
     def measure_pairs(self) -> None:
-        """Run every system's pairs."""
-        for turn in plan_turns(list(self._savers), self._args.num_rounds):
+        """Run every system's pairs; after a few rounds, only those of its best variant."""
+        num_trials = min(NUM_TRIAL_ROUNDS, self._args.num_rounds)
+        pairs = self._measure_turns(plan_turns(list(self._savers), num_trials))
+        # Times are the slower rank's, so every rank chooses the same.
+        best = list(best_variants(by_variant(pairs)).values())
+        self._measure_turns(plan_turns(best, self._args.num_rounds - num_trials, seed=1))
+
+    def _measure_turns(self, turns: Sequence[Turn]) -> list[Pair]:
+        pairs: list[Pair] = []
+        for turn in turns:
             self._write("copy", seconds=self._time_copy())
-            self._measure_pair(turn)
+            pairs.append(self._measure_pair(turn))
+        return pairs
 
     def measure_every_step(self) -> None:
         """Run blocks of steps that all snapshot, and blocks of steps that don't."""
@@ -161,7 +179,7 @@ class RankBench:
         for saver in self._savers.values():
             saver.close()
 
-    def _measure_pair(self, turn: Turn) -> None:
+    def _measure_pair(self, turn: Turn) -> Pair:
         saver = self._savers[turn.system]
         without_s = None if turn.saves_first else self._timed_step(None)[0]
         with_s, call_s = self._timed_step(saver)
@@ -170,14 +188,9 @@ class RankBench:
         self._end_turn(saver, saved)
         if without_s is None:
             without_s, _ = self._timed_step(None)
-        self._write(
-            "pair",
-            system=turn.system,
-            with_s=with_s,
-            without_s=without_s,
-            after_s=after_s,
-            call_s=call_s,
-        )
+        pair = Pair(turn.system, with_s, without_s, after_s, call_s)
+        self._write("pair", **asdict(pair))
+        return pair
 
     def _timed_step(self, saver: Saver | None) -> tuple[float, float]:
         """Run a step, begun by a save if there is a saver; returns its time and the call's.

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["tests.testbed.fixtures"]
+
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

@@ -7,13 +7,18 @@ import pytest
 import ray
 
 from tests.chaos.harness import RunUnderTest
+from tests.testbed.s3_server import S3Server
 from trainflow.coordination.driver import connect
 from trainflow.coordination.local_cluster import LocalCluster
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, s3_if_any: S3Server | None
+) -> Generator[LocalCluster]:
     patch = pytest.MonkeyPatch()
+    for name, value in (s3_if_any.environment if s3_if_any else {}).items():
+        patch.setenv(name, value)  # where every process of the cluster finds it
     patch.setenv("TRAINFLOW_HOME", str(tmp_path_factory.mktemp("home")))
     with LocalCluster.start(head_cpus=0, num_nodes=3) as started:
         connect(started.address)

@@ -133,6 +133,13 @@ class RunUnderTest:
             os.kill(members[rank]["pid"], with_signal)
         return [members[rank]["pid"] for rank in ranks]
 
+    def kill_all(self) -> set[str]:
+        """Kill every worker, spares too; returns the ids of their nodes."""
+        workers = [worker for worker in self.run.workers() if worker["pid"]]
+        for worker in workers:
+            os.kill(worker["pid"], signal.SIGKILL)
+        return {worker["node_id"] for worker in workers if worker["node_id"]}
+
     def node_of(self, rank: int) -> LocalNode:
         host = self.members()[rank]["host"]
         return next(node for node in self.cluster.nodes if node.host == host)

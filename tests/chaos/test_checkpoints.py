@@ -1,7 +1,5 @@
 """What is left when everybody who held the state is gone."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,13 +38,20 @@ def wait_checkpoint(run: RunUnderTest, step: int) -> None:
     run.wait(lambda s: any(e["data"]["step"] >= step for e in events_of(s, "checkpoint")))
 
 
-def test_every_worker_killed_goes_on_from_storage(start: Any, undisturbed: str) -> None:
+def test_every_worker_and_all_memory_lost_goes_on_from_storage(
+    start: Any, undisturbed: str
+) -> None:
     run = start()
     wait_checkpoint(run, 40)
-    for worker in run.run.workers():
-        os.kill(worker["pid"], signal.SIGKILL)
+    keepers = [run.keeper_of(rank) for rank in run.members()]
+    for node_id in run.kill_all():
+        run.empty_shared_memory(node_id)
+    for keeper in keepers:
+        if keeper is not None:
+            keeper.kill()
     status = run.wait_recovered()
     (resumed,) = events_of(status, "resumed")
+    assert "checkpoint" in resumed["data"]["source"]
     assert resumed["data"]["step"] >= 40
     assert events_of(status, "recovered")[0]["data"]["steps_lost"] <= 2 * EVERY_STEPS
     assert run.finish()["state"] == "succeeded"

@@ -1,7 +1,5 @@
 """Every rank is gone at once, and a node that is left has the state in memory."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,6 @@ def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
     return RunUnderTest.start(cluster, tmp_path, minimum=3)
 
 
-def kill_all(run: RunUnderTest) -> None:
-    for worker in run.run.workers():
-        if worker["pid"]:
-            os.kill(worker["pid"], signal.SIGKILL)
-
-
 def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
     (resumed,) = events_of(status, "resumed")
     assert "memory" in resumed["data"]["source"]
@@ -36,7 +28,7 @@ def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=30, spares=2)
-    kill_all(run)
+    run.kill_all()
     status = run.wait_recovered()
     assert resumed_from_memory(status)["steps_lost"] == 0
     assert run.finish()["state"] == "succeeded"
@@ -50,7 +42,7 @@ def test_one_node_that_is_left_is_enough(
     run.wait_training(step=30, spares=2)
     keeps = run.node_of(0)
     lost = [node for node in cluster.nodes if node is not keeps]
-    kill_all(run)
+    run.kill_all()
     for node in lost:
         node.kill()
     for node in lost:
@@ -64,7 +56,7 @@ def test_one_node_that_is_left_is_enough(
 def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=30, spares=2)
     keepers = [run.keeper_of(rank) for rank in range(3)]
-    kill_all(run)
+    run.kill_all()
     for keeper in keepers:
         if keeper is not None:
             keeper.kill()

@@ -8,11 +8,14 @@ Pure.
 
 import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 import xxhash
 
 from trainflow.checkpointing.manifest import Chunk
 from trainflow.errors import CheckpointError
+
+Payload = TypeVar("Payload", bytes, memoryview)
 
 CHUNK_BYTES = 2 * 1024 * 1024
 """Size of a chunk, apart from a shard's last: small, so that what changes costs little more."""
@@ -40,7 +43,7 @@ def is_chunk_id(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", text) is not None
 
 
-def require_intact(chunk: Chunk, data: bytes, source: str) -> bytes:
+def require_intact(chunk: Chunk, data: Payload, source: str) -> Payload:
     """Return ``data`` if it is what ``chunk`` names.
 
     Raises:

@@ -18,7 +18,7 @@ from trainflow.checkpointing.read_plan import Available, Wanted, plan_reads
 from trainflow.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
-Fetch = Callable[[Chunk], bytes]
+Fetch = Callable[[Chunk, memoryview], None]
 
 _TIER = 2
 
@@ -39,7 +39,7 @@ def read_parts(
     Args:
         manifest: the checkpoint.
         wanted: by tensor path.
-        fetch: returns a chunk's bytes, verified; called from several threads.
+        fetch: writes a chunk's bytes where they belong, verified; called from several threads.
         num_threads: how many chunks are fetched at a time.
 
     Raises:
@@ -119,8 +119,7 @@ class _ShardRead:
         target[self.box.relative_to(self.part.box).slices] = selected
 
     def _fetch(self, chunk: Chunk, start: int, fetch: Fetch) -> None:
-        data = np.frombuffer(fetch(chunk), np.uint8)
-        self._landing[start : start + chunk.num_bytes] = data
+        fetch(chunk, self._landing[start : start + chunk.num_bytes].data)
 
     def _is_direct(self) -> bool:
         return self.shard.box == self.part.box
@@ -141,6 +140,15 @@ class _ShardRead:
 def _as_elements(data: Bytes, box: Box, item_bytes: int) -> NDArray[Any]:
     """View bytes as elements of an unknown type, which are only moved."""
     return data.view(np.dtype((np.void, item_bytes))).reshape(box.shape)
+
+
+def filling(read: Callable[[Chunk], bytes]) -> Fetch:
+    """Make a fetch of what returns a chunk's bytes, verified."""
+
+    def fetch(chunk: Chunk, view: memoryview) -> None:
+        view[:] = read(chunk)
+
+    return fetch
 
 
 def allocate(shape: tuple[int, ...], item_bytes: int) -> Part:

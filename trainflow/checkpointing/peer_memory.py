@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from trainflow.checkpointing.chunks import CHUNK_BYTES, require_intact
+from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot_slots import Snapshot
 from trainflow.checkpointing.wire import FRAME_BYTES, receive_into, receive_message, send_message
@@ -60,9 +60,9 @@ class PeerMemory:
                 start += chunk.num_bytes
         return manifest
 
-    def read_chunk(self, chunk: Chunk) -> bytes:
-        """Return a chunk of that manifest, verified; the Keepers take turns."""
-        return self._ask_any(lambda connection, source: self._read(connection, source, chunk))
+    def read_into(self, chunk: Chunk, view: memoryview) -> None:
+        """Fill ``view`` with a chunk of that manifest, verified; the Keepers take turns."""
+        self._ask_any(lambda connection, source: self._read(connection, source, chunk, view))
 
     def _ask_any(self, ask: Callable[[socket.socket, PeerAddress], Answer]) -> Answer:
         """Ask one Keeper after the other; what one got wrong another may have right."""
@@ -90,20 +90,24 @@ class PeerMemory:
 
     def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
         answer = _request(connection, {"op": "describe", "version": _numbers(self._held.version)})
-        document = _receive(connection, answer)
-        return parse_manifest(document, f"the memory of {source.host}")
+        document = bytearray(int(answer["num_bytes"]))
+        receive_into(connection, memoryview(document))
+        return parse_manifest(bytes(document), f"the memory of {source.host}")
 
-    def _read(self, connection: socket.socket, source: PeerAddress, chunk: Chunk) -> bytes:
+    def _read(
+        self, connection: socket.socket, source: PeerAddress, chunk: Chunk, view: memoryview
+    ) -> None:
         tensor, start = self._places[chunk.chunk_id]
         request = {
             "op": "read",
             "version": _numbers(self._held.version),
             "tensor": tensor,
             "start": start,
-            "num_bytes": min(chunk.num_bytes, CHUNK_BYTES),
+            "num_bytes": chunk.num_bytes,
         }
-        data = _receive(connection, _request(connection, request))
-        return require_intact(chunk, data, f"the memory of {source.host}")
+        _request(connection, request)
+        receive_into(connection, view)
+        require_intact(chunk, view, f"the memory of {source.host}")
 
     @contextmanager
     def _connection(self, source: PeerAddress) -> Generator[socket.socket]:
@@ -174,12 +178,6 @@ def _require_ok(answer: Json) -> Json:
     if answer["ok"] is not True:
         raise StateError(f"a Keeper refused: {answer['error']}")
     return answer
-
-
-def _receive(connection: socket.socket, answer: Json) -> bytes:
-    data = bytearray(int(answer["num_bytes"]))
-    receive_into(connection, memoryview(data))
-    return bytes(data)
 
 
 def _numbers(version: Version) -> list[int]:

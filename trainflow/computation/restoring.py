@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
-from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
+from trainflow.checkpointing.part_reader import Fetch, Part, filling, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.computation.state_tree import flatten_state, unflatten_state
@@ -39,16 +39,15 @@ def restore(
     Raises:
         CheckpointError: the checkpoint is damaged, missing, or of another training function.
     """
-    with _open(stored) as (manifest, read_chunk):
+    with _open(stored) as (manifest, fetch):
 
-        def fetch(chunk: Chunk) -> bytes:
-            data = read_chunk(chunk)
+        def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
+            fetch(chunk, view)
             after_each()
-            return data
 
         state.version = None  # from here on live tensors are overwritten
         try:
-            _load(state, manifest, fetch, stored.version)
+            _load(state, manifest, fetch_and_tell, stored.version)
         except _MISFITS as error:
             raise CheckpointError(
                 f"{stored} is of another training function: {type(error).__name__}: {error}"
@@ -67,16 +66,14 @@ def _load(state: TrainingState, manifest: Manifest, fetch: Fetch, version: Versi
 
 
 @contextmanager
-def _open(
-    stored: StoredState | HeldState,
-) -> Generator[tuple[Manifest, Callable[[Chunk], bytes]]]:
+def _open(stored: StoredState | HeldState) -> Generator[tuple[Manifest, Fetch]]:
     """Yield what it is made of, and what fetches a part of it."""
     if isinstance(stored, HeldState):
         with closing(PeerMemory(stored)) as memory:
-            yield memory.read_manifest(), memory.read_chunk
+            yield memory.read_manifest(), memory.read_into
     else:
         store = CheckpointStore(stored.url)
-        yield store.read_manifest(stored.step), store.read_chunk
+        yield store.read_manifest(stored.step), filling(store.read_chunk)
 
 
 def _landing_place(manifest: Manifest, path: str, live: Tensor | None) -> Tensor:

@@ -176,6 +176,10 @@ class CheckpointConfig(Section):
     best_metric: str | None = None
     """Name of an evaluation, as the training function calls it."""
 
+    drill_every_s: PositiveFloat | None = None
+    """Seconds between two proofs, beside training, that the newest checkpoint restores bit for bit;
+    each takes memory for one state on the head's node. null makes none."""
+
     accept: list[str] = []
     """Changed settings to go on with from a checkpoint that was made with others, by name."""
 
@@ -331,6 +335,7 @@ def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
     needed = {
         "checkpoint.every_steps": checkpoint.every_steps,
         "checkpoint.every_s": checkpoint.every_s,
+        "checkpoint.drill_every_s": checkpoint.drill_every_s,
         "checkpoint.resume": checkpoint.resume if isinstance(checkpoint.resume, int) else None,
         "checkpoint.keep_every": checkpoint.keep_every,
         "checkpoint.best_metric": checkpoint.best_metric,

@@ -8,7 +8,9 @@ Process: coordinator.  Thread: its event loop; the store is waited for in other 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 from trainflow.checkpointing.collector import Collected, collect
 from trainflow.checkpointing.manifest import Manifest
@@ -23,12 +25,26 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.upload_permits import UploadPermits
-from trainflow.epochs import StoredState, Version
+from trainflow.epochs import INITIAL_EPOCH, StoredState, Version
 from trainflow.errors import CheckpointConflictError, CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _SHARE_WITHIN_S = 30.0
+_READER = "a reader"  # in place of a node
+_NEVER_OVER = Version(2**63, INITIAL_EPOCH)
+
+
+class CheckpointMetrics(Protocol):
+    """Takes what is to be seen of checkpoints from outside."""
+
+    def on_checkpoint(self, step: int) -> None:
+        """A checkpoint is made."""
+        ...
+
+    def on_checkpoint_skipped(self) -> None:
+        """A checkpoint that was due is not made."""
+        ...
 
 
 class CheckpointControl:
@@ -38,7 +54,15 @@ class CheckpointControl:
         num_skipped: checkpoints that were due and not made.
     """
 
-    def __init__(self, job_id: str, job: JobConfig, record: RunRecord, clock: Clock):
+    def __init__(
+        self,
+        job_id: str,
+        job: JobConfig,
+        record: RunRecord,
+        clock: Clock,
+        metrics: CheckpointMetrics | None = None,
+    ):
+        self._metrics = metrics
         self._job_id = job_id
         self._job = job
         self._record = record
@@ -132,6 +156,8 @@ class CheckpointControl:
     def on_skipped(self, version: Version, reason: str) -> None:
         """A state that was due won't become a checkpoint; the first in a row is told."""
         self.num_skipped += 1
+        if self._metrics is not None:
+            self._metrics.on_checkpoint_skipped()
         if self._skips_in_a_row == 0:
             text = f"no checkpoint of step {version.step}: {reason}; those that follow are counted"
             self._record.add_event("checkpoint_skipped", text, step=version.step)
@@ -164,6 +190,15 @@ class CheckpointControl:
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
+    @contextmanager
+    def nothing_removed(self) -> Generator[None]:
+        """Keep every checkpoint that is there; those that are made meanwhile come as ever."""
+        self._permits.grant(_READER, _NEVER_OVER, 0)
+        try:
+            yield
+        finally:
+            self._permits.void_of(_READER)
+
     async def wait_closed(self, step: int, timeout_s: float) -> None:
         """Wait until the checkpoint of ``step`` is made or given up; says so if neither comes."""
         try:
@@ -184,6 +219,8 @@ class CheckpointControl:
             await self._give_up(version, str(error))
             return
         self._skips_in_a_row = 0
+        if self._metrics is not None:
+            self._metrics.on_checkpoint(version.step)
         written = sum(share.num_bytes_written for share in shares)
         self._stored.append(StoredState(url, version.step))
         self._record.add_event(

@@ -49,6 +49,7 @@ from trainflow.coordination.messages import (
     WorkerMessage,
 )
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.staffing import Staffing
@@ -63,7 +64,6 @@ _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
 _CLOSE_WITHIN_S = 3.0
-_STORED_WITHIN_S = 150.0
 
 
 class Coordinator:
@@ -74,10 +74,13 @@ class Coordinator:
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
-        self._checkpoints = CheckpointControl(job_id, self._job, self._record, SYSTEM_CLOCK)
-        memory = MemoryTier(self._job.snapshot, self._nodes)
+        self._checkpoints = CheckpointControl(
+            job_id, self._job, self._record, SYSTEM_CLOCK, RunMetrics(job_id)
+        )
         self._background = Background(self._fail)
+        memory = MemoryTier(self._job.snapshot, self._nodes)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
+        self._kept.drill_every(self._job.checkpoint.drill_every_s, import_paths)
         self._pool = WorkerPool(
             job_id,
             self._job,
@@ -285,17 +288,13 @@ class Coordinator:
         """Ask for a stop with the next commit, and wait for it as long as a few steps take."""
         if self._control.request_stop():
             await self._control.wait_stopped(2.0 + 3.0 * self._hangs.slowest_step_s)
-            await self._wait_stored()
+            await self._kept.wait_stored()
         self.end(STOPPED)
 
     async def _finish(self) -> None:
         """Every member has returned: what is left is to see the final state into storage."""
-        await self._wait_stored()
+        await self._kept.wait_stored()
         self.end(SUCCESS)
-
-    async def _wait_stored(self) -> None:
-        if self._job.checkpoint.url is not None:
-            await self._checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
 
     # As superior of the epochs' control
 

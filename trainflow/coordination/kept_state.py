@@ -3,13 +3,13 @@
 Process: coordinator.  Thread: its event loop.
 """
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.drill_schedule import DrillSchedule
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
 from trainflow.coordination.run_record import RunRecord
@@ -17,7 +17,7 @@ from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochSpec, HeldState, MemberReport, RecoveryPlan, StoredState
 
-logger = logging.getLogger(__name__)
+_STORED_WITHIN_S = 150.0
 
 
 class KeptState:
@@ -45,6 +45,12 @@ class KeptState:
             return held
         return stored
 
+    def drill_every(self, every_s: float | None, import_paths: Sequence[str]) -> None:
+        """From now on prove every so often that the newest checkpoint restores; None: never."""
+        if every_s is not None:
+            drills = DrillSchedule(self.checkpoints, self._record, import_paths, every_s)
+            self._background.start(drills.run())
+
     async def plan(
         self,
         spec: EpochSpec,
@@ -66,6 +72,11 @@ class KeptState:
         except NoLiveStateError:
             return plan(stored=await self.find_newest())
         return live if live.stored is None else plan(stored=await self.find_newest())
+
+    async def wait_stored(self) -> None:
+        """Wait until the last step's checkpoint is made or given up, where there is to be one."""
+        if self.checkpoints.url is not None:
+            await self.checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
 
     def take(self, message: CheckpointUnusable | SnapshotLeftOut) -> None:
         """Take what a rank says of it."""

@@ -9,6 +9,7 @@ from benchmarks.checkpoint_figures import (
     BlockPair,
     Pair,
     best_variants,
+    by_variant,
     copy_rows,
     every_step_rows,
     pair_rows,
@@ -68,12 +69,17 @@ def test_blocked_is_the_difference_within_a_pair():
 
 def test_the_variant_that_blocks_least_stands_for_its_system():
     pairs = [make_pair("a:x", 0.3), make_pair("a:y", 0.2), make_pair("b", 0.25)]
-    by_variant = {pair.system: [pair] for pair in pairs}
-    assert best_variants(by_variant) == {"a": "a:y", "b": "b"}
+    assert best_variants(by_variant(pairs)) == {"a": "a:y", "b": "b"}
     values = values_of(pair_rows(pairs, copy_s=0.1))
     assert values["a", "blocked_s"] == pytest.approx(0.2)
     assert values["a:x", "blocked_s"] == pytest.approx(0.3)
     assert ("b:", "blocked_s") not in values
+
+
+def test_a_variant_that_was_left_behind_stands_for_nothing():
+    pairs = [make_pair("a:x", 0.1), make_pair("a:y", 0.2), make_pair("a:y", 0.4)]
+    assert best_variants(by_variant(pairs)) == {"a": "a:y"}
+    assert values_of(pair_rows(pairs, copy_s=0.1))["a", "blocked_s"] == pytest.approx(0.3)
 
 
 def test_every_step_is_a_ratio_of_median_steps():

@@ -9,7 +9,7 @@ from tests.unit.checkpointing.layouts import make_manifest
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunk_writer import ChunkWriter
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
-from trainflow.checkpointing.part_reader import allocate, read_parts
+from trainflow.checkpointing.part_reader import allocate, filling, read_parts
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import StoreError
 
@@ -70,5 +70,5 @@ def test_after_one_failure_nothing_more_is_read():
         raise StoreError("503")
 
     with pytest.raises(StoreError, match="503"):
-        read_parts(manifest, {"w": allocate(shape, 1)}, refuse, NUM_THREADS)
+        read_parts(manifest, {"w": allocate(shape, 1)}, filling(refuse), NUM_THREADS)
     assert len(tried) < NUM_CHUNKS // 2

@@ -14,7 +14,7 @@ from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import TensorEntry
-from trainflow.checkpointing.part_reader import Part, allocate, read_parts
+from trainflow.checkpointing.part_reader import Part, allocate, filling, read_parts
 from trainflow.errors import CheckpointError
 
 
@@ -34,7 +34,9 @@ def test_any_layout_is_restored_in_any_other(data, shape):
     restored = np.zeros_like(tensor)
     for box in data.draw(layouts(shape)):
         out = np.empty(box.num_elements * 4, np.uint8)
-        read_parts(manifest, {"w": Part(box, out)}, lambda c: chunks[c.chunk_id], num_threads=2)
+        read_parts(
+            manifest, {"w": Part(box, out)}, filling(lambda c: chunks[c.chunk_id]), num_threads=2
+        )
         restored[box.slices] = out.view(np.int32).reshape(box.shape)
     assert np.array_equal(restored, tensor)
 
@@ -50,7 +52,7 @@ def test_only_the_chunks_that_hold_the_part_are_fetched():
         fetched.append(chunk.chunk_id)
         return chunks[chunk.chunk_id]
 
-    read_parts(manifest, {"w": Part(Box((5,), (2,)), out)}, fetch, num_threads=1)
+    read_parts(manifest, {"w": Part(Box((5,), (2,)), out)}, filling(fetch), num_threads=1)
     assert out.view(np.int32).tolist() == [6, 7]
     assert fetched == [shards[0].chunks[1].chunk_id, shards[0].chunks[2].chunk_id]
 
@@ -67,11 +69,13 @@ def test_a_damaged_chunk_is_an_error_and_not_a_value():
         read_parts(
             manifest,
             {"w": allocate((9,), 4)},
-            lambda chunk: require_intact(chunk, chunks[chunk.chunk_id], "memory"),
+            filling(lambda chunk: require_intact(chunk, chunks[chunk.chunk_id], "memory")),
             num_threads=2,
         )
 
 
 def test_a_tensor_that_was_not_saved_is_named():
     with pytest.raises(CheckpointError, match=r"got no tensor models/x, expected it"):
-        read_parts(make_manifest(), {"models/x": allocate((1,), 4)}, lambda _: b"", num_threads=1)
+        read_parts(
+            make_manifest(), {"models/x": allocate((1,), 4)}, filling(lambda _: b""), num_threads=1
+        )

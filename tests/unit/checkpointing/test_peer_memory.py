@@ -14,6 +14,7 @@ from trainflow.checkpointing import snapshot_server
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.manifest import Chunk
 from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory, send_copy
 from trainflow.checkpointing.snapshot_server import SnapshotServer
@@ -50,8 +51,14 @@ def read_all(held: HeldState) -> list[bytes]:
             path: Part(whole(entry.shape), np.zeros(entry.shape, np.uint8))
             for path, entry in manifest.tensors.items()
         }
-        read_parts(manifest, wanted, memory.read_chunk, num_threads=3)
+        read_parts(manifest, wanted, memory.read_into, num_threads=3)
     return [part.out.tobytes() for part in wanted.values()]
+
+
+def read_chunk(memory: PeerMemory, chunk: Chunk) -> bytes:
+    data = bytearray(chunk.num_bytes)
+    memory.read_into(chunk, memoryview(data))
+    return bytes(data)
 
 
 def state(step: int) -> list[bytes]:
@@ -80,7 +87,7 @@ def test_what_one_has_damaged_another_gives(nodes: list[Node]):
             "the first asked is the last"
         )
         chunk = manifest.tensors["/0"].shards[0].chunks[1]
-        assert {memory.read_chunk(chunk) for _ in range(2)} == {
+        assert {read_chunk(memory, chunk) for _ in range(2)} == {
             state(3)[0][CHUNK_BYTES:][:CHUNK_BYTES]
         }
 
