@@ -199,7 +199,7 @@ class Desk:
         self._loop = asyncio.new_event_loop()
         self._control = CheckpointControl("bench", plan.job(), record, SYSTEM_CLOCK)
 
-    def ask(self, version: Version) -> UploadAnswer | None:
+    def ask(self, version: Version) -> UploadAnswer:
         """See `UploadDesk`."""
         return self._control.ask("node", version, 1)
 
@@ -209,6 +209,10 @@ class Desk:
             self._loop.run_until_complete(self._control.on_share_failed(report, permit))
             return True
         return self._loop.run_until_complete(self._control.on_share(report, permit, 1))
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        """See `UploadDesk`."""
+        return self._control.look(version, permit)
 
 
 class Throttle:

@@ -34,6 +34,15 @@ class Version:
     step: int
     epoch: EpochId
 
+    @property
+    def recency(self) -> tuple[EpochId, int]:
+        """Orders states by when they came about.
+
+        A run that had to go back is in a later epoch at an earlier step: what the earlier epochs
+        had beyond it is a history that no longer counts.
+        """
+        return self.epoch, self.step
+
     def __str__(self) -> str:
         return f"{self.step}@{self.epoch}"
 

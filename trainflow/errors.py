@@ -9,6 +9,7 @@
     ├── StateError                     training state can't be captured, moved or restored
     ├── CheckpointError                a checkpoint or its store is missing, damaged or refuses
     │   ├── CheckpointConflictError    another writer has committed that step
+    │   ├── CheckpointMisfitError      it is whole, and of another training function
     │   └── StoreError                 the store doesn't answer, or has no room
     ├── TrainingError                  the user's training function, or the model, gave up
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
@@ -67,6 +68,10 @@ class StoreError(CheckpointError):
 
 class CheckpointConflictError(CheckpointError):
     """Another writer has committed a checkpoint of that step."""
+
+
+class CheckpointMisfitError(CheckpointError):
+    """A checkpoint is whole, and of another training function than the one that is to go on."""
 
 
 class TrainingError(TrainFlowError):

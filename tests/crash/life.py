@@ -106,9 +106,11 @@ class Place:
 class Desk(Protocol):
     """See `trainflow.coordination.snapshot_service.UploadDesk`."""
 
-    def ask(self, version: Version) -> UploadAnswer | None: ...
+    def ask(self, version: Version) -> UploadAnswer: ...
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None: ...
+
+    def look(self, version: Version, permit: str) -> bool | None: ...
 
 
 def use_small_chunks() -> None:
@@ -162,7 +164,7 @@ class OwnDesk:
         """Begin as a run does that nobody is left of."""
         self._loop.run_until_complete(self.control.find_stored())
 
-    def ask(self, version: Version) -> UploadAnswer | None:
+    def ask(self, version: Version) -> UploadAnswer:
         return self.control.ask("node", version, self._incarnation)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
@@ -176,6 +178,10 @@ class OwnDesk:
             with self._place.acknowledged.open("a") as file:
                 file.write(f"{self.control.newest.step}\n")
         return taken
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        self._loop.run_until_complete(self.control.tick())
+        return self.control.look(version, permit)
 
     def drop(self, step: int) -> None:
         """Do what is done once a checkpoint has turned out to be bad."""

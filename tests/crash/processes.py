@@ -27,6 +27,7 @@ from trainflow.checkpointing.verification import quarantine
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.epochs import Version
+from trainflow.errors import UnreachableError
 
 JOIN_WITHIN_S = 30.0
 NEVER = 10**9
@@ -117,21 +118,24 @@ def run_quarantine(place: Place, step: int, fatal: int) -> None:
 
 
 class _DistantDesk:
-    """A coordinator in another process; None from either call while there is none."""
+    """A coordinator in another process; unreachable while there is none."""
 
     def __init__(self, place: Place):
         self._door = str(place.door)
 
-    def ask(self, version: Version) -> UploadAnswer | None:
+    def ask(self, version: Version) -> UploadAnswer:
         return self._call("ask", version)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         return self._call("tell", report, permit)
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        return self._call("look", version, permit)
 
     def _call(self, *call: Any) -> Any:
         try:
             with connection.Client(self._door, "AF_UNIX") as line:
                 line.send(call)
                 return line.recv()
-        except (OSError, EOFError):
-            return None
+        except (OSError, EOFError) as error:
+            raise UnreachableError(self._door) from error

@@ -113,6 +113,9 @@ def test_the_next_coordinator_makes_the_checkpoint_that_was_half_reported(
                 self.desk = OwnDesk(place, incarnation=2)
             return taken
 
+        def look(self, version: Version, permit: str):
+            return self.desk.look(version, permit)
+
     leave_snapshots(place, STEPS[0])
     half = HalfDesk()
     bring_all(place, half)

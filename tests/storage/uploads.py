@@ -17,7 +17,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.epochs import EpochId, Version
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, UnreachableError
 
 DONE_WITHIN_S = 60.0
 
@@ -34,7 +34,7 @@ class CommittingDesk:
     def ask(self, version: Version) -> UploadAnswer:
         return UploadAnswer(wanted=True, permit=str(version))
 
-    def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+    def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool:
         step = report.version.step
         with self._changed:
             if isinstance(report, ShareFailed):
@@ -42,11 +42,14 @@ class CommittingDesk:
             else:
                 try:
                     commit(CheckpointStore(self._url), report)
-                except CheckpointError:
-                    return None
+                except CheckpointError as error:
+                    raise UnreachableError(self._url) from error  # to be told again
                 self.committed.append(step)
             self._changed.notify_all()
         return True
+
+    def look(self, version: Version, permit: str) -> bool:
+        raise AssertionError("what is told is over")
 
     def wait_for(self, step: int) -> None:
         """Wait until a step is committed or given up."""

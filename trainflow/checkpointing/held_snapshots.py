@@ -1,18 +1,21 @@
 """The snapshots in one node's memory: of its own workers, alive or dead, and other nodes' copies.
 
 Process: keeper.  Threads: any.  Blocks: never; a description costs one pass over the snapshot.
+What is damaged, or can't be opened, is left out, and said once.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import cut
 from trainflow.checkpointing.manifest import Manifest, Shard, TensorEntry
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, Snapshot
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
@@ -21,24 +24,30 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".snapshot"
 _COPY = "copy-"
 _NUM_COPIES = 2  # of another node's: one is whole while the next arrives
+_SENDING_FOR_S = 60.0  # after its last copy a node is taken to send more
 
 
 class HeldSnapshots:
     """A folder of slots."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK):
         self._folder = folder
+        self._clock = clock
         self._lock = threading.Lock()
         self._slots: dict[Path, Slot] = {}
+        self._left_out: set[Path] = set()
+        self._began_at_s = clock.monotonic_s()
+        self._sent_at_s: dict[str, float] = {}  # by origin
 
     def newest(self) -> Version | None:
         """Return the newest state that is here whole; None if there is none."""
-        return max((version for _, version in self._whole()), default=None)
+        versions = (version for _, version in self._whole())
+        return max(versions, default=None, key=lambda version: version.recency)
 
     def find_ready(self) -> list[tuple[Slot, Snapshot]]:
         """Return the snapshots that are to go to storage, the oldest first."""
         ready = [(slot, v) for slot, v in self._whole() if slot.state is SlotState.READY]
-        ready.sort(key=lambda each: each[1])
+        ready.sort(key=lambda each: each[1].recency)
         snapshots = [(slot, _read(slot)) for slot, _ in ready]
         return [(slot, snapshot) for slot, snapshot in snapshots if snapshot is not None]
 
@@ -50,7 +59,11 @@ class HeldSnapshots:
             StateError: there is none here.
         """
         for slot in [slot for slot, held in self._whole() if held == version]:
-            with slot.reading():
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(slot.reading())
+                except StateError:
+                    continue  # it is being taken; there may be another
                 snapshot = _read(slot)
                 if snapshot is not None and snapshot.version == version:
                     yield snapshot
@@ -85,21 +98,29 @@ class HeldSnapshots:
                 tensors=tensors,
             )
 
-    def take_copy_slot(self, origin: str) -> Slot:
-        """Return a slot for a copy from another node: never the one with its newest copy.
+    @contextmanager
+    def writing_copy(self, origin: str) -> Generator[Slot]:
+        """Yield a slot for a copy from another node: never the one with its newest copy.
+
+        It is nobody else's until the end of the block. What isn't complete by then is forgotten.
 
         Raises:
             OSError: no room for its first page.
-            StateError: it is being read.
+            StateError: every other one is being read, or written by another connection.
         """
-        slots = [
-            self._open(self._folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
-            for k in range(_NUM_COPIES)
-        ]
-        oldest = min(slots, key=lambda slot: (slot.version is not None, slot.version))
-        if not oldest.take():
-            raise StateError(f"{oldest.path}: got a slot in use, expected one to write to")
-        return oldest
+        self._sent_at_s[origin] = math.inf
+        try:
+            for slot in self._slots_for_copies(origin):
+                with ExitStack() as stack:
+                    try:
+                        stack.enter_context(slot.writing())
+                    except StateError:
+                        continue
+                    yield slot
+                    return
+        finally:
+            self._sent_at_s[origin] = self._clock.monotonic_s()
+        raise StateError(f"{origin}: got every slot in use, expected one to write a copy to")
 
     def tidy(self, recoverable: Version | None) -> None:
         """Remove what dead workers and lost nodes have left and nobody can need.
@@ -108,41 +129,93 @@ class HeldSnapshots:
             recoverable: what is older than this state is not needed; None: nothing is known.
         """
         for slot in self._all():
-            version, is_copy = slot.version, slot.path.name.startswith(_COPY)
-            if slot.state is SlotState.READY or _is_alive(slot.path):
-                continue
-            outdated = version is not None and recoverable is not None and version < recoverable
-            if outdated or (version is None and not is_copy):
-                self._remove(slot)
+            if not self._is_needed(slot, recoverable):
+                try:
+                    with slot.alone():
+                        if not self._is_needed(slot, recoverable):  # nor has been written since
+                            slot.remove()
+                except (OSError, StateError) as error:
+                    logger.debug("%s stays for now: %s", slot.path, error)
+
+    def _slots_for_copies(self, origin: str) -> list[Slot]:
+        """Return those that may be written over, the emptiest and oldest first."""
+        slots = [
+            self._open(self._folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
+            for k in range(_NUM_COPIES)
+        ]
+        found = [(slot, slot.version) for slot in slots]
+        empty = [slot for slot, version in found if version is None]
+        whole = [(slot, version.recency) for slot, version in found if version is not None]
+        whole.sort(key=lambda each: each[1])
+        return empty + [slot for slot, _ in whole[:-1]]
+
+    def _is_needed(self, slot: Slot, recoverable: Version | None) -> bool:
+        """Whether its owner or somebody else may need a slot, or what it holds."""
+        if slot.state is SlotState.READY or self._is_used(slot.path):
+            return True
+        version = slot.version
+        if version is None:
+            return False
+        return recoverable is None or version.recency >= recoverable.recency
+
+    def _is_used(self, path: Path) -> bool:
+        """Whether its owner lives: the worker has a stamp, the other node has sent lately.
+
+        The stamp is the first thing that a worker makes, and the last it loses.
+        """
+        owner = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+        if owner.startswith(_COPY):
+            sent_at_s = self._sent_at_s.get(owner.removeprefix(_COPY), self._began_at_s)
+            return self._clock.monotonic_s() - sent_at_s < _SENDING_FOR_S
+        return (path.parent / f"{owner}.stamp").exists()
 
     def _whole(self) -> list[tuple[Slot, Version]]:
-        found = [(slot, slot.version) for slot in self._all()]
-        return [(slot, version) for slot, version in found if version is not None]
+        found: list[tuple[Slot, Version]] = []
+        for slot in self._all():
+            try:
+                version = slot.version
+            except OSError as error:
+                self._leave_out(slot.path, str(error))
+                continue
+            if version is not None:
+                found.append((slot, version))
+        return found
 
     def _all(self) -> list[Slot]:
-        paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        """Return every slot in the folder, and let go of those that are gone from it."""
         with self._lock:
-            for gone in self._slots.keys() - set(paths):
-                self._slots.pop(gone).close()
+            for path in [path for path, slot in self._slots.items() if not slot.is_there]:
+                self._slots.pop(path).close()
         slots: list[Slot] = []
-        for path in paths:
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             try:
-                slots.append(self._open(path, create=False))
+                slot = self._open(path, create=False)
+            except FileNotFoundError:
+                continue  # removed in between
             except (OSError, StateError) as error:
-                logger.warning("%s is left out: %s", path, error)
+                self._leave_out(path, str(error))
+                continue
+            if slot.state is SlotState.DAMAGED:
+                self._leave_out(path, "it is in no state that there is")
+            else:
+                self._left_out.discard(path)
+            slots.append(slot)
         return slots
+
+    def _leave_out(self, path: Path, reason: str) -> None:
+        if path not in self._left_out:
+            self._left_out.add(path)
+            logger.warning("%s is left out: %s", path, reason)
 
     def _open(self, path: Path, *, create: bool) -> Slot:
         with self._lock:
-            if path not in self._slots:
-                self._slots[path] = Slot(path, create=create)
-            return self._slots[path]
-
-    def _remove(self, slot: Slot) -> None:
-        slot.path.unlink(missing_ok=True)
-        with self._lock:
-            if self._slots.pop(slot.path, None) is not None:
+            slot = self._slots.get(path)
+            if slot is not None and slot.is_there:
+                return slot
+            if slot is not None:
                 slot.close()
+            slot = self._slots[path] = Slot(path, create=create)
+            return slot
 
 
 def _read(slot: Slot) -> Snapshot | None:
@@ -152,9 +225,3 @@ def _read(slot: Slot) -> Snapshot | None:
         logger.exception("a snapshot is damaged and left out")
         slot.free()
         return None
-
-
-def _is_alive(path: Path) -> bool:
-    """Whether the worker of a slot has a stamp: the first thing it makes, the last it loses."""
-    owner = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
-    return (path.parent / f"{owner}.stamp").exists()

@@ -7,8 +7,7 @@ its own.  Blocks: on a Keeper, for a bounded time.
 import logging
 import socket
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import xxhash
@@ -16,7 +15,7 @@ import xxhash
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot_slots import Snapshot
-from trainflow.checkpointing.wire import FRAME_BYTES, receive_into, receive_message, send_message
+from trainflow.checkpointing.wire import FRAME_BYTES, receive_answer, receive_into, send_message
 from trainflow.epochs import HeldState, PeerAddress, Version
 from trainflow.errors import CheckpointError, StateError
 
@@ -29,15 +28,24 @@ Json = Any
 Answer = TypeVar("Answer")
 
 
+def _nothing() -> None:
+    pass
+
+
 class PeerMemory:
     """One state, in the memory of one or more Keepers.
+
+    Args:
+        held: which, and where.
+        while_waiting: called about every second while a Keeper prepares an answer.
 
     Raises:
         CheckpointError: from every method, when no Keeper has it whole and undamaged any more.
     """
 
-    def __init__(self, held: HeldState):
+    def __init__(self, held: HeldState, while_waiting: Callable[[], None] = _nothing):
         self._held = held
+        self._while_waiting = while_waiting
         self._lock = threading.Lock()
         self._sources = list(held.sources)
         self._idle: dict[PeerAddress, list[socket.socket]] = {each: [] for each in held.sources}
@@ -73,8 +81,7 @@ class PeerMemory:
         reasons: list[str] = []
         for source in sources:
             try:
-                with self._connection(source) as connection:
-                    return ask(connection, source)
+                return self._ask(source, ask)
             except (OSError, StateError, CheckpointError) as error:
                 reasons.append(f"{source.host}:{source.port}: {error}")
                 self._drop(source)
@@ -83,13 +90,44 @@ class PeerMemory:
             "expected it from one of them"
         )
 
+    def _ask(
+        self, source: PeerAddress, ask: Callable[[socket.socket, PeerAddress], Answer]
+    ) -> Answer:
+        """Ask on a connection that is there, or else on a new one."""
+        with self._lock:
+            idle = self._idle[source]
+            connection = idle.pop() if idle else None
+        if connection is not None:
+            try:
+                return self._ask_on(connection, source, ask)
+            except OSError as error:  # Keepers end connections that are silent for long
+                logger.debug("%s:%d is asked anew: %s", source.host, source.port, error)
+        return self._ask_on(_connect(source), source, ask)
+
+    def _ask_on(
+        self,
+        connection: socket.socket,
+        source: PeerAddress,
+        ask: Callable[[socket.socket, PeerAddress], Answer],
+    ) -> Answer:
+        """Ask, and keep a connection that was used without trouble for the next."""
+        try:
+            answer = ask(connection, source)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle[source].append(connection)
+        return answer
+
     def _drop(self, source: PeerAddress) -> None:
         with self._lock:
             if source in self._sources:
                 self._sources.remove(source)
 
     def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
-        answer = _request(connection, {"op": "describe", "version": _numbers(self._held.version)})
+        request = {"op": "describe", "version": _numbers(self._held.version)}
+        answer = _request(connection, request, self._while_waiting)
         document = bytearray(int(answer["num_bytes"]))
         receive_into(connection, memoryview(document))
         return parse_manifest(bytes(document), f"the memory of {source.host}")
@@ -105,25 +143,9 @@ class PeerMemory:
             "start": start,
             "num_bytes": chunk.num_bytes,
         }
-        _request(connection, request)
+        _request(connection, request, self._while_waiting)
         receive_into(connection, view)
         require_intact(chunk, view, f"the memory of {source.host}")
-
-    @contextmanager
-    def _connection(self, source: PeerAddress) -> Generator[socket.socket]:
-        """Lend a connection; one that was used without trouble is kept for the next."""
-        with self._lock:
-            idle = self._idle[source]
-            connection = idle.pop() if idle else None
-        if connection is None:
-            connection = _connect(source)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            self._idle[source].append(connection)
 
 
 def send_copy(
@@ -158,7 +180,7 @@ def send_copy(
                 before_frame(len(frame))
                 connection.sendall(frame)
                 connection.sendall(xxhash.xxh3_128_digest(frame))
-        _require_ok(receive_message(connection))
+        receive_answer(connection, _nothing)
 
 
 def _connect(target: PeerAddress) -> socket.socket:
@@ -169,15 +191,11 @@ def _connect(target: PeerAddress) -> socket.socket:
     return connection
 
 
-def _request(connection: socket.socket, request: Json) -> Json:
+def _request(
+    connection: socket.socket, request: Json, while_waiting: Callable[[], None] = _nothing
+) -> Json:
     send_message(connection, request)
-    return _require_ok(receive_message(connection))
-
-
-def _require_ok(answer: Json) -> Json:
-    if answer["ok"] is not True:
-        raise StateError(f"a Keeper refused: {answer['error']}")
-    return answer
+    return receive_answer(connection, while_waiting)
 
 
 def _numbers(version: Version) -> list[int]:

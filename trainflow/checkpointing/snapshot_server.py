@@ -8,8 +8,10 @@ A connection begins with the token, and then asks any number of times:
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash
 
 The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT}, after which the connection ends.
+While a description or room takes its time, {"ok": true, "wait": true} comes every second before it.
 
-Process: keeper.  Threads: one that accepts, one a connection.  Blocks: none but its own.
+Process: keeper.  Threads: one that accepts, one a connection, and one more while that is worked
+for.  Blocks: none but its own.
 """
 
 import contextlib
@@ -18,7 +20,8 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import xxhash
@@ -26,7 +29,13 @@ import xxhash
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import encode_manifest
 from trainflow.checkpointing.snapshot_slots import TensorRecord
-from trainflow.checkpointing.wire import FRAME_BYTES, receive_into, receive_message, send_message
+from trainflow.checkpointing.wire import (
+    FRAME_BYTES,
+    WAIT,
+    receive_into,
+    receive_message,
+    send_message,
+)
 from trainflow.epochs import EpochId, PeerAddress, Version
 from trainflow.errors import CheckpointError, StateError
 
@@ -35,6 +44,11 @@ logger = logging.getLogger(__name__)
 _MAX_GREETING_BYTES = 4096
 _SILENT_AT_MOST_S = 60.0
 _HASH_BYTES = 16
+_TELL_EVERY_S = 1.0
+_AFTER_FAILURE_S = 1.0
+
+# What makes no sense, isn't here, or finds no room or thread for it.
+_REFUSED = (StateError, CheckpointError, LookupError, TypeError, ValueError, RuntimeError)
 
 Json = Any
 
@@ -50,25 +64,37 @@ class SnapshotServer:
         """Listen on a free port of ``host``, which the other nodes reach. Raises OSError."""
         self._held = held
         self._job_id = job_id
+        self._closed = threading.Event()
         self._listener = socket.create_server((host, 0))
         self.address = PeerAddress(host, self._listener.getsockname()[1], secrets.token_hex(32))
         threading.Thread(target=self._accept, name="snapshot-server", daemon=True).start()
 
     def close(self) -> None:
         """Accept no more connections."""
+        self._closed.set()
         with contextlib.suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(
-                target=self._serve, args=(connection,), name="snapshot-peer", daemon=True
-            ).start()
+                self._begin(connection)
+            except (OSError, RuntimeError) as error:  # no descriptor, no thread: others end
+                if not self._closed.is_set():
+                    logger.warning("a connection was not accepted: %s", error)
+                    self._closed.wait(_AFTER_FAILURE_S)
+
+    def _begin(self, connection: socket.socket) -> None:
+        server = threading.Thread(
+            target=self._serve, args=(connection,), name="snapshot-peer", daemon=True
+        )
+        try:
+            server.start()
+        except BaseException:
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -80,7 +106,7 @@ class SnapshotServer:
                     return
                 while True:
                     self._answer(connection, receive_message(connection))
-            except (StateError, CheckpointError, LookupError, TypeError, ValueError) as error:
+            except _REFUSED as error:
                 _refuse(connection, f"{type(error).__name__}: {error}")
             except OSError as error:
                 logger.debug("a connection ended: %s", error)
@@ -89,7 +115,8 @@ class SnapshotServer:
         version = _parse_version(request["version"])
         match request["op"]:
             case "describe":
-                document = encode_manifest(self._held.describe(version, self._job_id))
+                with _telling_to_wait(connection):
+                    document = encode_manifest(self._held.describe(version, self._job_id))
                 send_message(connection, {"ok": True, "num_bytes": len(document)})
                 connection.sendall(document)
             case "read":
@@ -116,23 +143,41 @@ class SnapshotServer:
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
     ) -> None:
         newest = self._held.newest()
-        if newest is not None and newest >= version:
+        if newest is not None and newest.recency >= version.recency:
             raise StateError(f"got a copy of {version}, expected a newer one than {newest}")
-        slot = self._held.take_copy_slot(_require_name(request["origin"]))
         records = [
             TensorRecord(str(path), str(dtype), tuple(map(int, shape)), int(num_bytes))
             for path, dtype, shape, num_bytes in request["tensors"]
         ]
-        try:
-            views = slot.begin(version, request["skeleton"], records)
+        with self._held.writing_copy(_require_name(request["origin"])) as slot:
+            with _telling_to_wait(connection):
+                views = slot.begin(version, request["skeleton"], records)
             send_message(connection, {"ok": True})
             for view in views:
                 _receive_frames(connection, view)
-        except BaseException:
-            slot.free()
-            raise
-        slot.complete(for_storage=False)
+            slot.complete(for_storage=False)
         send_message(connection, {"ok": True})
+
+
+@contextmanager
+def _telling_to_wait(connection: socket.socket) -> Generator[None]:
+    """Say every second that the answer is worked for."""
+    done = threading.Event()
+
+    def tell() -> None:
+        try:
+            while not done.wait(_TELL_EVERY_S):
+                send_message(connection, WAIT)
+        except OSError as error:
+            logger.debug("nobody waits for the answer: %s", error)
+
+    teller = threading.Thread(target=tell, name="snapshot-wait", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def _receive_frames(connection: socket.socket, view: memoryview) -> None:

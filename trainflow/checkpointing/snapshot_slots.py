@@ -5,19 +5,22 @@ the worker writes into a FREE slot, and leaves it READY if the snapshot is to go
 HELD; the Keeper alone turns READY into HELD. A HELD snapshot is there to be read, and is the
 worker's to write over once it has a newer one. Only that needs a lock, against readers: flock on
 the file, which the kernel drops with its holder. So the death of either leaves every slot as it
-was. Files are reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
+was. Connections that bring copies may compete for a slot: they hold the lock until they are done.
+Files are reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
 
     0    magic, state, step, incarnation, counter, bytes of the description, bytes of the payload
     4096 description: JSON; then, at the next page, the payload: tensors, each aligned
 
-Process: worker writes, Keeper reads.  Thread: training writes.  Blocks: for a copy.
+Process: worker writes, Keeper reads.  Threads: any; training writes.  Blocks: for a copy.
 """
 
+import contextlib
 import fcntl
 import json
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +44,7 @@ Json = Any
 class SlotState(IntEnum):
     """Who a slot belongs to: READY to the Keeper, the others to the worker; READY, HELD: whole."""
 
+    DAMAGED = -1
     FREE = 0
     WRITING = 1
     READY = 2
@@ -82,7 +86,10 @@ class Snapshot:
 
 
 class Slot:
-    """One mapped file."""
+    """One mapped file.
+
+    Its threads may close it at any time: it is then FREE, empty, and nobody's to take.
+    """
 
     def __init__(self, path: Path, *, create: bool = True):
         """Open a slot; a new one is FREE.
@@ -91,25 +98,45 @@ class Slot:
             OSError: no room for its first page, or it isn't there and not to be made.
         """
         self.path = path
-        if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
-        self._descriptor = os.open(path, flags, 0o600)
-        if os.fstat(self._descriptor).st_size < _PAGE:
-            os.posix_fallocate(self._descriptor, 0, _PAGE)
-        self._map = mmap.mmap(self._descriptor, 0)
+        self._lock = threading.Lock()
+        self._descriptor, is_new = _open(path, create=create)
+        try:
+            if os.fstat(self._descriptor).st_size < _PAGE:
+                os.posix_fallocate(self._descriptor, 0, _PAGE)
+            self._map = mmap.mmap(self._descriptor, 0)
+        except BaseException:
+            os.close(self._descriptor)
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise
+        self._is_open = True
         self._fields = memoryview(self._map)[:_PAGE].cast("q")
         if self._fields[0] != _MAGIC:
             self._fields[0] = _MAGIC
 
     def close(self) -> None:
         """Let go of the file; views of what was read stay valid."""
-        os.close(self._descriptor)
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._descriptor)
+                # What still uses the slot finds an empty page, and no file of this number.
+                self._map = mmap.mmap(-1, _PAGE)
+                self._fields = memoryview(self._map).cast("q")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is open, and its file not removed."""
+        with self._lock:
+            return self._is_open and os.fstat(self._descriptor).st_nlink > 0
 
     @property
     def state(self) -> SlotState:
         """Who it belongs to; one aligned word, so never torn."""
-        return SlotState(self._fields[_STATE])
+        try:
+            return SlotState(self._fields[_STATE])
+        except ValueError:
+            return SlotState.DAMAGED
 
     @property
     def version(self) -> Version | None:
@@ -129,33 +156,71 @@ class Slot:
         self._fields[_STATE] = SlotState.HELD
 
     def take(self) -> bool:
-        """Make it the worker's to write; False if the Keeper has it, or somebody reads it."""
-        if self.state is SlotState.READY:
-            return False
+        """Make it the worker's to write.
+
+        Returns:
+            Whether it is; not where the Keeper has it, somebody reads or writes it, or it is gone.
+        """
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            with self.alone():
+                return self._make_free()
+        except StateError:
             return False
-        self._fields[_STATE] = SlotState.FREE
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        return True
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Take it as one of several writers; whoever comes meanwhile doesn't get it.
+
+        What isn't complete at the end of the block is forgotten.
+
+        Raises:
+            StateError: as where `take` returns False.
+        """
+        with self.alone():
+            if not self._make_free():
+                raise StateError(f"{self.path}: got a READY slot, expected another state")
+            try:
+                yield
+            finally:
+                if self.state is SlotState.WRITING:
+                    self.free()
 
     @contextmanager
     def reading(self) -> Generator[None]:
         """Keep the worker from writing over what is there; waits for nobody.
 
         Raises:
-            StateError: the worker is just taking it.
+            StateError: the worker is just taking it, or it is gone.
         """
-        # A lock belongs to an open file, so that each reader opens it for itself.
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with self._locked(fcntl.LOCK_SH):
             yield
-        except BlockingIOError as error:
-            raise StateError(f"{self.path}: got a slot that is being taken") from error
-        finally:
-            os.close(descriptor)
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep everybody else from reading and taking it; waits for nobody.
+
+        Raises:
+            StateError: somebody reads or takes it, or it is gone.
+        """
+        with self._locked(fcntl.LOCK_EX):
+            yield
+
+    def discard(self) -> bool:
+        """Remove a slot that its worker needs no more; False if READY, or somebody reads it."""
+        try:
+            with self.alone():
+                if self.state is SlotState.READY:
+                    return False
+                self.remove()
+        except StateError:
+            return False
+        return True
+
+    def remove(self) -> None:
+        """Remove the file and close it: for who is `alone` with it."""
+        self.free()
+        self.path.unlink(missing_ok=True)
+        self.close()
 
     def begin(
         self,
@@ -225,19 +290,72 @@ class Slot:
             start += _round_up(tensor.num_bytes, _ALIGNMENT)
         return views
 
+    def _make_free(self) -> bool:
+        """Forget what it holds, unless that is the Keeper's."""
+        if self.state is SlotState.READY:
+            return False
+        self.free()
+        return True
+
+    @contextmanager
+    def _locked(self, kind: int) -> Generator[None]:
+        # A lock belongs to an open file, so that each holder opens it for itself.
+        with self._lock:
+            self._require_open()
+            descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StateError(
+                    f"{self.path}: got a slot in use, expected one to read or take"
+                ) from error
+            if os.fstat(descriptor).st_nlink == 0:
+                raise StateError(f"{self.path}: got a slot that was removed, expected it in place")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise StateError(f"{self.path}: got a slot that is closed, expected an open one")
+
     def _reserve(self, num_bytes: int) -> None:
         """Make the file at least this large, with real memory behind it; map it anew if it grew."""
         if num_bytes <= len(self._map):
             return
-        os.posix_fallocate(self._descriptor, 0, num_bytes)
+        with self._lock:
+            self._require_open()
+            descriptor = os.dup(self._descriptor)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        finally:
+            os.close(descriptor)
         self._remap_if_grown()
+        if num_bytes > len(self._map):  # closed meanwhile
+            self._require_open()
 
     def _remap_if_grown(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size > len(self._map):
-            # The old mapping lives for as long as views of it do.
-            self._map = mmap.mmap(self._descriptor, size)
-            self._fields = memoryview(self._map)[:_PAGE].cast("q")
+        with self._lock:
+            size = os.fstat(self._descriptor).st_size if self._is_open else 0
+            if size > len(self._map):
+                # The old mapping lives for as long as views of it do.
+                self._map = mmap.mmap(self._descriptor, size)
+                self._fields = memoryview(self._map)[:_PAGE].cast("q")
+
+
+def _open(path: Path, *, create: bool) -> tuple[int, bool]:
+    """Open a file; returns also whether it is new, as far as this process knows."""
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            return os.open(path, os.O_RDWR), False
+        except FileNotFoundError:
+            if not create:
+                raise
+        with contextlib.suppress(FileExistsError):  # another made it in between
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), True
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -48,11 +48,15 @@ def verify(store: CheckpointStore, step: int) -> Verdict:
     return Verdict(step, len(chunks), sum(chunk.num_bytes for chunk in chunks), tuple(flaws))
 
 
-def quarantine(store: CheckpointStore, step: int) -> int:
-    """Take a bad checkpoint out of the committed ones; returns how many bad chunks were removed.
+def quarantine(store: CheckpointStore, step: int) -> int | None:
+    """Take a checkpoint out of the committed ones if it is bad.
 
     A damaged chunk must go: the next checkpoint that holds the same bytes would otherwise find its
     name, and take it for them. The marker goes last: who dies before that can begin again.
+
+    Returns:
+        How many bad chunks were removed, 0 if it has no manifest to name them; None if the
+        checkpoint is whole, and stays as it is.
 
     Raises:
         StoreError: the store doesn't answer; nothing more was removed.
@@ -62,8 +66,11 @@ def quarantine(store: CheckpointStore, step: int) -> int:
     except StoreError:
         raise
     except CheckpointError:
-        chunks = []
+        store.remove_marker(step)
+        return 0
     bad = [chunk for chunk in chunks if _find_flaw(store, chunk) is not None]
+    if not bad:
+        return None
     for chunk in bad:
         store.remove_chunk(chunk.chunk_id)
     store.remove_marker(step)

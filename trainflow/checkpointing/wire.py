@@ -8,6 +8,7 @@ Process: keeper, worker.  Blocks: on the connection, for at most the socket's ti
 
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from trainflow.errors import StateError
@@ -15,6 +16,9 @@ from trainflow.errors import StateError
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 FRAME_BYTES = 2 * 1024 * 1024
 """How much of a snapshot travels under one hash."""
+
+WAIT = {"ok": True, "wait": True}
+"""Sent while an answer takes its time, so that silence stays a sign of trouble."""
 
 _LENGTH_BYTES = 4
 
@@ -45,6 +49,26 @@ def receive_message(connection: socket.socket, *, limit: int = MAX_MESSAGE_BYTES
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise StateError(f"message: got no JSON ({error}), expected a document") from error
+
+
+def receive_answer(connection: socket.socket, while_waiting: Callable[[], None]) -> Json:
+    """Wait for an answer for as long as the other side says that it works on it.
+
+    Args:
+        connection: on which something was asked.
+        while_waiting: called each time it says so.
+
+    Raises:
+        OSError: the connection ended or came to a stop.
+        StateError: the other side refuses; says why.
+    """
+    while True:
+        answer = receive_message(connection)
+        if answer["ok"] is not True:
+            raise StateError(f"a Keeper refused: {answer['error']}")
+        if answer != WAIT:
+            return answer
+        while_waiting()
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:

@@ -5,6 +5,7 @@ Thread: training, parked between steps; a pool fetches.  Blocks: until all is re
 Fails: `CheckpointError`; the live state is then no whole one.
 """
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 
@@ -16,30 +17,54 @@ from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, filling, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
 from trainflow.epochs import HeldState, StoredState, Version
-from trainflow.errors import CheckpointError, StateError
+from trainflow.errors import CheckpointMisfitError, StateError, StoreError
+
+logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 8
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 # What a state makes raise that is not this model's, also in torch's own loading.
 _MISFITS = (StateError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 def restore(
-    state: TrainingState, stored: StoredState | HeldState, *, after_each: Callable[[], None]
+    state: TrainingState,
+    stored: StoredState | HeldState,
+    *,
+    after_each: Callable[[], None],
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Load a state that was kept into the live state; each byte is verified before it counts.
+
+    A store that doesn't answer is asked again for a while.
 
     Args:
         state: of the same training function that was saved, at whatever step.
         stored: which checkpoint, or snapshot.
-        after_each: called after each chunk, from several threads.
+        after_each: called after each chunk, from several threads, and while one is waited for.
+        clock: waits for a store that doesn't answer.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, missing, or of another training function.
+        CheckpointMisfitError: it is whole, and of another training function.
+        CheckpointError: it is damaged or missing.
     """
-    with _open(stored) as (manifest, fetch):
+    for pause_s in _PAUSES_S:
+        try:
+            return _restore_once(state, stored, after_each)
+        except StoreError as error:
+            logger.warning("%s; asked again in %.0f s", error, pause_s)
+            clock.sleep(pause_s)
+    return _restore_once(state, stored, after_each)
+
+
+def _restore_once(
+    state: TrainingState, stored: StoredState | HeldState, after_each: Callable[[], None]
+) -> None:
+    with _open(stored, after_each) as (manifest, fetch):
 
         def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
             fetch(chunk, view)
@@ -49,8 +74,10 @@ def restore(
         try:
             _load(state, manifest, fetch_and_tell, stored.version)
         except _MISFITS as error:
-            raise CheckpointError(
-                f"{stored} is of another training function: {type(error).__name__}: {error}"
+            raise CheckpointMisfitError(
+                f"{stored} is whole, and can't be loaded here ({type(error).__name__}: {error}); "
+                "change the training function back to what was saved, or begin anew with "
+                "checkpoint.resume = never and another checkpoint.url"
             ) from error
 
 
@@ -66,10 +93,12 @@ def _load(state: TrainingState, manifest: Manifest, fetch: Fetch, version: Versi
 
 
 @contextmanager
-def _open(stored: StoredState | HeldState) -> Generator[tuple[Manifest, Fetch]]:
+def _open(
+    stored: StoredState | HeldState, while_waiting: Callable[[], None]
+) -> Generator[tuple[Manifest, Fetch]]:
     """Yield what it is made of, and what fetches a part of it."""
     if isinstance(stored, HeldState):
-        with closing(PeerMemory(stored)) as memory:
+        with closing(PeerMemory(stored, while_waiting)) as memory:
             yield memory.read_manifest(), memory.read_into
     else:
         store = CheckpointStore(stored.url)

@@ -47,7 +47,13 @@ from trainflow.epochs import (
     StoredState,
     Version,
 )
-from trainflow.errors import CheckpointError, GroupMismatchError, StoreError, TrainingError
+from trainflow.errors import (
+    CheckpointError,
+    CheckpointMisfitError,
+    GroupMismatchError,
+    StoreError,
+    TrainingError,
+)
 
 
 class Session:
@@ -321,8 +327,8 @@ class Session:
         """Read the state from where it was kept; False, and the group fails, if it is bad."""
         try:
             restore(self._state, stored, after_each=self._context.stamps.renew)
-        except StoreError:
-            raise  # of the checkpoint itself nothing is known
+        except (StoreError, CheckpointMisfitError):
+            raise  # it may be quite in order: nobody is to do without it unasked
         except CheckpointError as error:
             self._context.report(CheckpointUnusable(stored, str(error)))
             group.fail(f"{stored} can't be used")

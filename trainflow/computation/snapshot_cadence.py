@@ -20,6 +20,7 @@ from trainflow.config.job import JobConfig
 from trainflow.epochs import EpochSpec, Flag, Version
 
 _LAST_WITHIN_S = 120.0
+_DISCARD_AFTER_COMMITS = 3
 _SAVE_S_AT_FIRST = 1.0
 _SAVE_S_AT_LEAST = 1e-3
 
@@ -41,6 +42,7 @@ class SnapshotCadence:
         self._due_from_s = clock.monotonic_s()
         self._save_s = _SAVE_S_AT_FIRST
         self._told_trouble = False
+        self._commits_left_to_others = 0
 
     def flags(self, spec: EpochSpec, rank: int) -> Flag:
         """What this rank tells the others with its record of the step that is being committed."""
@@ -64,7 +66,9 @@ class SnapshotCadence:
         """
         version, snapshot_ranks = state.version, spec.snapshot_ranks
         if version is None or rank not in snapshot_ranks:
+            self._leave_to_others()
             return
+        self._commits_left_to_others = 0
         index = snapshot_ranks.index(rank)
         share = Share(index, len(snapshot_ranks)) if self._is_for_storage(version, flags) else None
         if share is not None:
@@ -77,6 +81,12 @@ class SnapshotCadence:
         if share is not None or is_due(version.step, self._job.snapshot.every_steps):
             patience_s = _LAST_WITHIN_S if self._is_last(version, flags) and share else 0.0
             self._write(state, version, share, patience_s)
+
+    def _leave_to_others(self) -> None:
+        """Others copy the state now: once they have, what this rank has copied is not needed."""
+        self._commits_left_to_others += 1
+        if self._commits_left_to_others == _DISCARD_AFTER_COMMITS:
+            self._writer.discard()
 
     def _write(
         self, state: TrainingState, version: Version, share: Share | None, patience_s: float

@@ -78,6 +78,11 @@ class SnapshotWriter:
         self._newest = slot
         return True
 
+    def discard(self) -> None:
+        """Give the memory back: this rank copies no more. What is on its way to storage stays."""
+        self._slots = [slot for slot in self._slots if not slot.discard()]
+        self._newest = None
+
     def _leave_out(self, trouble: str) -> bool:
         self.num_skipped += 1
         self.trouble = trouble
@@ -85,7 +90,7 @@ class SnapshotWriter:
 
     def _take_one(self, patience_s: float) -> Slot | None:
         """Take any slot but the newest; that one too if there is no other."""
-        if not self._slots:
+        if any(not slot.is_there for slot in self._slots) or not self._slots:
             self._slots = [Slot(path) for path in self._paths]
         alone = len(self._slots) == 1
         give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s

@@ -169,7 +169,6 @@ class Transaction:
         decision = self._agree(gradients, wait_from_s)
         waited_s = time.monotonic() - wait_from_s
         committed = self._apply(gradients, decision)
-        self._snapshot(decision.flags)
         self.outcome = Outcome(
             committed,
             time.time(),
@@ -181,6 +180,7 @@ class Transaction:
             ),
             scalars=decision.scalars,
         )
+        self._snapshot(decision.flags)
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
             self._state.version = None

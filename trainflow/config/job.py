@@ -154,7 +154,7 @@ class CheckpointConfig(Section):
     """Folder for checkpoints, as any URL that fsspec writes; null keeps none."""
 
     every_steps: PositiveInt | None = None
-    """Steps between two checkpoints; the last step, and a stop, always make one."""
+    """Steps between two checkpoints; the last step, and a stop between two steps, make one too."""
 
     every_s: Literal["auto"] | PositiveFloat | None = None
     """Seconds between two checkpoints, as rank 0 counts them, beside ``every_steps`` or alone;

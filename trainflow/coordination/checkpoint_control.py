@@ -9,10 +9,11 @@ Process: coordinator.  Thread: its event loop; the store is waited for in other 
 import asyncio
 import logging
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from trainflow.checkpointing.collector import Collected, collect
+from trainflow.checkpointing.committing import commit_shares
 from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.resume import find_resumable
 from trainflow.checkpointing.retention import RetentionPolicy, choose_kept
@@ -25,14 +26,14 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.upload_permits import UploadPermits
-from trainflow.epochs import INITIAL_EPOCH, StoredState, Version
-from trainflow.errors import CheckpointConflictError, CheckpointError
+from trainflow.epochs import StoredState, Version
+from trainflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 _SHARE_WITHIN_S = 30.0
-_READER = "a reader"  # in place of a node
-_NEVER_OVER = Version(2**63, INITIAL_EPOCH)
+_UPLOAD_AT_MOST_S = 3600.0
+_LOOK_AGAIN_AFTER_S = 1.0
 
 
 class CheckpointMetrics(Protocol):
@@ -71,10 +72,12 @@ class CheckpointControl:
         self._permits = UploadPermits()
         # Versions of which a share is missing that nobody uploads, and since when.
         self._stalled_since_s: dict[Version, float] = {}
-        self._collecting = False
+        self._num_removing = 0  # that are removing something from the store at the moment
+        self._committing: set[Version] = set()
+        self._left_out: set[Version] = set()  # of steps that are not closed otherwise
         self.num_skipped = 0
         self._skips_in_a_row = 0
-        self._changed = asyncio.Condition()
+        self._closed = asyncio.Event()  # set by the next closing, which leaves another
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
         self._stored = [StoredState(str(self.url), step) for step in made]
@@ -92,13 +95,18 @@ class CheckpointControl:
         return self._job.checkpoint.url
 
     async def find_stored(self) -> None:
-        """Look in the store for what to go on from.
+        """Look in the store for what to go on from, with what this run has made there.
 
         Raises:
             ConfigError: the checkpoint asked for isn't there, or was made with other settings.
             CheckpointError: the store doesn't answer.
         """
-        self._stored = await asyncio.to_thread(find_resumable, self._job)
+        found = {each.step: each for each in await asyncio.to_thread(find_resumable, self._job)}
+        own = set(self._record.steps_of("checkpoint"))
+        if own and self.url is not None:
+            there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
+            found |= {step: StoredState(self.url, step) for step in own.intersection(there)}
+        self._stored = [found[step] for step in sorted(found)]
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
         self._closed_step = max([self._closed_step, *(each.step for each in self._stored)])
 
@@ -108,9 +116,9 @@ class CheckpointControl:
         What it then finds in the store stays there until the version's end: what is removed from
         the store is removed while nobody holds a permit.
         """
-        if version.step <= self._closed_step:
+        if self._is_closed(version):
             return UploadAnswer(wanted=False)
-        if self._collecting:
+        if self._num_removing or not self._permits.may_hold(node_id):
             return UploadAnswer(wanted=True)
         return UploadAnswer(wanted=True, permit=self._permits.grant(node_id, version, incarnation))
 
@@ -123,38 +131,64 @@ class CheckpointControl:
             the store may be gone.
         """
         version = report.version
-        if version.step <= self._closed_step:
-            return True
-        if not self._permits.is_valid(permit):
-            return False
+        standing = self.look(version, permit)
+        if standing is not None or version in self._committing:
+            return standing
         shares = self._shares.setdefault(version, {})
         shares[report.share] = report
+        self._permits.note_reported(permit)
         if is_complete(shares):
             del self._shares[version]
-            await self._commit(list(shares.values()), world_size)
+            self._committing.add(version)  # a Keeper that has waited too long tells again
+            try:
+                await self._commit(list(shares.values()), world_size)
+            finally:
+                self._committing.discard(version)
             await self._collect()
-        return True if self._closed_step >= version.step else None
+        return self.look(version, permit)
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        """Say what has become of a version of which a share was reported under a permit.
+
+        Returns:
+            As `on_share`.
+        """
+        if self._is_closed(version):
+            return True
+        if version in self._committing or self._permits.is_valid(permit):
+            return None
+        return False
 
     async def on_share_failed(self, failed: ShareFailed, permit: str) -> None:
         """A share could not be brought to the store: this checkpoint won't be."""
         if self._permits.is_valid(permit):
-            await self._give_up(failed.version, failed.reason)
+            self._give_up(failed.version, failed.reason)
 
     def on_node_lost(self, node_id: str) -> None:
         """A Keeper is gone, with what it was uploading."""
         self._permits.void_of(node_id)
 
-    async def tick(self) -> None:
-        """Give up a version of which nobody uploads what is missing: its node or rank is lost."""
+    async def tick(self, node_ids: set[str] | None = None) -> None:
+        """Give up a version of which nobody uploads what is missing: its node or rank is lost.
+
+        Args:
+            node_ids: the nodes with a Keeper that counts, no other holds a permit; None: unknown.
+        """
+        if node_ids is not None:
+            self._permits.keep_to(node_ids)
         now_s = self._clock.monotonic_s()
-        stalled = {v for v, got in self._shares.items() if self._permits.num_for(v) <= len(got)}
+        stalled = {version for version in self._shares if not self._permits.num_uploading(version)}
         self._stalled_since_s = {v: self._stalled_since_s.get(v, now_s) for v in stalled}
         for version, since_s in list(self._stalled_since_s.items()):
             if now_s - since_s > _SHARE_WITHIN_S:
-                await self._give_up(version, "the node that had a part of it is gone")
+                self._give_up(version, "the node that had a part of it is gone")
 
     def on_skipped(self, version: Version, reason: str) -> None:
-        """A state that was due won't become a checkpoint; the first in a row is told."""
+        """A state that was due won't become a checkpoint; the first in a row is told.
+
+        Those before it may be on their way still, and are not given up.
+        """
+        self._leave_out(version)
         self.num_skipped += 1
         if self._metrics is not None:
             self._metrics.on_checkpoint_skipped()
@@ -173,40 +207,65 @@ class CheckpointControl:
     async def quarantine(self, step: int) -> None:
         """Take a bad checkpoint away, so that a good one of its step can be made.
 
-        Another run's is left to its owner.
+        One that turns out to be whole stays; another run's is left to its owner.
         """
         url = self.url
         if url is None:
             return
         self._permits.void_all()  # a share may rely on a chunk that is bad
-        self._collecting = True
+        self._shares.clear()
         try:
-            num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
+            with self._removing():
+                num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
         except CheckpointError as error:
             logger.warning("the checkpoint of step %d stays where it is: %s", step, error)
             return
-        finally:
-            self._collecting = False
+        if num_bad is None:
+            text = f"the checkpoint of step {step} is whole, and stays where it is"
+            self._record.add_event("checkpoint_whole", text, step=step)
+            self._close(step)  # there is nothing to make
+            return
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
     @contextmanager
     def nothing_removed(self) -> Generator[None]:
         """Keep every checkpoint that is there; those that are made meanwhile come as ever."""
-        self._permits.grant(_READER, _NEVER_OVER, 0)
+        with self._permits.reading():
+            yield
+
+    async def wait_closed(self, step: int, timeout_s: float) -> None:
+        """Wait until the checkpoint of ``step`` is made or given up; says so if neither comes.
+
+        If it is left out, wait for those before it that are on their way.
+
+        Args:
+            step: of the checkpoint.
+            timeout_s: how long to wait while nobody uploads; an upload may take an hour.
+        """
+        now_s = asyncio.get_running_loop().time
+        begun_s = last_upload_s = now_s()
+        while not self._is_over(step):
+            if self._permits.num_up_to(step):
+                last_upload_s = now_s()
+            left_s = min(last_upload_s + timeout_s, begun_s + _UPLOAD_AT_MOST_S) - now_s()
+            if left_s <= 0:
+                text = (
+                    f"the checkpoint of step {step} was not made within {now_s() - begun_s:.0f} s"
+                )
+                self._record.add_event("checkpoint_failed", text, step=step)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, _LOOK_AGAIN_AFTER_S)):
+                    await self._closed.wait()
+
+    @contextmanager
+    def _removing(self) -> Generator[None]:
+        self._num_removing += 1
         try:
             yield
         finally:
-            self._permits.void_of(_READER)
-
-    async def wait_closed(self, step: int, timeout_s: float) -> None:
-        """Wait until the checkpoint of ``step`` is made or given up; says so if neither comes."""
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._closed_step >= step)
-        except TimeoutError:
-            text = f"the checkpoint of step {step} was not made within {timeout_s:.0f} s"
-            self._record.add_event("checkpoint_failed", text, step=step)
+            self._num_removing -= 1
 
     async def _commit(self, shares: list[ShareReport], world_size: int) -> None:
         version = shares[0].version
@@ -214,15 +273,20 @@ class CheckpointControl:
         assert url is not None, "shares come from a store"
         try:
             manifest = self._describe(shares, world_size)
-            await asyncio.to_thread(_commit, CheckpointStore(url), manifest, shares)
+            await asyncio.to_thread(commit_shares, CheckpointStore(url), manifest, shares)
         except CheckpointError as error:
-            await self._give_up(version, str(error))
+            self._give_up(version, str(error))
+            return
+        except Exception as error:  # nobody holds the shares any more: they can't be told again
+            logger.exception("the checkpoint of step %d could not be made", version.step)
+            self._give_up(version, f"{type(error).__name__}: {error}")
             return
         self._skips_in_a_row = 0
         if self._metrics is not None:
             self._metrics.on_checkpoint(version.step)
         written = sum(share.num_bytes_written for share in shares)
-        self._stored.append(StoredState(url, version.step))
+        # A store may answer the later of two first.
+        self._stored = sorted([*self._stored, StoredState(url, version.step)], key=_step_of)
         self._record.add_event(
             "checkpoint",
             f"step {version.step} is in {url}: {manifest.num_bytes} bytes, {written} of them new",
@@ -230,24 +294,22 @@ class CheckpointControl:
             num_bytes=manifest.num_bytes,
             num_bytes_written=written,
         )
-        await self._close(version.step)
+        self._close(version.step)
 
     async def _collect(self) -> None:
         """Remove what the policy doesn't keep, if nobody uploads; else the next time."""
         url, settings = self.url, self._job.checkpoint
-        if url is None or self._permits or self._collecting:
+        if url is None or self._permits or self._num_removing:
             return
         policy = RetentionPolicy(settings.keep_last, settings.keep_every, settings.keep_best)
         metric = settings.best_metric
         values = self._record.evaluations_of(metric) if metric is not None else {}
-        self._collecting = True
         try:
-            collected = await asyncio.to_thread(_collect, CheckpointStore(url), values, policy)
+            with self._removing():
+                collected = await asyncio.to_thread(_collect, CheckpointStore(url), values, policy)
         except CheckpointError as error:
             self._record.add_event("checkpoints_not_removed", str(error))
             return
-        finally:
-            self._collecting = False
         if collected.steps:
             self._stored = [each for each in self._stored if each.step not in collected.steps]
             text = f"removed the checkpoints of steps {list(collected.steps)}"
@@ -267,35 +329,44 @@ class CheckpointControl:
             tensors=assemble(shares),
         )
 
-    async def _give_up(self, version: Version, reason: str) -> None:
+    def _give_up(self, version: Version, reason: str) -> None:
         text = f"no checkpoint of step {version.step}: {reason}"
         self._record.add_event("checkpoint_failed", text, step=version.step)
-        await self._close(version.step)
+        self._close(version.step)
 
-    async def _close(self, step: int) -> None:
-        async with self._changed:
-            self._closed_step = max(self._closed_step, step)
-            self._permits.void_up_to(step)
-            for past in [version for version in self._shares if version.step <= step]:
-                del self._shares[past]
-            self._changed.notify_all()
+    def _close(self, step: int) -> None:
+        """The checkpoint of a step is made or given up, and with it those before it."""
+        self._closed_step = max(self._closed_step, step)
+        self._permits.void_up_to(step)
+        self._shares = {v: shares for v, shares in self._shares.items() if v.step > step}
+        self._left_out = {version for version in self._left_out if version.step > step}
+        self._tell_waiting()
+
+    def _leave_out(self, version: Version) -> None:
+        """One checkpoint won't be made; those before it may."""
+        if version.step > self._closed_step:
+            self._left_out.add(version)
+            self._permits.void_for(version)
+            self._shares.pop(version, None)
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        self._closed.set()
+        self._closed = asyncio.Event()
+
+    def _is_closed(self, version: Version) -> bool:
+        return version.step <= self._closed_step or version in self._left_out
+
+    def _is_over(self, step: int) -> bool:
+        """Whether nothing comes any more, of this step nor, if it is left out, of one before."""
+        if step <= self._closed_step:
+            return True
+        is_left_out = any(version.step == step for version in self._left_out)
+        return is_left_out and not (self._permits.num_up_to(step) or self._num_removing)
 
 
-def _commit(store: CheckpointStore, manifest: Manifest, shares: list[ShareReport]) -> None:
-    for share in shares:
-        for chunk in list(share.chunks.values())[:1]:
-            if not store.has_chunk(chunk):
-                raise CheckpointError(
-                    f"{store.url}: got no chunk {chunk.chunk_id}, which a node has just written, "
-                    "expected it; set checkpoint.url to a folder that all nodes share"
-                )
-    try:
-        store.commit(manifest)
-    except CheckpointConflictError:
-        # Made by a coordinator that died before it could say so? Then it is of the same state.
-        made = store.read_manifest(manifest.step)
-        if (made.job_id, made.attempt) != (manifest.job_id, manifest.attempt):
-            raise
+def _step_of(stored: StoredState) -> int:
+    return stored.step
 
 
 def _collect(

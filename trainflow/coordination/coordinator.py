@@ -78,7 +78,7 @@ class Coordinator:
             job_id, self._job, self._record, SYSTEM_CLOCK, RunMetrics(job_id)
         )
         self._background = Background(self._fail)
-        memory = MemoryTier(self._job.snapshot, self._nodes)
+        memory = MemoryTier(self._job.snapshot, self._nodes, self._record, SYSTEM_CLOCK)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
         self._kept.drill_every(self._job.checkpoint.drill_every_s, import_paths)
         self._pool = WorkerPool(
@@ -92,8 +92,7 @@ class Coordinator:
             self._job, self._pool, self._record, self._kept, SYSTEM_CLOCK, superior=self
         )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
-        failures = self._job.failures
-        budget = FailureBudget(failures.max_failures, failures.window_s)
+        budget = FailureBudget(self._job.failures.max_failures, self._job.failures.window_s)
         self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[Ending] = loop.create_future()
@@ -122,7 +121,7 @@ class Coordinator:
         self._nodes.hear(node_id, progress, knows_peers=knows_peers)
         self._judge_hangs()
         self._control.on_progress(progress)
-        recoverable = self._kept.memory.hear(node_id, held)
+        recoverable = self._kept.memory.hear(node_id, held, restarted=not knows_peers)
         return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s, recoverable)
 
     async def ask_upload(self, node_id: str, version: Version) -> UploadAnswer:
@@ -136,6 +135,10 @@ class Coordinator:
             return True
         return await self._checkpoints.on_share(report, permit, len(self._control.members))
 
+    async def look_after_share(self, version: Version, permit: str) -> bool | None:
+        """Say what became of a version whose share was reported; see `CheckpointControl.look`."""
+        return self._checkpoints.look(version, permit)
+
     # Calls from drivers and people
 
     async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
@@ -143,7 +146,7 @@ class Coordinator:
         status = build_status(
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
-        status["state"] = str(self._current_state())
+        status["state"] = str(self._state or self._control.state)
         status["ending"] = None
         if self._state is not None and self._state.is_terminal:
             ending = self._ending.result()
@@ -244,6 +247,7 @@ class Coordinator:
         if not self._record.has("stopping"):
             for worker_id, cause in estate.lost.items():
                 self._on_gone(worker_id, cause)
+        await self._kept.find_stored_again()
         for worker_id in estate.unheard:
             self._background.start(self._describe_later(worker_id))
         for bundle in estate.vacant:
@@ -276,7 +280,7 @@ class Coordinator:
     async def _tick(self) -> None:
         while not self._ending.done():
             await asyncio.sleep(_TICK_S)
-            await self._checkpoints.tick()
+            await self._kept.tick(self._nodes.node_ids)
             for node_id in self._nodes.silent_nodes():
                 on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
                 for entry in on_node:
@@ -391,9 +395,6 @@ class Coordinator:
         await self._staffing.pause(bundle)
         if not self._ending.done() and self._state is not RunState.STOPPING:
             self._staffing.respawn(bundle, self._control.incarnation)
-
-    def _current_state(self) -> RunState:
-        return self._state or self._control.state
 
 
 CoordinatorActor = ray.remote(max_restarts=-1, num_cpus=0)(Coordinator)

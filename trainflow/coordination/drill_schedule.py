@@ -5,6 +5,7 @@ Fails: never the run; a checkpoint that doesn't restore is told by an event.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,6 +13,8 @@ from trainflow.checkpointing.drill import DrillReport, run_drill
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.run_record import RunRecord
 from trainflow.errors import TrainFlowError
+
+logger = logging.getLogger(__name__)
 
 _WITHIN_S = 1800.0
 _NICENESS = 19
@@ -63,8 +66,14 @@ class DrillSchedule:
             try:
                 self._note(await asyncio.to_thread(drill))
             except TrainFlowError as error:
-                text = f"step {newest.step}: the drill could not be done: {error}"
-                self._record.add_event("drill_failed", text, step=newest.step)
+                self._note_undone(newest.step, str(error))
+            except Exception as error:  # a full disk, no room for a process: the run's end is worse
+                logger.exception("the drill of step %d could not be done", newest.step)
+                self._note_undone(newest.step, f"{type(error).__name__}: {error}")
+
+    def _note_undone(self, step: int, reason: str) -> None:
+        text = f"step {step}: the drill could not be done: {reason}"
+        self._record.add_event("drill_failed", text, step=step)
 
     def _note(self, report: DrillReport) -> None:
         size = f"{report.num_bytes} bytes in {report.restore_s:.2f} s"

@@ -375,7 +375,7 @@ class EpochControl:
         self._recovery.on_formed(formed)
         self._kept.on_formed(self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks))
         if formed.plan.stored is not None:
-            self._record.begin_after(base.step, str(formed.plan.stored))
+            self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()
         self._record.add_event(

@@ -214,7 +214,9 @@ class Keeper:
         found: dict[str, Progress] = {}
         for path in self._stamps.glob("*.stamp"):
             stamp = read_stamp(path)
-            if stamp is not None:
+            if stamp is not None and not Path(f"/proc/{stamp.pid}").exists():
+                path.unlink(missing_ok=True)  # killed, and nobody was there to note it
+            elif stamp is not None:
                 found[path.stem] = Progress(
                     stamp.pid,
                     stamp.step,

@@ -3,6 +3,8 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,8 +18,13 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochSpec, HeldState, MemberReport, RecoveryPlan, StoredState
+from trainflow.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 _STORED_WITHIN_S = 150.0
+_FIND_WITHIN_S = 5.0
+_FIND_AGAIN_AFTER_S = 5.0
 
 
 class KeptState:
@@ -38,9 +45,15 @@ class KeptState:
         self._superior = superior
         self._gap_told = False
 
+    async def tick(self, node_ids: set[str]) -> None:
+        """Look after what nobody asks for; called about twice a second."""
+        await self.checkpoints.tick(node_ids)
+        self._background.start(self.memory.look_after())
+
     async def find_newest(self) -> StoredState | HeldState | None:
         """Return the newest state that some node or the store has; of equals, the one in memory."""
-        held, stored = await self.memory.find_newest(), self.checkpoints.newest
+        held = await self.memory.find_newest(self._record.last_step)
+        stored = self.checkpoints.newest
         if held is not None and (stored is None or held.step >= stored.step):
             return held
         return stored
@@ -72,6 +85,25 @@ class KeptState:
         except NoLiveStateError:
             return plan(stored=await self.find_newest())
         return live if live.stored is None else plan(stored=await self.find_newest())
+
+    async def find_stored_again(self) -> None:
+        """A new coordinator looks for what its predecessor knew; the store may be slow just then.
+
+        Where training goes on it is not held up; where it hasn't begun, it must not begin anew.
+        """
+        looking = asyncio.ensure_future(self._find_stored())
+        patience_s = _FIND_WITHIN_S if self._record.has("epoch") else None
+        await asyncio.wait({looking}, timeout=patience_s)
+
+    async def _find_stored(self) -> None:
+        while True:
+            try:
+                return await self.checkpoints.find_stored()
+            except CheckpointError as error:
+                logger.warning("the store is asked again: %s", error)
+                await asyncio.sleep(_FIND_AGAIN_AFTER_S)
+            except ConfigError as error:
+                return logger.warning("what the run makes itself is all it has: %s", error)
 
     async def wait_stored(self) -> None:
         """Wait until the last step's checkpoint is made or given up, where there is to be one."""

@@ -5,45 +5,69 @@ Process: coordinator.  Thread: its event loop.
 
 import ray
 
+from trainflow.clock import Clock
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.epochs import HeldState, Version
+from trainflow.coordination.run_record import RunRecord
+from trainflow.epochs import HeldState, PeerAddress, Version
 
 _ANSWER_WITHIN_S = 3.0
+_ANSWER_AT_LAST_WITHIN_S = 30.0
+_DIRECT_AGAIN_AFTER_S = 5.0
 
 
 class MemoryTier:
-    """Which nodes hold which state."""
+    """Which nodes hold which state, and which are sent copies."""
 
-    def __init__(self, settings: SnapshotConfig, nodes: NodeWatch):
+    def __init__(self, settings: SnapshotConfig, nodes: NodeWatch, record: RunRecord, clock: Clock):
         self._settings = settings
         self._nodes = nodes
+        self._record = record
+        self._clock = clock
         self._newest: dict[str, Version] = {}
-        self._unusable: set[Version] = set()
+        self._bad: set[tuple[Version, PeerAddress]] = set()
+        self._snapshot_nodes: list[str] = []
+        self._targets: set[str] = set()
+        self._is_outdated = False
+        self._is_short_told = False
+        self._direct_again_at_s = 0.0
 
-    def hear(self, node_id: str, newest: Version | None) -> Version | None:
+    def hear(self, node_id: str, newest: Version | None, *, restarted: bool) -> Version | None:
         """A Keeper says what it holds; answers which older states nobody needs."""
+        self._is_outdated |= restarted  # it has forgotten whom to send copies, or has moved
         if newest is not None:
             self._newest[node_id] = newest
         known = self._nodes.node_ids
-        versions = sorted((v for n, v in self._newest.items() if n in known), reverse=True)
+        held = [version for node, version in self._newest.items() if node in known]
+        held.sort(key=lambda version: version.recency, reverse=True)
         # The newest that two nodes hold; what one alone holds may go with it.
-        return versions[min(1, len(versions) - 1)] if versions else None
+        return held[min(1, len(held) - 1)] if held else None
 
-    async def find_newest(self) -> HeldState | None:
-        """Ask the Keepers; None if none of those that answer soon holds anything."""
+    async def find_newest(self, committed_step: int) -> HeldState | None:
+        """Ask the Keepers; None if none of those that answer holds anything.
+
+        As long as what has been found is older than what was committed, the slow ones are waited
+        for.
+        """
         if self._settings.every_steps is None:
             return None
-        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S)
-        versions = {a.version for a in answers if a.version is not None} - self._unusable
-        if not versions:
-            return None
-        newest = max(versions)
-        return HeldState(newest, tuple(a.address for a in answers if a.version == newest))
+        found = await self._ask(_ANSWER_WITHIN_S)
+        if found is None or found.step < committed_step:
+            found = await self._ask(_ANSWER_AT_LAST_WITHIN_S)
+        return found
+
+    async def _ask(self, within_s: float) -> HeldState | None:
+        sources: dict[Version, list[PeerAddress]] = {}
+        for holding in await self._nodes.ask_holdings(within_s, also_dismissed=True):
+            version, address = holding.version, holding.address
+            if version is not None and (version, address) not in self._bad:
+                sources.setdefault(version, []).append(address)
+        newest = max(sources, key=lambda version: version.recency, default=None)
+        return None if newest is None else HeldState(newest, tuple(sources[newest]))
 
     def discard(self, held: HeldState) -> None:
-        """A snapshot turned out to be bad, or to be gone."""
-        self._unusable.add(held.version)
+        """A snapshot turned out to be bad, or to be gone, where it was looked for."""
+        self._bad |= {(held.version, address) for address in held.sources}
 
     async def direct(self, snapshot_nodes: list[str]) -> None:
         """Tell the Keepers where copies are to go, so that enough nodes hold each snapshot.
@@ -53,14 +77,40 @@ class MemoryTier:
         """
         if self._settings.every_steps is None or not snapshot_nodes:
             return
-        missing = 1 + self._settings.replicas - len(snapshot_nodes)
-        source = snapshot_nodes[0]
-        if missing > 0:
-            self._nodes.ensure(set(_others(snapshot_nodes)[:missing]))
-        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S)
-        elsewhere = [a for a in answers if a.node_id not in snapshot_nodes]
-        targets = tuple(a.address for a in elsewhere[: max(0, missing)])
-        self._nodes.send_copies(source, targets)
+        self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
+        self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
+        missing = self._num_missing
+        others = _others(snapshot_nodes) if missing else []
+        self._nodes.ensure(set(others[:missing]))
+        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if others else []
+        targets = [a for a in answers if a.node_id not in snapshot_nodes][:missing]
+        self._targets = {target.node_id for target in targets}
+        self._nodes.send_copies(snapshot_nodes[0], tuple(target.address for target in targets))
+        # That there are no more nodes is no news; that one of them takes no copies is.
+        self._tell_shortage(min(missing, len(others)) - len(targets))
+
+    async def look_after(self) -> None:
+        """Direct copies anew where one of those that take part is gone or new."""
+        gone = not self._targets <= self._nodes.node_ids
+        short = len(self._targets) < self._num_missing
+        due = self._clock.monotonic_s() >= self._direct_again_at_s
+        if due and self._snapshot_nodes and (self._is_outdated or gone or short):
+            await self.direct(self._snapshot_nodes)
+
+    @property
+    def _num_missing(self) -> int:
+        return max(0, 1 + self._settings.replicas - len(self._snapshot_nodes))
+
+    def _tell_shortage(self, num_short: int) -> None:
+        """Say once that nodes don't take copies."""
+        if num_short > 0 and not self._is_short_told:
+            self._is_short_told = True
+            text = (
+                f"{num_short} nodes fewer than snapshot.replicas asks for hold copies of the state"
+            )
+            self._record.add_event("copies_short", text, num_short=num_short)
+        elif num_short <= 0:
+            self._is_short_told = False
 
 
 def _others(node_ids: list[str]) -> list[str]:

@@ -123,9 +123,17 @@ class NodeWatch:
             answers += [task.result() for task in done if task.exception() is None]
         return answers
 
-    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
-        """Ask every Keeper what it has in memory; returns what those say that answer in time."""
-        asked = [asyncio.ensure_future(keeper.held.remote()) for keeper in self._keepers.values()]
+    async def ask_holdings(
+        self, timeout_s: float, *, also_dismissed: bool = False
+    ) -> list[Holding]:
+        """Ask every Keeper what it has in memory; returns what those say that answer in time.
+
+        Args:
+            timeout_s: how long to wait for the slowest.
+            also_dismissed: ask those too that were not heard of for long: they may be back.
+        """
+        keepers = [*self._keepers.values(), *(self._dismissed.values() if also_dismissed else ())]
+        asked = [asyncio.ensure_future(keeper.held.remote()) for keeper in keepers]
         if not asked:
             return []
         done, _ = await asyncio.wait(asked, timeout=timeout_s)

@@ -9,7 +9,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 
 import json
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from trainflow.computation.reports import EvaluationReport, StepReport
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
+from trainflow.epochs import EpochId
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,25 @@ class RunRecord:
         self._clock = clock
         self._events_file = LineFile(directory / "events.jsonl")
         self._steps_file = LineFile(directory / "metrics.jsonl")
-        self._events = deque(self._events_file.read(), maxlen=_EVENTS_IN_MEMORY)
+        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
-        self.last_step: int = self._steps[-1]["step"] if self._steps else 0
-        self.num_failures = sum(event["kind"] == "failure" for event in self._events)
+        self.num_failures = 0
+        # What has to be known of events that are long past, too.
+        self._kinds: set[str] = set()
+        self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
+        self._evaluations: dict[str, dict[int, float]] = defaultdict(dict)
+        resumed: dict[str, Any] | None = None
+        for event in self._events_file.read():
+            self._keep(event)
+            resumed = event["data"] if event["kind"] == "resumed" else resumed
+        self.last_step = self._find_last_step(resumed)
 
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
         number = self._events[-1]["number"] + 1 if self._events else 1
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
-        self.num_failures += kind == "failure"
-        self._events.append(event)
+        self._keep(event)
         self._note_trouble(self._events_file.append(event))
 
     def add_step(self, report: StepReport) -> None:
@@ -67,18 +75,39 @@ class RunRecord:
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
 
-    def begin_after(self, step: int, source: str) -> None:
+    def begin_after(self, step: int, source: str, epoch: EpochId) -> None:
         """Training begins after ``step``, from what was kept; steps beyond it are done again."""
         self.last_step = step
         text = f"training begins after step {step}, from {source}"
-        self.add_event("resumed", text, step=step, source=source)
+        began_in = [epoch.incarnation, epoch.counter]
+        self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
     def add_evaluation(self, report: EvaluationReport) -> None:
         """Append an evaluation as an event; a repeated one is dropped."""
         data = asdict(report)
-        if not any(e["kind"] == "evaluated" and e["data"] == data for e in self._events):
+        if self._evaluations[report.name].get(report.step) != report.value:
             text = f"step {report.step}: {report.name} {report.value:.5f}"
             self.add_event("evaluated", text, **data)
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        kind, data = event["kind"], event["data"]
+        self._events.append(event)
+        self._kinds.add(kind)
+        self.num_failures += kind == "failure"
+        if kind == "evaluated":
+            self._evaluations[data["name"]][data["step"]] = data["value"]
+        elif "step" in data:
+            self._steps_by_kind[kind].append(data["step"])
+
+    def _find_last_step(self, resumed: dict[str, Any] | None) -> int:
+        """Return the newest step that counts: not one of a history that the run went back from."""
+        newest = self._steps[-1] if self._steps else None
+        if newest is None:
+            return 0 if resumed is None else resumed["step"]
+        its_epoch = [int(number) for number in newest["epoch"].split(".")]
+        if resumed is not None and its_epoch < resumed["epoch"]:
+            return resumed["step"]
+        return newest["step"]
 
     def events_since(self, number: int) -> list[dict[str, Any]]:
         """Return the events after ``number``, the oldest of very many left out."""
@@ -95,16 +124,15 @@ class RunRecord:
 
     def has(self, kind: str) -> bool:
         """Whether there was an event of this kind, in this coordinator's life or before."""
-        return any(event["kind"] == kind for event in self._events)
+        return kind in self._kinds
 
     def steps_of(self, kind: str) -> list[int]:
         """Return the ``step`` of every event of a kind, oldest first."""
-        return [event["data"]["step"] for event in self._events if event["kind"] == kind]
+        return list(self._steps_by_kind[kind])
 
     def evaluations_of(self, name: str) -> dict[int, float]:
         """Return the values of an evaluation by step."""
-        found = [event["data"] for event in self._events if event["kind"] == "evaluated"]
-        return {data["step"]: data["value"] for data in found if data["name"] == name}
+        return dict(self._evaluations[name])
 
     def step_times_s(self, count: int) -> list[float]:
         """Return the durations of the newest steps of this record, as rank 0 measured them."""

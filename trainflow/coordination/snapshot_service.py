@@ -6,6 +6,7 @@ Fails: never the run. A share that the store doesn't take within its time is giv
 
 import logging
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from trainflow.clock import Clock
 from trainflow.coordination.background_priority import yield_to_training
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.epochs import Version
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, UnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,12 @@ _RETRY_AT_MOST_AFTER_S = 10.0
 
 
 _Key = tuple[Path, Version]
-_Told = tuple[ShareReport | ShareFailed, str]
 
 
 class UploadDesk(Protocol):
-    """The coordinator, as far as uploads go; None from either where it can't be reached."""
+    """The coordinator, as far as uploads go; UnreachableError where nobody answers."""
 
-    def ask(self, version: Version) -> UploadAnswer | None:
+    def ask(self, version: Version) -> UploadAnswer:
         """Ask to upload a share of a version."""
         ...
 
@@ -43,9 +43,27 @@ class UploadDesk(Protocol):
         """Report what became of it.
 
         Returns:
-            True: it is over; None: tell again later; False: the permit is void, begin again.
+            True: it is over; None: it is heard, look again later; False: the permit is void, begin
+            again.
         """
         ...
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        """Look what has become of a version after its report, which is large, is heard.
+
+        Returns:
+            As `tell`.
+        """
+        ...
+
+
+@dataclass
+class _Brought:
+    """What was brought of one snapshot, or could not be."""
+
+    report: ShareReport | ShareFailed
+    permit: str
+    is_heard: bool = False
 
 
 class SnapshotService:
@@ -74,22 +92,24 @@ class SnapshotService:
         self._desk = desk
         self._clock = clock
         self._give_up_after_s = give_up_after_s
-        # By slot and state: what was told of it, and when to speak of it again.
-        self._told: dict[_Key, _Told] = {}
+        # By slot and state: what was brought, when to go on, since when nothing but errors came.
+        self._brought: dict[_Key, _Brought] = {}
         self._again_at_s: dict[_Key, float] = {}
+        self._failing_since_s: dict[_Key, float] = {}
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Look after the node's snapshots until `stop`."""
         yield_to_training()
         while not self._stopped.is_set():
+            pause_s = _LOOK_EVERY_S
             try:
                 worked = self.work_once()
             except Exception:
-                logger.exception("a snapshot could not be handled")
-                worked = False
+                logger.exception("the node's snapshots could not be looked at")
+                worked, pause_s = False, _RETRY_AT_MOST_AFTER_S
             if not worked:
-                self._clock.sleep(_LOOK_EVERY_S)
+                self._clock.sleep(pause_s)
 
     def stop(self) -> None:
         """End `run` after what it is doing."""
@@ -99,7 +119,9 @@ class SnapshotService:
         """Bring what is ready a step further; False if nothing moves at the moment."""
         ready = self._held.find_ready()
         keys = {(slot.path, snapshot.version) for slot, snapshot in ready}
-        self._told = {key: told for key, told in self._told.items() if key in keys}
+        for known in (self._brought, self._again_at_s, self._failing_since_s):
+            for gone in known.keys() - keys:
+                del known[gone]
         moved = [self._advance(slot, snapshot) for slot, snapshot in ready]
         return any(moved)
 
@@ -112,28 +134,54 @@ class SnapshotService:
         key = slot.path, snapshot.version
         if self._again_at_s.get(key, 0.0) > self._clock.monotonic_s():
             return False
-        is_over = self._tell(key) if key in self._told else self._bring(key, snapshot)
+        again_after_s = _ASK_AGAIN_AFTER_S
+        try:
+            is_over = self._tell(key) if key in self._brought else self._bring(key, snapshot)
+            self._failing_since_s.pop(key, None)
+        except UnreachableError:
+            is_over = None
+        except Exception as error:
+            logger.exception("step %d: a snapshot could not be dealt with", snapshot.version.step)
+            is_over, again_after_s = self._bear(key, error), _RETRY_AT_MOST_AFTER_S
         if is_over is None:
-            self._again_at_s[key] = self._clock.monotonic_s() + _ASK_AGAIN_AFTER_S
+            self._again_at_s[key] = self._clock.monotonic_s() + again_after_s
             return False
-        self._told.pop(key, None)
+        self._brought.pop(key, None)
         self._again_at_s.pop(key, None)
         if is_over:
             slot.hold()
         return True
 
+    def _bear(self, key: _Key, error: Exception) -> bool | None:
+        """Try again for a time, then report that instead; if not even that goes, it is over."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._failing_since_s.setdefault(key, now_s) <= self._give_up_after_s:
+            return None
+        brought = self._brought.get(key)
+        if brought is None or isinstance(brought.report, ShareFailed):
+            return True
+        reason = f"{type(error).__name__}: {error}"
+        failed = ShareFailed(brought.report.version, brought.report.share, reason)
+        self._brought[key] = _Brought(failed, brought.permit)
+        del self._failing_since_s[key]
+        return None
+
     def _bring(self, key: _Key, snapshot: Snapshot) -> bool | None:
         answer = self._desk.ask(snapshot.version)
-        if answer is None:
-            return None
         if answer.permit is None:
             return None if answer.wanted else True
         index, count = snapshot.purpose["share"]
-        self._told[key] = self._upload(snapshot, Share(index, count)), answer.permit
+        report = self._upload(snapshot, Share(index, count))
+        self._brought[key] = _Brought(report, answer.permit)
         return self._tell(key)
 
     def _tell(self, key: _Key) -> bool | None:
-        return self._desk.tell(*self._told[key])
+        brought = self._brought[key]
+        if brought.is_heard:
+            return self._desk.look(brought.report.version, brought.permit)
+        is_over = self._desk.tell(brought.report, brought.permit)
+        brought.is_heard = True
+        return is_over
 
     def _upload(self, snapshot: Snapshot, share: Share) -> ShareReport | ShareFailed:
         """Try until it is done or its time is over."""
@@ -144,7 +192,11 @@ class SnapshotService:
                 return upload_share(snapshot, share, CheckpointStore(self._url))
             except CheckpointError as error:
                 logger.warning("step %d: %s", snapshot.version.step, error)
-                if self._stopped.is_set() or self._clock.monotonic_s() + pause_s > give_up_at_s:
-                    return ShareFailed(snapshot.version, share, str(error))
+                reason = str(error)
+            except Exception as error:
+                logger.exception("step %d: a share could not be uploaded", snapshot.version.step)
+                reason = f"{type(error).__name__}: {error}"
+            if self._stopped.is_set() or self._clock.monotonic_s() + pause_s > give_up_at_s:
+                return ShareFailed(snapshot.version, share, reason)
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_AT_MOST_AFTER_S)

@@ -3,11 +3,13 @@
 What ends a permit is the end of its checkpoint or of a later one, another question of the same
 Keeper for the same, since it has forgotten the one before, or the loss of its node; never time,
 since a store may be slow. A Keeper whose permit is void begins again: voiding one is always safe.
+Who only reads needs no permit, and no other's end ends its reading.
 
 Process: coordinator.  Thread: its event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from trainflow.epochs import Version
 
@@ -18,9 +20,21 @@ class UploadPermits:
     def __init__(self) -> None:
         self._num_granted = 0
         self._held: dict[str, tuple[str, Version]] = {}  # by permit: node, what it uploads
+        self._reported: set[str] = set()
+        self._num_readers = 0
+        self._known_nodes: set[str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._held) or self._num_readers > 0
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Have somebody read what lies there."""
+        self._num_readers += 1
+        try:
+            yield
+        finally:
+            self._num_readers -= 1
 
     def grant(self, node_id: str, version: Version, incarnation: int) -> str:
         """Permit a node's Keeper to upload a share of a version."""
@@ -34,13 +48,42 @@ class UploadPermits:
         """Whether it was granted here and has not ended."""
         return permit in self._held
 
-    def num_for(self, version: Version) -> int:
-        """How many Keepers upload shares of a version, or have and wait for its end."""
-        return sum(held == version for _, held in self._held.values())
+    def note_reported(self, permit: str) -> None:
+        """What it was granted for is in the store: it outlives its node."""
+        self._reported.add(permit)
+
+    def num_uploading(self, version: Version) -> int:
+        """How many Keepers are uploading a share of a version."""
+        return sum(
+            held == version
+            for permit, (_, held) in self._held.items()
+            if permit not in self._reported
+        )
+
+    def num_up_to(self, step: int) -> int:
+        """How many permits are held for versions up to a step."""
+        return sum(version.step <= step for _, version in self._held.values())
+
+    def may_hold(self, node_id: str) -> bool:
+        """Whether a node is known, so that its loss would be heard of."""
+        return self._known_nodes is None or node_id in self._known_nodes
+
+    def keep_to(self, node_ids: set[str]) -> None:
+        """Take the nodes that are known; the permits of all others end."""
+        self._known_nodes = node_ids
+        for node_id in {node for node, _ in self._held.values()} - node_ids:
+            self.void_of(node_id)
 
     def void_of(self, node_id: str) -> None:
-        """End a node's permits."""
+        """End the permits under which a node is uploading."""
+        reported = {permit: self._held[permit] for permit in self._reported & self._held.keys()}
         self._void(lambda node, _: node == node_id)
+        self._held |= reported
+        self._reported = set(reported)
+
+    def void_for(self, version: Version) -> None:
+        """End the permits for a version: it won't be made."""
+        self._void(lambda _, held: held == version)
 
     def void_all(self) -> None:
         """End every permit: what lies in the store is about to change."""

@@ -106,6 +106,25 @@ def test_what_writers_left_that_died_goes_too(store: CheckpointStore):
     assert files(store) == before
 
 
+def test_what_is_whole_is_not_quarantined(store: CheckpointStore):
+    before = files(store)
+    assert quarantine(store, 3) is None
+    assert files(store) == before
+
+
+def test_what_has_no_manifest_that_can_be_read_is_quarantined(store: CheckpointStore):
+    path = Path(store.url) / "manifests" / store.committed_manifest(3)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert quarantine(store, 3) == 0
+    assert store.committed_steps() == [1, 2]
+
+
+def test_what_lacks_a_chunk_is_quarantined(store: CheckpointStore):
+    store.remove_chunk(next(iter(store.read_manifest(3).chunks())))
+    assert quarantine(store, 3) == 1
+    assert 3 not in store.committed_steps()
+
+
 def test_a_quarantine_that_was_cut_off_can_be_done_again(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ):

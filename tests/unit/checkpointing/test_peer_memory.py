@@ -1,25 +1,37 @@
 """Snapshots over a real connection: read by a worker that restores, copied to another node."""
 
+import errno
 import socket
+import threading
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from tests.unit.checkpointing.snapshots import SIZES, SKELETON, leave, payload, version
-from trainflow.checkpointing import snapshot_server
+from trainflow.checkpointing import peer_memory, snapshot_server
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.manifest import Chunk
+from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory, send_copy
 from trainflow.checkpointing.snapshot_server import SnapshotServer
-from trainflow.checkpointing.wire import receive_message, send_message
-from trainflow.epochs import HeldState
+from trainflow.checkpointing.snapshot_slots import Slot
+from trainflow.checkpointing.wire import (
+    FRAME_BYTES,
+    WAIT,
+    receive_answer,
+    receive_message,
+    send_message,
+)
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.epochs import EpochId, HeldState, Version
 from trainflow.errors import CheckpointError, StateError
 
 HOST = "127.0.0.1"
@@ -144,6 +156,17 @@ def copy(nodes: list[Node], step: int) -> list[int]:
     return frames
 
 
+def copy_at_last(nodes: list[Node], step: int) -> None:
+    """Copy once the connection before has let go of its slot."""
+    give_up_at_s = SYSTEM_CLOCK.monotonic_s() + 10.0
+    while nodes[1].held.newest() != version(step):
+        try:
+            copy(nodes, step)
+        except StateError as error:
+            if "in use" not in str(error) or SYSTEM_CLOCK.monotonic_s() > give_up_at_s:
+                raise
+
+
 def test_a_copy_is_as_good_as_the_original(nodes: list[Node]):
     leave(nodes[0].folder, "slot0-1.0", 3)
     assert sum(copy(nodes, 3)) == sum(SIZES)
@@ -176,7 +199,7 @@ def test_a_copy_that_breaks_off_leaves_the_one_before(nodes: list[Node]):
     ):
         send_copy(snapshot, nodes[1].server.address, "nodeA", break_off)
     assert nodes[1].held.newest() == version(3)
-    copy(nodes, 4)
+    copy_at_last(nodes, 4)
     assert nodes[1].held.newest() == version(4)
 
 
@@ -193,3 +216,173 @@ def test_a_frame_damaged_on_its_way_is_refused(nodes: list[Node], monkeypatch: p
     with pytest.raises((StateError, OSError)):
         copy(nodes, 3)
     assert nodes[1].held.newest() is None
+
+
+def connect(node: Node) -> socket.socket:
+    address = node.server.address
+    connection = socket.create_connection((address.host, address.port), timeout=10)
+    send_message(connection, address.token)
+    return connection
+
+
+def offer(node: Node, of: Version, num_bytes: int) -> socket.socket:
+    """Ask to store a copy of one tensor, from another node."""
+    connection = connect(node)
+    epoch = of.epoch
+    request = {
+        "op": "store",
+        "version": [of.step, epoch.incarnation, epoch.counter],
+        "origin": "nodeA",
+        "skeleton": {"tensor": 0},
+        "tensors": [["/a", "uint8", [num_bytes], num_bytes]],
+    }
+    send_message(connection, request)
+    return connection
+
+
+def send_frame(connection: socket.socket, value: int) -> None:
+    frame = bytes([value]) * FRAME_BYTES
+    connection.sendall(frame + xxhash.xxh3_128_digest(frame))
+
+
+def test_a_sender_that_connects_anew_does_not_write_where_its_first_connection_does(
+    nodes: list[Node],
+):
+    stalled, anew = (offer(nodes[0], version(step), 2 * FRAME_BYTES) for step in (7, 8))
+    with stalled, anew:
+        assert receive_message(stalled) == {"ok": True}
+        assert receive_message(anew) == {"ok": True}
+        send_frame(stalled, 7)
+        send_frame(anew, 8)
+        send_frame(anew, 8)
+        assert receive_message(anew) == {"ok": True}
+        send_frame(stalled, 7)  # what was in flight arrives
+        assert receive_message(stalled) == {"ok": True}
+    assert nodes[0].held.newest() == version(8)
+    with nodes[0].held.reading(version(8)) as snapshot:
+        assert bytes(snapshot.payloads[0]) == b"\x08" * 2 * FRAME_BYTES
+
+
+def test_the_copy_of_a_run_that_went_back_is_taken(nodes: list[Node]):
+    leave(nodes[0].folder, "slot0-1.0", 100)
+    for of, is_taken in ((Version(90, EpochId(1, 5)), True), (version(101), False)):
+        with offer(nodes[0], of, 0) as connection:
+            assert receive_message(connection)["ok"] is is_taken
+            if is_taken:
+                assert receive_message(connection) == {"ok": True}
+    assert nodes[0].held.newest() == Version(90, EpochId(1, 5))
+
+
+def test_connections_that_the_keeper_has_ended_cost_it_no_trust(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    ended = threading.Event()
+    serve = SnapshotServer._serve
+
+    def serve_and_tell(server: SnapshotServer, connection: socket.socket) -> None:
+        serve(server, connection)
+        ended.set()
+
+    monkeypatch.setattr(SnapshotServer, "_serve", serve_and_tell)
+    monkeypatch.setattr(snapshot_server, "_SILENT_AT_MOST_S", 0.2)
+    with closing(PeerMemory(held_by(nodes[0]))) as memory:
+        chunk = memory.read_manifest().tensors["/0"].shards[0].chunks[0]
+        assert ended.wait(timeout=10.0)
+        assert read_chunk(memory, chunk) == state(3)[0][:CHUNK_BYTES]
+
+
+@pytest.fixture
+def chatty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepers that say often that they are at work, and peers that bear no silence."""
+    monkeypatch.setattr(snapshot_server, "_TELL_EVERY_S", 0.02)
+    monkeypatch.setattr(peer_memory, "_SILENT_AT_MOST_S", 1.0)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_a_description_may_take_longer_than_silence_is_borne(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    heard, describe = [threading.Event() for _ in range(3)], nodes[0].held.describe
+
+    def describe_slowly(of: Version, job_id: str) -> Manifest:
+        assert all(event.wait(timeout=5.0) for event in heard)
+        return describe(of, job_id)
+
+    def hear() -> None:
+        next((event for event in heard if not event.is_set()), heard[-1]).set()
+
+    monkeypatch.setattr(nodes[0].held, "describe", describe_slowly)
+    with closing(PeerMemory(held_by(nodes[0]), hear)) as memory:
+        assert memory.read_manifest() == describe(version(3), "job-1")
+        assert all(event.is_set() for event in heard)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_room_for_a_copy_may_take_longer_than_silence_is_borne(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    heard, begin = threading.Event(), Slot.begin
+
+    def begin_slowly(*args: Any) -> list[memoryview]:
+        assert heard.wait(timeout=5.0)
+        return begin(*args)
+
+    monkeypatch.setattr(Slot, "begin", begin_slowly)
+    with offer(nodes[0], version(3), 0) as connection:
+        assert receive_message(connection) == WAIT
+        heard.set()
+        assert receive_answer(connection, lambda: None) == {"ok": True}
+        assert receive_message(connection) == {"ok": True}
+    assert nodes[0].held.newest() == version(3)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_a_sender_waits_for_room(nodes: list[Node], monkeypatch: pytest.MonkeyPatch):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    told, begin, send = threading.Event(), Slot.begin, snapshot_server.send_message
+
+    def begin_slowly(*args: Any) -> list[memoryview]:
+        assert told.wait(timeout=5.0)
+        return begin(*args)
+
+    def send_and_note(connection: socket.socket, message: Any) -> None:
+        send(connection, message)
+        if message == WAIT:
+            told.set()
+
+    monkeypatch.setattr(Slot, "begin", begin_slowly)
+    monkeypatch.setattr(snapshot_server, "send_message", send_and_note)
+    assert sum(copy(nodes, 3)) == sum(SIZES)
+    assert nodes[1].held.newest() == version(3)
+
+
+def test_serving_goes_on_when_descriptors_and_threads_were_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    accept, start = socket.socket.accept, threading.Thread.start
+    troubles = [errno.EMFILE, errno.ECONNABORTED]
+    refused: list[str] = []
+
+    def accept_at_last(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if troubles:
+            raise OSError(troubles.pop(), "no connection")
+        return accept(listener)
+
+    def start_at_last(thread: threading.Thread) -> None:
+        if thread.name == "snapshot-peer" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(snapshot_server, "_AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", accept_at_last)
+    monkeypatch.setattr(threading.Thread, "start", start_at_last)
+    node = Node(tmp_path / "c")
+    leave(node.folder, "slot0-1.0", 3)
+    with closing(node.server), connect(node) as connection:
+        with pytest.raises(OSError):  # noqa: PT011  ended, or reset
+            receive_message(connection)
+        assert not troubles
+        assert read_all(held_by(node)) == state(3)

@@ -118,3 +118,110 @@ def test_a_cut_file_is_damage(slot: Slot):
     os.truncate(slot.path, 4096)
     with pytest.raises(StateError, match="got 4096 bytes, expected"):
         Slot(slot.path).read()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_without_room_for_its_first_page_a_slot_leaves_nothing_behind(tmp_path: Path):
+    path = tmp_path / "slot0.snapshot"
+    before = num_descriptors()
+    with room_for(100), pytest.raises(OSError, match="too large"):
+        Slot(path)
+    assert num_descriptors() == before
+    assert not path.exists()
+    path.touch()
+    with room_for(100), pytest.raises(OSError, match="too large"):
+        Slot(path, create=False)
+    assert num_descriptors() == before
+    assert path.exists(), "another made it"
+
+
+def test_only_one_writes_at_a_time_and_who_has_it_not_cannot_free_it(slot: Slot):
+    with slot.writing():
+        view = slot.begin(VERSION, SKELETON, TENSORS)[0]
+        assert not slot.take(), "nor in the same process, by the same mapping"
+        assert not Slot(slot.path).take()
+        with pytest.raises(StateError, match="in use"), slot.writing():
+            pass
+        assert slot.state is SlotState.WRITING
+        view[:] = PAYLOADS[0]
+        slot.complete(for_storage=False)
+    assert slot.version == VERSION
+    assert slot.take()
+
+
+def test_what_a_writer_leaves_unfinished_is_forgotten(slot: Slot):
+    with slot.writing():
+        slot.begin(VERSION, SKELETON, TENSORS)
+    assert slot.state is SlotState.FREE
+    fill(slot)
+    with pytest.raises(StateError, match="got a READY slot"), slot.writing():
+        pass
+    assert slot.version == VERSION
+
+
+def test_a_slot_whose_file_was_removed_is_nobody_s_to_take(slot: Slot):
+    slot.path.unlink()
+    Slot(slot.path)  # another in its place
+    assert not slot.is_there
+    assert not slot.take()
+    with pytest.raises(StateError, match="removed"), slot.writing():
+        pass
+    assert not slot.discard()
+    assert slot.path.exists()
+
+
+def test_a_closed_slot_touches_no_other_file(slot: Slot, tmp_path: Path):
+    fill(slot)
+    slot.close()
+    with (tmp_path / "other").open("w+b") as other:  # gets the number that has become free
+        slot.close()
+        os.fstat(other.fileno())
+        assert not slot.take()
+        assert not slot.discard()
+        with pytest.raises(StateError, match="closed"), slot.reading():
+            pass
+        with pytest.raises(StateError, match="closed"):
+            slot.begin(VERSION, SKELETON, TENSORS)
+        os.truncate(other.fileno(), 1_000_000)
+        assert slot.read() is None
+        assert (slot.state, slot.version, slot.is_there) == (SlotState.FREE, None, False)
+        assert os.fstat(other.fileno()).st_size == 1_000_000
+
+
+def test_what_was_read_outlives_the_closing(slot: Slot):
+    fill(slot)
+    snapshot = slot.read()
+    slot.close()
+    assert snapshot is not None
+    assert tuple(bytes(view) for view in snapshot.payloads) == PAYLOADS
+
+
+def test_a_worker_discards_what_neither_the_keeper_nor_a_reader_needs(slot: Slot):
+    fill(slot)
+    reader = Slot(slot.path)
+    assert not slot.discard()
+    reader.hold()
+    with reader.reading():
+        assert not slot.discard()
+    assert reader.version == VERSION
+    assert slot.discard()
+    assert not slot.path.exists()
+    assert reader.version is None
+    assert not reader.is_there
+    assert not slot.discard(), "it is gone already"
+
+
+def test_a_state_that_there_is_not_is_damage_and_its_worker_writes_over_it(slot: Slot):
+    fill(slot)
+    with slot.path.open("r+b") as file:
+        file.seek(8)
+        file.write(b"M")
+    assert slot.state is SlotState.DAMAGED
+    assert slot.version is None
+    assert slot.read() is None
+    assert slot.take()
+    fill(slot)
+    assert slot.version == VERSION

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from trainflow.computation.training_state import (
     _load_optimizer,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, StoredState, Version
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError
 
 STEP = 7
 
@@ -137,8 +139,32 @@ def test_a_flipped_bit_is_found_and_leaves_no_whole_state(stored: StoredState):
 
 
 def test_the_checkpoint_of_another_model_is_refused(stored: StoredState):
-    with pytest.raises(CheckpointError, match="another training function"):
+    with pytest.raises(CheckpointMisfitError, match="is whole, and can't be loaded here"):
         restore(make_state(seed=2, width=9), stored, after_each=lambda: None)
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    stored: StoredState, monkeypatch: pytest.MonkeyPatch
+):
+    silences = [3]
+    read_manifest = CheckpointStore.read_manifest
+
+    def read_if_up(*args: Any) -> Any:
+        if silences[0]:
+            silences[0] -= 1
+            raise StoreError("503")
+        return read_manifest(*args)
+
+    monkeypatch.setattr(CheckpointStore, "read_manifest", read_if_up)
+    naps_s: list[float] = []
+    clock: Any = SimpleNamespace(sleep=naps_s.append)
+    state = make_state(seed=2)
+    restore(state, stored, after_each=lambda: None, clock=clock)
+    assert state.version == stored.version
+    assert naps_s == [1.0, 2.0, 4.0]
+    silences[0] = 99
+    with pytest.raises(StoreError, match="503"):
+        restore(state, stored, after_each=lambda: None, clock=clock)
 
 
 def test_an_optimizers_moments_lie_with_their_parameters_again():

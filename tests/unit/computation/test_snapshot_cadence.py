@@ -29,11 +29,15 @@ class Album:
     def __init__(self) -> None:
         self.is_busy = False
         self.trouble = ""
+        self.num_discards = 0
         self.left_out: list[Any] = []
         self.steps: list[int] = []
         self.shares: set[Share | None] = set()
         self.patience_s: list[float] = []
         self.weights: list[torch.Tensor] = []
+
+    def discard(self) -> None:
+        self.num_discards += 1
 
     def write(
         self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float
@@ -112,7 +116,9 @@ def test_the_step_at_which_the_run_is_stopped(train: Train):
 
 
 def test_a_rank_that_others_copy_for_copies_nothing(train: Train):
-    assert train(ranks=(), every_steps=1).steps == []
+    album = train(ranks=(), every_steps=1)
+    assert album.steps == []
+    assert album.num_discards == 1, "and gives back what it had copied before, once"
 
 
 def test_what_is_not_for_storage_stays_in_memory(train: Train):

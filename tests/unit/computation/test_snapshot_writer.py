@@ -117,3 +117,21 @@ def test_without_memory_a_snapshot_is_left_out_and_training_goes_on(
     assert writer.num_skipped == 1
     assert read(tmp_path) == []
     assert writer.write(tree, VERSION, SHARE)
+
+
+def test_a_rank_that_copies_no_more_gives_its_memory_back(writer: SnapshotWriter, tmp_path: Path):
+    writer.write(make_tree(), version(1), SHARE)
+    writer.write(make_tree(), version(2), None)
+    writer.discard()
+    assert [snapshot.version.step for snapshot in read(tmp_path)] == [1], "it goes to storage"
+    assert writer.is_busy
+    assert writer.write(make_tree(), version(3), None)
+    assert {snapshot.version.step for snapshot in read(tmp_path)} == {1, 3}
+
+
+def test_slots_that_were_removed_are_made_anew(writer: SnapshotWriter, tmp_path: Path):
+    assert writer.write(make_tree(), version(1), None)
+    for path in tmp_path.glob("*.snapshot"):
+        path.unlink()
+    assert writer.write(make_tree(), version(2), None)
+    assert [snapshot.version.step for snapshot in read(tmp_path)] == [2]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
 from trainflow.computation.reports import EvaluationReport
 from trainflow.config.job import JobConfig
+from trainflow.coordination import checkpoint_control
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.messages import ShareFailed
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import StoredState, Version
-from trainflow.errors import ConfigError
+from trainflow.epochs import EpochId, StoredState, Version
+from trainflow.errors import ConfigError, StoreError
 
 STEP = 4  # of `make_snapshot`
+WITHIN_S = 20.0
+A_WHILE_S = 0.3  # many times what whoever waits is to wait while nothing happens
 
 
 @pytest.fixture
@@ -311,3 +315,281 @@ def test_a_bad_checkpoint_gives_way_to_the_one_before_it(store: CheckpointStore,
     control.on_unusable(STEP, "a chunk is damaged")
     assert control.newest is None
     assert kinds(record)[-1] == "checkpoint_unusable"
+
+
+def test_a_checkpoint_that_is_whole_stays_and_is_not_made_again(
+    store: CheckpointStore, record: RunRecord
+):
+    control = make_checkpoint(store, record)
+    control.on_unusable(STEP, "it could not be read")
+    asyncio.run(control.quarantine(STEP))
+    assert store.committed_steps() == [STEP]
+    assert kinds(record)[-1] == "checkpoint_whole"
+    assert not control.ask("node0", Version(STEP, EpochId(1, 2)), 1).wanted
+
+
+def test_a_share_from_before_a_quarantine_is_brought_again(
+    store: CheckpointStore, record: RunRecord
+):
+    """It may name a chunk that was bad, and is removed."""
+
+    async def act() -> None:
+        control = control_for(store, record)
+        first, second = upload(make_snapshot(35, 7), store, 2)
+        permit = permit_for(control, first)
+        assert await control.on_share(first, permit, world_size=3) is None
+        await control.quarantine(STEP - 1)
+        assert control.look(first.version, permit) is False
+        assert await bring(control, second) is None
+        assert await bring(control, first)
+
+    asyncio.run(act())
+    assert store.committed_steps() == [STEP]
+
+
+def test_a_last_checkpoint_that_is_left_out_is_not_waited_for(
+    store: CheckpointStore, record: RunRecord
+):
+    async def act() -> None:
+        control = control_for(store, record)
+        version = Version(STEP, EpochId(1, 1))
+        waiting = asyncio.create_task(control.wait_closed(STEP, timeout_s=60.0))
+        await asyncio.sleep(0)
+        control.on_skipped(version, "no room")
+        await asyncio.wait_for(waiting, WITHIN_S)
+        assert not control.ask("node0", version, 1).wanted
+
+    asyncio.run(act())
+    assert kinds(record) == ["checkpoint_skipped"]
+
+
+def test_what_is_left_out_ends_no_upload_before_it(store: CheckpointStore, record: RunRecord):
+    async def act() -> None:
+        control = control_for(store, record)
+        (report,) = upload(make_snapshot(35), store, 1)
+        permit = permit_for(control, report)
+        control.on_skipped(Version(STEP + 1, EpochId(1, 1)), "no room")
+        waiting = asyncio.create_task(control.wait_closed(STEP + 1, timeout_s=60.0))
+        await asyncio.wait({waiting}, timeout=A_WHILE_S)
+        assert not waiting.done()
+        assert await control.on_share(report, permit, world_size=3)
+        await asyncio.wait_for(waiting, WITHIN_S)
+
+    asyncio.run(act())
+    assert store.committed_steps() == [STEP]
+
+
+def test_a_share_of_what_another_rank_left_out_is_not_waited_for(
+    store: CheckpointStore, record: RunRecord
+):
+    async def act() -> None:
+        control = control_for(store, record)
+        first, _ = upload(make_snapshot(35, 7), store, 2)
+        permit = permit_for(control, first)
+        assert await control.on_share(first, permit, world_size=3) is None
+        control.on_skipped(first.version, "no room")
+        assert control.look(first.version, permit) is True
+        await control.wait_closed(STEP, timeout_s=60.0)
+
+    asyncio.run(act())
+
+
+def test_an_upload_under_way_is_waited_for(store: CheckpointStore, record: RunRecord):
+    async def act() -> None:
+        control = control_for(store, record)
+        (report,) = upload(make_snapshot(35), store, 1)
+        permit = permit_for(control, report)
+        waiting = asyncio.create_task(control.wait_closed(STEP, timeout_s=0.02))
+        await asyncio.wait({waiting}, timeout=A_WHILE_S)
+        assert not waiting.done()
+        await control.on_share(report, permit, world_size=3)
+        await asyncio.wait_for(waiting, WITHIN_S)
+
+    asyncio.run(act())
+    assert kinds(record) == ["checkpoint"]
+
+
+def test_an_upload_without_end_is_not_waited_for(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoint_control, "_UPLOAD_AT_MOST_S", 0.1)
+
+    async def act() -> None:
+        control = control_for(store, record)
+        control.ask("node0", Version(STEP, EpochId(1, 1)), 1)
+        await asyncio.wait_for(control.wait_closed(STEP, timeout_s=0.05), WITHIN_S)
+
+    asyncio.run(act())
+    assert kinds(record) == ["checkpoint_failed"]
+
+
+def test_a_node_without_a_keeper_that_counts_holds_no_permit(
+    store: CheckpointStore, record: RunRecord
+):
+    """Its loss would not be heard of, and nothing could be removed ever after."""
+
+    async def act() -> None:
+        control, version = control_for(store, record), Version(STEP, EpochId(1, 1))
+        dead, living = (control.ask(node, version, 1).permit for node in ("dead", "living"))
+        assert dead is not None
+        assert living is not None
+        await control.tick()
+        assert control.look(version, dead) is None, "nothing is known of the nodes"
+        with control.nothing_removed():
+            await control.tick({"living"})
+            control.on_node_lost("living")
+            assert control._permits, "who reads is no node"
+        assert not control._permits
+        assert control.ask("dead", version, 1).permit is None
+        assert control.ask("living", version, 1).permit is not None
+        await control.tick({"dead", "living"})
+        assert control.ask("dead", version, 1).permit is not None
+
+    asyncio.run(act())
+
+
+def test_nothing_is_permitted_while_either_of_two_removes(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    begun, go_on, collect = threading.Event(), threading.Event(), checkpoint_control._collect
+
+    def collect_slowly(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(WITHIN_S)
+        return collect(*arguments)
+
+    control = make_checkpoint(store, record)
+    monkeypatch.setattr(checkpoint_control, "_collect", collect_slowly)
+
+    async def act() -> None:
+        version = Version(STEP + 1, EpochId(1, 1))
+        collecting = asyncio.create_task(control._collect())
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        await control.quarantine(99)
+        assert control.ask("node0", version, 1).permit is None
+        go_on.set()
+        await collecting
+        assert control.ask("node0", version, 1).permit is not None
+
+    asyncio.run(act())
+
+
+def test_a_share_that_is_told_again_meanwhile_makes_no_second_checkpoint(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    begun, go_on, commits = threading.Event(), threading.Event(), list[int]()
+    commit = checkpoint_control.commit_shares
+
+    def commit_slowly(*arguments: Any) -> None:
+        commits.append(1)
+        begun.set()
+        assert go_on.wait(WITHIN_S)
+        commit(*arguments)
+
+    monkeypatch.setattr(checkpoint_control, "commit_shares", commit_slowly)
+
+    async def act() -> None:
+        control = control_for(store, record)
+        (report,) = upload(make_snapshot(35), store, 1)
+        permit = permit_for(control, report)
+        making = asyncio.create_task(control.on_share(report, permit, world_size=3))
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        again = asyncio.create_task(control.on_share(report, permit, world_size=3))
+        await asyncio.wait({again}, timeout=A_WHILE_S)
+        go_on.set()
+        assert await again is None
+        assert await making
+
+    asyncio.run(act())
+    assert len(commits) == 1
+    assert kinds(record) == ["checkpoint"]
+
+
+def test_a_checkpoint_is_made_though_the_store_s_answer_is_lost(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    commit = CheckpointStore.commit
+
+    def commit_unheard(*arguments: Any) -> None:
+        commit(*arguments)
+        raise StoreError("timed out")
+
+    monkeypatch.setattr(CheckpointStore, "commit", commit_unheard)
+    control = make_checkpoint(store, record)
+    assert kinds(record) == ["checkpoint"]
+    assert control.newest == StoredState(store.url, STEP)
+
+
+def test_a_store_that_fails_before_the_marker_is_no_checkpoint(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: Any) -> None:
+        raise StoreError("no room for it")
+
+    monkeypatch.setattr(CheckpointStore, "commit", refuse)
+    make_checkpoint(store, record)
+    assert kinds(record) == ["checkpoint_failed"]
+    assert "no room for it" in record.events_since(0)[0]["text"]
+
+
+def test_an_error_nobody_thought_of_in_a_commit_is_a_checkpoint_given_up(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(checkpoint_control, "commit_shares", fail)
+    make_checkpoint(store, record)
+    assert kinds(record) == ["checkpoint_failed"]
+
+
+def test_what_became_of_a_reported_share_can_be_seen_without_the_report(
+    store: CheckpointStore, record: RunRecord
+):
+    async def act() -> None:
+        control = control_for(store, record)
+        first, second = upload(make_snapshot(35, 7), store, 2)
+        permit = permit_for(control, first)
+        assert await control.on_share(first, permit, world_size=3) is None
+        assert control.look(first.version, permit) is None
+        another = control_for(store, RunRecord(record.directory / "another", FakeClock()))
+        assert another.look(first.version, permit) is False
+        await bring(control, second)
+        assert control.look(first.version, permit) is True
+
+    asyncio.run(act())
+
+
+def test_what_a_lost_node_has_reported_counts_while_others_still_upload(
+    store: CheckpointStore, record: RunRecord
+):
+    async def act() -> None:
+        clock = FakeClock()
+        control = CheckpointControl("job-1", job_for(store), record, clock)
+        first, second = upload(make_snapshot(35), store, 2)
+        assert await bring(control, first) is None
+        late = permit_for(control, second)
+        control.on_node_lost("node0")
+        for _ in range(3):
+            clock.now_s += 60.0
+            await control.tick({"node1"})
+        assert await control.on_share(second, late, world_size=3)
+
+    asyncio.run(act())
+    assert store.committed_steps() == [STEP]
+
+
+def test_another_coordinator_finds_what_this_run_went_on_from_and_what_it_made(
+    store: CheckpointStore, record: RunRecord, other_record: RunRecord
+):
+    """Also where a later start is asked for elsewhere; what was removed meanwhile is not there."""
+    make_checkpoint(store, record)
+    found = find(store, other_record)
+    assert found is not None
+    other_record.add_event("checkpoint", "made and removed", step=STEP + 10)
+    again = find(store, other_record)
+    assert again is not None
+    assert again.step == STEP
+    own = find(store, record, resume="never")
+    assert own is not None
+    assert own.step == STEP

@@ -55,6 +55,7 @@ class LiveNodes(FakeNodes):
 
     def __init__(self, *_: Any):
         super().__init__([0, 0, 0])
+        self.node_ids: set[str] = set()
         self.fenced: list[str] = []
 
     def silent_nodes(self) -> list[str]:

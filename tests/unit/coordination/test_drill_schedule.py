@@ -58,7 +58,14 @@ def test_the_newest_is_drilled_and_stays_meanwhile(
     assert kinds(record)[-1] == "drill"
 
 
-@pytest.mark.parametrize("outcome", [("/w: byte 7 differs",), CheckpointError("byte 7 differs")])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ("/w: byte 7 differs",),
+        CheckpointError("byte 7 differs"),
+        OSError("no room for the folder in which byte 7 differs"),
+    ],
+)
 def test_one_that_does_not_restore_is_told(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ):

@@ -1,5 +1,7 @@
 """A node's Keeper and a worker's reporter, with a coordinator that answers as a test says."""
 
+import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -193,3 +195,19 @@ def test_a_worker_that_can_t_report_ends_itself(serve: Any, monkeypatch: pytest.
     monkeypatch.setattr(reporter_module.ray, "get_actor", lambda *_: 1 / 0)
     reporter.send(EvaluationReport(1, "loss", 1.0))
     assert left.get(timeout=WITHIN_S) == 1
+
+
+def test_what_a_dead_worker_stamped_last_is_removed(
+    keeper: Keeper, clock: StillClock, tmp_path: Path
+):
+    """Nobody may have noted its death: it counts as no worker, and its memory as a dead one's."""
+    stamps = tmp_path / "job-1" / "node-1"
+    path = stamps / "slot0-1.0.stamp"
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: StampWriter(path) and os._exit(0)
+    )
+    process.start()
+    process.join()
+    assert path.exists()
+    clock.next_round()
+    assert not path.exists()

@@ -30,8 +30,8 @@ SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
 NOTHING = [MemberReport("w0", None), MemberReport("w1", None)]
 
 
-def version(step: int) -> Version:
-    return Version(step, EpochId(1, 1))
+def version(step: int, epoch: int = 1) -> Version:
+    return Version(step, EpochId(1, epoch))
 
 
 def address(node_id: str) -> PeerAddress:
@@ -45,15 +45,21 @@ class FakeNodes:
             for node, step in newest.items()
         }
         self.num_asked = 0
+        self.late: dict[str, Holding] = {}
+        self.waited_s: list[float] = []
         self.copies: dict[str, tuple[PeerAddress, ...]] = {}
 
     @property
     def node_ids(self) -> set[str]:
         return set(self.holdings)
 
-    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+    async def ask_holdings(
+        self, timeout_s: float, *, also_dismissed: bool = False
+    ) -> list[Holding]:
         self.num_asked += 1
-        return list(self.holdings.values())
+        self.waited_s.append(timeout_s)
+        late = self.late if timeout_s > 5.0 else {}
+        return [*self.holdings.values(), *late.values()]
 
     def ensure(self, node_ids: set[str]) -> None:
         for node in node_ids:
@@ -101,8 +107,9 @@ class Scene:
     def __init__(self, directory: Path, nodes: FakeNodes, checkpoints: FakeCheckpoints, **s: Any):
         any_nodes: Any = nodes
         any_checkpoints: Any = checkpoints
-        self.memory = MemoryTier(SnapshotConfig(**s), any_nodes)
-        self.record = RunRecord(directory, FakeClock())
+        self.clock = FakeClock()
+        self.record = RunRecord(directory, self.clock)
+        self.memory = MemoryTier(SnapshotConfig(**s), any_nodes, self.record, self.clock)
         self.superior = FakeSuperior(FakePool())
         self.background = Now()
         any_background: Any = self.background
@@ -206,8 +213,84 @@ def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
 
 def test_what_two_nodes_hold_makes_older_ones_needless(tmp_path: Path):
     memory = Scene(tmp_path, FakeNodes(a=9, b=8, c=2), FakeCheckpoints()).memory
-    assert memory.hear("a", None) is None
-    assert memory.hear("a", version(9)) == version(9)
-    assert memory.hear("c", version(2)) == version(2)
-    assert memory.hear("b", version(8)) == version(8)
-    assert memory.hear("gone", version(10)) == version(8)
+
+    def hear(node_id: str, newest: Version | None) -> Version | None:
+        return memory.hear(node_id, newest, restarted=False)
+
+    assert hear("a", None) is None
+    assert hear("a", version(9)) == version(9)
+    assert hear("c", version(2)) == version(2)
+    assert hear("b", version(8)) == version(8)
+    assert hear("gone", version(10)) == version(8)
+    assert hear("c", version(3, epoch=2)) == version(9), "what a later epoch has counts more"
+    assert hear("b", version(4, epoch=2)) == version(3, epoch=2)
+
+
+def test_a_history_that_the_run_went_back_from_counts_less(tmp_path: Path):
+    nodes = FakeNodes(a=100, b=None)
+    nodes.holdings["b"] = Holding("b", address("b"), version(81, epoch=5))
+    plan = Scene(tmp_path, nodes, FakeCheckpoints(80)).plan(NOTHING, 81)
+    assert plan.stored == HeldState(version(81, epoch=5), (address("b"),))
+
+
+def test_slow_keepers_are_waited_for_while_something_newer_is_missing(tmp_path: Path):
+    nodes = FakeNodes(a=7)
+    nodes.late = {"b": Holding("b", address("b"), version(8))}
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    scene.record.last_step = 8
+    assert scene.plan(NOTHING, 8).base == version(8)
+    scene.record.last_step = 7
+    nodes.waited_s.clear()
+    assert scene.plan(NOTHING, 7).base == version(7)
+    assert max(nodes.waited_s) < 5.0
+
+
+def test_what_one_keeper_has_lost_another_may_have(tmp_path: Path):
+    nodes = FakeNodes(a=8)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints(5))
+    bad = scene.plan(NOTHING, 8).stored
+    scene.kept.take(CheckpointUnusable(bad, "it is gone"))
+    scene.background.finish()
+    nodes.holdings["b"] = Holding("b", address("b"), version(8))
+    assert scene.plan(NOTHING, 8).stored == HeldState(version(8), (address("b"),))
+
+
+@pytest.mark.parametrize("change", ["a Keeper is new", "the target is gone"])
+def test_copies_are_directed_anew_where_somebody_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+):
+    cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b", "c")]
+    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    nodes = FakeNodes(a=1)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    asyncio.run(scene.memory.direct(["a"]))
+    nodes.copies.clear()
+    asyncio.run(scene.memory.look_after())
+    assert nodes.copies == {}, "nothing has changed"
+    if change == "a Keeper is new":
+        nodes.holdings["b"] = Holding("b", PeerAddress("127.0.0.1", 2, "new"), None)
+        scene.memory.hear("b", None, restarted=True)
+    else:
+        del nodes.holdings["b"]
+        cluster.pop(1)
+    asyncio.run(scene.memory.look_after())
+    assert nodes.copies == {}, "not more often than every few seconds"
+    scene.clock.now_s += 6.0
+    asyncio.run(scene.memory.look_after())
+    (target,) = nodes.copies["a"]
+    assert target == (nodes.holdings["b"] if "b" in nodes.holdings else nodes.holdings["c"]).address
+
+
+def test_that_a_node_takes_no_copies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b")]
+    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    nodes = FakeNodes(a=1)
+    monkeypatch.setattr(nodes, "ensure", lambda node_ids: None)  # it doesn't come up
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    for _ in range(3):
+        asyncio.run(scene.memory.direct(["a"]))
+    assert len(scene.events("copies_short")) == 1
+    cluster.pop()
+    alone = Scene(tmp_path / "alone", nodes, FakeCheckpoints())
+    asyncio.run(alone.memory.direct(["a"]))
+    assert alone.events("copies_short") == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.full_disk import room_for
-from trainflow.computation.reports import Joined, StepReport
+from trainflow.computation.reports import EvaluationReport, Joined, StepReport
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
 from trainflow.epochs import EpochId
@@ -143,3 +143,27 @@ def test_a_disk_with_room_for_some_lines_is_told_of_once(record: RunRecord):
 def tear_last_line(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-7])
+
+
+def test_what_happened_long_ago_is_still_known(tmp_path: Path):
+    record = open_record(tmp_path)
+    record.add_event("epoch", "the first")
+    record.add_evaluation(EvaluationReport(3, "loss", 0.5))
+    record.add_event("checkpoint", "made", step=3)
+    record.add_event("failure", "lost one")
+    for number in range(1500):
+        record.add_event("noise", str(number))
+    for known in (record, open_record(tmp_path)):
+        assert known.has("epoch")
+        assert known.evaluations_of("loss") == {3: 0.5}
+        assert known.steps_of("checkpoint") == [3]
+        assert known.num_failures == 1
+
+
+def test_a_history_that_the_run_went_back_from_does_not_count(tmp_path: Path):
+    record = open_record(tmp_path)
+    record.add_step(replace(STEP, step=100, epoch=EpochId(1, 1)))
+    record.begin_after(80, "the checkpoint of step 80", EpochId(1, 5))
+    assert open_record(tmp_path).last_step == 80
+    record.add_step(replace(STEP, step=81, epoch=EpochId(1, 5)))
+    assert open_record(tmp_path).last_step == 81

@@ -12,7 +12,7 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.epochs import EpochId, Version
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, UnreachableError
 
 
 class PatientClock(FakeClock):
@@ -34,12 +34,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.absences = 0
-        self.answers: list[UploadAnswer | None] = []
+        self.looks: list[bool | None] = []
+        self.looked: list[tuple[int, str]] = []
+        self.answers: list[UploadAnswer] = []
         self.void: set[str] = set()
         self.asked: list[int] = []
         self.taken: list[ShareReport | ShareFailed] = []
 
-    def ask(self, version: Version) -> UploadAnswer | None:
+    def ask(self, version: Version) -> UploadAnswer:
         self.asked.append(version.step)
         answer = UploadAnswer(wanted=True, permit=f"p{len(self.asked)}")
         return self.answers.pop(0) if self.answers else answer
@@ -47,11 +49,15 @@ class Desk:
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         if self.absences:
             self.absences -= 1
-            return None
+            raise UnreachableError("nobody there")
         if permit in self.void:
             return False
         self.taken.append(report)
-        return True
+        return None if self.looks else True
+
+    def look(self, version: Version, permit: str) -> bool | None:
+        self.looked.append((version.step, permit))
+        return self.looks.pop(0)
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def leave(folder: Path, worker_id: str, step: int, number: int = 0) -> Slot:
 
 def finish(service: SnapshotService, slot: Slot, clock: PatientClock) -> None:
     """Go on until the slot is given back, as `run` does."""
-    for _ in range(100):
+    for _ in range(200):
         if not service.work_once():
             clock.sleep(0.5)
         if slot.state is SlotState.HELD:
@@ -122,6 +128,28 @@ def test_a_slot_is_kept_until_the_coordinator_has_heard(
     assert desk.asked == [9], "what is told again is not uploaded again"
 
 
+def test_a_report_that_was_heard_is_not_sent_again(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock
+):
+    """It may be large, and another share may be missing for long."""
+    slot = leave(folder, "slot0-1.0", 9)
+    desk.looks = [None, None, True]
+    finish(service, slot, clock)
+    assert len(desk.taken) == 1
+    assert desk.looked == [(9, "p1")] * 3
+    assert desk.asked == [9]
+
+
+def test_what_another_coordinator_knows_nothing_of_is_brought_again(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock
+):
+    slot = leave(folder, "slot0-1.0", 9)
+    desk.looks = [None, False]
+    finish(service, slot, clock)
+    assert desk.asked == [9, 9]
+    assert len(desk.taken) == 2
+
+
 def test_what_waits_for_others_holds_nothing_up(
     service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock
 ):
@@ -138,7 +166,7 @@ def test_nothing_is_uploaded_before_there_is_a_permit(
     service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, tmp_path: Path
 ):
     slot = leave(folder, "slot0-1.0", 9)
-    desk.answers = [None, UploadAnswer(wanted=True)]
+    desk.answers = [UploadAnswer(wanted=True)] * 2
     clock.on_nap = lambda: found.append(list((tmp_path / "store").glob("chunks/*/*")))
     found: list[list[Path]] = []
     finish(service, slot, clock)
@@ -202,6 +230,35 @@ def test_a_store_that_stays_down_costs_this_checkpoint_only(
     assert failed.reason == "the bucket is gone"
     assert sum(clock.naps_s) <= 20.0
     assert slot.state is SlotState.HELD
+
+
+def test_an_error_nobody_thought_of_costs_this_checkpoint_only(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    def fail(*args) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(CheckpointStore, "write_chunk", fail)
+    slot = leave(folder, "slot0-1.0", 9)
+    finish(service, slot, clock)
+    (failed,) = desk.taken
+    assert isinstance(failed, ShareFailed)
+    assert failed.reason == "RuntimeError: can't start new thread"
+    assert clock.naps_s[:4] == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_slot_is_given_back_though_its_report_can_not_be_sent(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    told: list[type] = []
+
+    def fail(report, permit) -> None:
+        told.append(type(report))
+        raise TypeError("can't be pickled")
+
+    monkeypatch.setattr(desk, "tell", fail)
+    finish(service, leave(folder, "slot0-1.0", 9), clock)
+    assert told == [ShareReport] * 4 + [ShareFailed] * 4, "every ten seconds, for more than twenty"
 
 
 def test_a_damaged_slot_holds_nothing_up(service: SnapshotService, folder: Path, desk: Desk):
