@@ -31,11 +31,20 @@ class Reporter:
         self._coordinator_name = names.coordinator_name(job_id)
         self._worker_id = worker_id
         self._queue: queue.SimpleQueue[WorkerMessage] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._num_undelivered = 0
         threading.Thread(target=self._deliver, name="reporter", daemon=True).start()
 
     def send(self, message: WorkerMessage) -> None:
         """Hand over a message; returns at once."""
+        with self._changed:
+            self._num_undelivered += 1
         self._queue.put(message)
+
+    def flush(self, within_s: float) -> bool:
+        """Wait until everything has been heard; False if that takes longer than it may."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_undelivered, within_s)
 
     def _deliver(self) -> None:
         try:
@@ -52,6 +61,9 @@ class Reporter:
                 batch.append(self._queue.get())
             while not self._try(batch):
                 SYSTEM_CLOCK.sleep(_RETRY_AFTER_S)
+            with self._changed:
+                self._num_undelivered -= len(batch)
+                self._changed.notify_all()
 
     def _try(self, batch: list[WorkerMessage]) -> bool:
         try:

@@ -29,6 +29,8 @@ CONCURRENCY_GROUPS = {"control": 8, "form": 16, "watch": 4}
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 
+_HEARD_WITHIN_S = 10.0
+
 
 def _in_group(name: str) -> Callable[[_Method], _Method]:
     """Run a method in a thread of this concurrency group, beside ``run``.
@@ -128,8 +130,9 @@ class Worker:
 
     @_in_group("watch")
     def wait_trained(self) -> None:
-        """Return once ``run`` is over."""
+        """Return once ``run`` is over, and the coordinator has heard of its last step."""
         self._trained.wait()
+        self._reporter.flush(_HEARD_WITHIN_S)
 
     @_in_group("watch")
     def wait_exit(self) -> None:

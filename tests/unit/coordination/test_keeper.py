@@ -187,6 +187,18 @@ def test_reports_wait_for_a_coordinator_and_keep_their_order(serve: Any):
     assert inbox.taken == reports
 
 
+def test_who_waits_for_reports_waits_until_the_last_is_heard(serve: Any):
+    reporter = serve(Inbox(refusals=0))
+    assert reporter.flush(0.0), "there is nothing to hear"
+    inbox = Inbox(refusals=10**9)
+    reporter = serve(inbox)
+    reporter.send(EvaluationReport(1, "loss", 1.0))
+    assert not reporter.flush(0.05)
+    inbox.refusals = 0
+    assert reporter.flush(WITHIN_S)
+    assert len(inbox.taken) == 1
+
+
 def test_a_worker_that_can_t_report_ends_itself(serve: Any, monkeypatch: pytest.MonkeyPatch):
     left = queue.SimpleQueue[int]()
     monkeypatch.setattr(reporter_module.os, "_exit", left.put)
