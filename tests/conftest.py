@@ -13,6 +13,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what shares a cluster last: while it is up, Ray prints into other tests' output."""
+    items.sort(key=lambda item: item.get_closest_marker("chaos") is not None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none; everything else always runs."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():

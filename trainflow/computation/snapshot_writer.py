@@ -90,8 +90,9 @@ class SnapshotWriter:
 
     def _take_one(self, patience_s: float) -> Slot | None:
         """Take any slot but the newest; that one too if there is no other."""
-        if any(not slot.is_there for slot in self._slots) or not self._slots:
-            self._slots = [Slot(path) for path in self._paths]
+        there = {slot.path: slot for slot in self._slots if slot.is_there}
+        if len(there) < len(self._paths):
+            self._slots = [there.get(path) or Slot(path) for path in self._paths]
         alone = len(self._slots) == 1
         give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s
         while True:
