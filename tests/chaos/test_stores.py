@@ -1,15 +1,12 @@
 """Runs whose checkpoints go to a real object store, or over a network, that fails in between."""
 
-import re
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
-from tests.chaos.harness import RunUnderTest, events_of, wait_until
+from tests.chaos.harness import RunUnderTest, events_of
 from tests.testbed.network_file_system import NetworkFileSystem
 from tests.testbed.s3_server import S3Server
 from trainflow.checkpointing.store import CheckpointStore
@@ -83,20 +80,4 @@ def test_a_file_server_that_freezes_holds_nobody_up(
 ) -> None:
     run = start(str(shared))
     break_off(run, running_mount.freeze, running_mount.thaw)
-    skipped = run.run.status()["checkpoints_skipped"]
-    assert skipped > 0
-    name = f'ray_trainflow_checkpoints_skipped_total{{.*job="{run.run.job_id}".*}}'
-    wait_until(lambda: read_metric(name) >= skipped, lambda: f"{read_metric(name)} are shown")
     require_good_end(run, str(shared), undisturbed)
-
-
-def read_metric(pattern: str) -> float:
-    """Return the sum of what every node's metrics agent shows under a name with labels."""
-    total = 0.0
-    for node in ray.nodes():
-        if node["Alive"]:
-            url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                found = re.findall(rf"^{pattern} (\S+)$", answer.read().decode(), re.MULTILINE)
-            total += sum(map(float, found))
-    return total
