@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.chaos.harness import RunUnderTest
+from tests.chaos.harness import RunUnderTest, remove_remains
 from tests.testbed.s3_server import S3Server
 from trainflow.coordination.driver import connect
 from trainflow.coordination.local_cluster import LocalCluster
@@ -24,6 +24,7 @@ def cluster(
         connect(started.address)
         yield started
         ray.shutdown()
+    remove_remains()
     patch.undo()
 
 

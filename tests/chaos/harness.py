@@ -30,6 +30,7 @@ from trainflow.errors import UnreachableError
 TIMEOUT_S = 120.0
 GLOBAL_BATCH = 24
 POLL_S = 0.05
+STARTED: list[str] = []  # ids of all runs: one that a failed test leaves can't clean up
 TERMINAL = {"succeeded", "failed", "stopped"}
 
 
@@ -75,7 +76,9 @@ class RunUnderTest:
     @classmethod
     def start(cls, cluster: LocalCluster, work_dir: Path, **settings: Any) -> "RunUnderTest":
         job = make_job(work_dir, **settings)
-        return cls(start_run(job), cluster, work_dir, job)
+        run = start_run(job)
+        STARTED.append(run.job_id)
+        return cls(run, cluster, work_dir, job)
 
     def wait(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Poll the status until it satisfies ``reached``; a coordinator may be restarting."""
@@ -205,6 +208,12 @@ class RunUnderTest:
         ]
         left += [str(path) for path in Path("/dev/shm/trainflow").glob(f"{self.run.job_id}/**/*")]
         return left
+
+
+def remove_remains() -> None:
+    """Remove what runs have left in shared memory that ended with their cluster."""
+    for job_id in STARTED:
+        shutil.rmtree(Path("/dev/shm/trainflow") / job_id, ignore_errors=True)
 
 
 def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:

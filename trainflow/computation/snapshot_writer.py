@@ -26,12 +26,10 @@ class SnapshotWriter:
     way to storage, and one on its way to another node. Memory is touched only as they are needed.
 
     Attributes:
-        num_skipped: snapshots left out because every slot was still in use, or for want of memory.
-        trouble: why the last one was left out.
+        trouble: why the last one that was left out was; empty if none was.
     """
 
     def __init__(self, directory: Path, worker_id: str, num_slots: int = 4):
-        self.num_skipped = 0
         self.trouble = ""
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
@@ -84,7 +82,6 @@ class SnapshotWriter:
         self._newest = None
 
     def _leave_out(self, trouble: str) -> bool:
-        self.num_skipped += 1
         self.trouble = trouble
         return False
 

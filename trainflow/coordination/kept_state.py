@@ -6,6 +6,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
@@ -91,19 +92,23 @@ class KeptState:
 
         Where training goes on it is not held up; where it hasn't begun, it must not begin anew.
         """
-        looking = asyncio.ensure_future(self._find_stored())
-        patience_s = _FIND_WITHIN_S if self._record.has("epoch") else None
-        await asyncio.wait({looking}, timeout=patience_s)
+        found = asyncio.Event()
+        self._background.start(self._find_stored(found))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIND_WITHIN_S if self._record.has("epoch") else None):
+                await found.wait()
 
-    async def _find_stored(self) -> None:
-        while True:
+    async def _find_stored(self, found: asyncio.Event) -> None:
+        while not found.is_set():
             try:
-                return await self.checkpoints.find_stored()
+                await self.checkpoints.find_stored()
+                found.set()
             except CheckpointError as error:
                 logger.warning("the store is asked again: %s", error)
                 await asyncio.sleep(_FIND_AGAIN_AFTER_S)
             except ConfigError as error:
-                return logger.warning("what the run makes itself is all it has: %s", error)
+                logger.warning("what the run makes itself is all it has: %s", error)
+                found.set()
 
     async def wait_stored(self) -> None:
         """Wait until the last step's checkpoint is made or given up, where there is to be one."""

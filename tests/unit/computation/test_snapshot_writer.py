@@ -67,11 +67,11 @@ def version(step: int) -> Version:
     return Version(step, EpochId(1, 1))
 
 
-def test_when_every_slot_is_in_use_a_snapshot_is_left_out_and_counted(tmp_path: Path):
+def test_when_every_slot_is_in_use_a_snapshot_is_left_out_and_says_why(tmp_path: Path):
     writer = SnapshotWriter(tmp_path, "slot0-1.0", num_slots=2)
     taken = [writer.write(make_tree(), version(step), SHARE) for step in range(3)]
     assert taken == [True, True, False]
-    assert writer.num_skipped == 1
+    assert writer.trouble.startswith("got every slot in use")
     assert writer.is_busy
     Slot(tmp_path / "slot0-1.0.0.snapshot").hold()
     assert writer.write(make_tree(), version(9), SHARE)
@@ -114,7 +114,7 @@ def test_without_memory_a_snapshot_is_left_out_and_training_goes_on(
     tree = make_tree() | {"large": torch.zeros(100_000)}
     with room_for(50_000):
         assert not writer.write(tree, VERSION, SHARE)
-    assert writer.num_skipped == 1
+    assert "enlarge /dev/shm" in writer.trouble
     assert read(tmp_path) == []
     assert writer.write(tree, VERSION, SHARE)
 

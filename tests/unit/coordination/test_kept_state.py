@@ -10,6 +10,7 @@ import pytest
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
+from trainflow.coordination.background import Background
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import Holding
@@ -25,6 +26,7 @@ from trainflow.epochs import (
     StoredState,
     Version,
 )
+from trainflow.errors import StoreError
 
 SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
 NOTHING = [MemberReport("w0", None), MemberReport("w1", None)]
@@ -100,7 +102,7 @@ class Now:
 
     def finish(self) -> None:
         while self.started:
-            asyncio.run(self.started.pop(0))  # type: ignore[arg-type]
+            asyncio.run(self.started.pop(0))
 
 
 class Scene:
@@ -294,3 +296,34 @@ def test_that_a_node_takes_no_copies_is_told_once(tmp_path: Path, monkeypatch: p
     alone = Scene(tmp_path / "alone", nodes, FakeCheckpoints())
     asyncio.run(alone.memory.direct(["a"]))
     assert alone.events("copies_short") == []
+
+
+def test_a_new_coordinator_waits_for_the_store_only_if_training_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where it has begun nobody is held up; where it hasn't, it must not begin anew."""
+    monkeypatch.setattr("trainflow.coordination.kept_state._FIND_WITHIN_S", 0.05)
+    monkeypatch.setattr("trainflow.coordination.kept_state._FIND_AGAIN_AFTER_S", 0.01)
+
+    async def look_again(directory: Path, *, begun: bool, silences: int) -> int:
+        checkpoints = FakeCheckpoints()
+        scene = Scene(directory, FakeNodes(), checkpoints)
+        if begun:
+            scene.record.add_event("epoch", "the first")
+        num_asked = 0
+
+        async def find_stored() -> None:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked <= silences:
+                raise StoreError("503")
+            checkpoints.stored.append(StoredState("/store", 5))
+
+        monkeypatch.setattr(checkpoints, "find_stored", find_stored, raising=False)
+        any_background: Any = Background(scene.superior.failures.append)
+        monkeypatch.setattr(scene.kept, "_background", any_background)
+        await scene.kept.find_stored_again()
+        return len(checkpoints.stored)
+
+    assert asyncio.run(look_again(tmp_path / "a", begun=False, silences=20)) == 1
+    assert asyncio.run(look_again(tmp_path / "b", begun=True, silences=10**6)) == 0
