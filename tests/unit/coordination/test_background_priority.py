@@ -1,4 +1,4 @@
-"""What works beside training gets what training leaves of the cores, and nothing else is demoted."""
+"""What works beside training gets what training leaves of the cores; nothing else is demoted."""
 
 import os
 import threading
