@@ -17,7 +17,8 @@ CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # The type checker doesn't ask the network for news of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint clean
+.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-peer-restore \
+	bench-throttled-store clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -66,7 +67,7 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values; under a minute
 	$(BIN)/python -m pytest tests/unit
 
-bench: bench-recovery bench-overhead bench-checkpoint ## every benchmark
+bench: bench-recovery bench-overhead bench-checkpoint bench-peer-restore bench-throttled-store ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -76,6 +77,12 @@ bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
 
 bench-checkpoint: $(STAMP) ## what a checkpoint costs, beside torch.save, DCP and torch_checkpointing
 	$(BIN)/python -m benchmarks.checkpoint
+
+bench-peer-restore: $(STAMP) ## a restore from another node's memory, beside a copy over the same link
+	$(BIN)/python -m benchmarks.peer_restore
+
+bench-throttled-store: $(STAMP) ## what training feels of a store at a tenth of the rate it needs
+	$(BIN)/python -m benchmarks.throttled_store
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,7 +5,8 @@
 Two ranks, one torch thread each. The two systems run blocks of the same steps by turns on the same
 machine, beside the same Ray cluster; a pair of neighbouring blocks gives one ratio of median step
 times. The figure is the median of the ratios, with the interval that holds it in 95% of bootstrap
-samples.
+samples. Each model runs twice: without copies of the state in memory, which bare DDP doesn't make
+either, and with one after every step, which is the default.
 
 Process: the harness.
 """
@@ -32,13 +33,13 @@ from trainflow.coordination.local_cluster import LocalCluster
 
 SizeName = Literal["demo", "large"]
 
-FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (60, 6), "large": (24, 4)}
+FULL_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (50, 6), "large": (20, 4)}
 QUICK_BLOCKS: dict[SizeName, tuple[int, int]] = {"demo": (4, 4)}
 _TIMEOUT_S = 1200.0
 _TORCHRUN_GRACE_S = 40.0  # torchrun gives its ranks 30 s
 
 
-def make_job(args: Args) -> JobConfig:
+def make_job(args: Args, snapshot_every_steps: int | None) -> JobConfig:
     """Describe TrainFlow's side."""
     size = SIZES[args.size]
     return JobConfig.model_validate(
@@ -53,17 +54,18 @@ def make_job(args: Args) -> JobConfig:
             },
             "data": {"dataset": "benchmarks.overhead_job:open_dataset"},
             "workers": {"minimum": NUM_RANKS, "target": NUM_RANKS},
+            "snapshot": {"every_steps": snapshot_every_steps},
         }
     )
 
 
-def measure_pairs(args: Args) -> list[tuple[float, float]]:
+def measure_pairs(args: Args, snapshot_every_steps: int | None) -> list[tuple[float, float]]:
     """Return the median step times of TrainFlow and of bare DDP, in seconds, block by block."""
     os.environ["TRAINFLOW_HOME"] = str(args.work_dir / "home")
     with LocalCluster.start(head_cpus=NUM_RANKS) as cluster:
         connect(cluster.address)
         try:
-            run = start_run(make_job(args))
+            run = start_run(make_job(args, snapshot_every_steps))
             _run_bare(args, run)
             _wait_ended(run)
         finally:
@@ -112,12 +114,15 @@ def _block_medians(args: Args, system: str) -> list[float]:
     return [max(median(steps) for steps in blocks) for blocks in zip(*logs, strict=True)]
 
 
-def measure_size(name: SizeName, num_blocks: int, steps_a_block: int) -> list[Row]:
-    """Measure one model size; the first pair, in which both warm up, doesn't count."""
+def measure(
+    size: SizeName, num_blocks: int, steps_a_block: int, *, snapshot_every_steps: int | None
+) -> list[Row]:
+    """Measure one model; the first pair, in which both warm up, doesn't count."""
+    name = size if snapshot_every_steps is None else f"{size}_every_step"
     work_dir = Path(tempfile.mkdtemp(prefix="overhead-"))
-    args = Args(work_dir=work_dir, size=name, num_blocks=num_blocks, steps_a_block=steps_a_block)
+    args = Args(work_dir=work_dir, size=size, num_blocks=num_blocks, steps_a_block=steps_a_block)
     try:
-        pairs = measure_pairs(args)[1:]
+        pairs = measure_pairs(args, snapshot_every_steps)[1:]
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
     ratios = [ours / bare for ours, bare in pairs]
@@ -139,7 +144,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the demo's model, three short pairs")
     arguments = parser.parse_args()
     blocks = QUICK_BLOCKS if arguments.quick else FULL_BLOCKS
-    rows = [row for name, shape in blocks.items() for row in measure_size(name, *shape)]
+    rows: list[Row] = []
+    for size, shape in blocks.items():
+        for every_steps in (None,) if arguments.quick else (None, 1):
+            rows += measure(size, *shape, snapshot_every_steps=every_steps)
     publish("overhead", {"ranks": NUM_RANKS, "threads_a_rank": 1}, rows, quick=arguments.quick)
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.peer_restore [--quick]
 
 A Keeper's server in one process holds 500 MB of state in shared memory; another process restores it
-as rank 0 does after all ranks are gone, every chunk verified. In turns with it, the same bytes go
-over one TCP connection from one process to the other, from memory to memory, and nothing else is
-done with them. Both over loopback.
+as rank 0 does after all ranks are gone, every chunk verified, into the tensors of a model that is
+there already. In turns with it, the same bytes go over one TCP connection from one process to the
+other, to the same place, and nothing else is done with them. Both over loopback.
 
 Process: the harness, which restores; one that serves.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.report import Row, interval_of_median, publish
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.part_reader import Part, read_parts
+from trainflow.checkpointing.part_reader import Bytes, Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import Slot, TensorRecord
@@ -60,25 +60,25 @@ def serve(folder: Path, num_tensors: int, answers: Any) -> None:  # noqa: ANN401
                     connection.sendall(view)
 
 
-def restore_s(held: HeldState) -> float:
-    """Restore the state into fresh memory; returns the seconds it took."""
+def restore_s(held: HeldState, state: list[Bytes]) -> float:
+    """Restore the state; returns the seconds it took."""
     began_s = SYSTEM_CLOCK.monotonic_s()
     with closing(PeerMemory(held)) as memory:
         manifest = memory.read_manifest()
         wanted = {
-            path: Part(whole(entry.shape), np.empty(entry.shape, np.uint8))
-            for path, entry in manifest.tensors.items()
+            path: Part(whole(entry.shape), own)
+            for (path, entry), own in zip(manifest.tensors.items(), state, strict=True)
         }
         read_parts(manifest, wanted, memory.read_into, NUM_THREADS)
     return SYSTEM_CLOCK.monotonic_s() - began_s
 
 
-def copy_s(port: int, num_tensors: int) -> float:
-    """Receive the same bytes into fresh memory; returns the seconds it took."""
+def copy_s(port: int, state: list[Bytes]) -> float:
+    """Receive the same bytes; returns the seconds it took."""
     began_s = SYSTEM_CLOCK.monotonic_s()
     with socket.create_connection((HOST, port)) as connection:
-        for _ in range(num_tensors):
-            receive_into(connection, np.empty(TENSOR_BYTES, np.uint8).data)
+        for own in state:
+            receive_into(connection, own.data)
     return SYSTEM_CLOCK.monotonic_s() - began_s
 
 
@@ -98,7 +98,8 @@ def measure(folder: Path, num_tensors: int, num_turns: int) -> list[Row]:
     try:
         address, port = here.recv()
         held = HeldState(VERSION, (address,))
-        turns = [(restore_s(held), copy_s(port, num_tensors)) for _ in range(num_turns + 1)][1:]
+        state = [np.ones(TENSOR_BYTES, np.uint8) for _ in range(num_tensors)]
+        turns = [(restore_s(held, state), copy_s(port, state)) for _ in range(num_turns + 1)][1:]
     finally:
         server.kill()
         server.join()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import RunUnderTest, events_of
+from tests.chaos.harness import RunUnderTest, events_of, wait_until
+from tests.chaos.scraping import scrape
 from tests.testbed.network_file_system import NetworkFileSystem
 from tests.testbed.s3_server import S3Server
 from trainflow.checkpointing.store import CheckpointStore
@@ -33,14 +34,23 @@ def newest(status: dict[str, Any]) -> int:
 
 
 def break_off(run: RunUnderTest, stop: Callable[[], None], go_on: Callable[[], None]) -> None:
-    """Take the store away behind a checkpoint, for as long as ten steps take."""
+    """Take the store away behind a checkpoint, until others have been left out for that."""
     before = run.wait(lambda s: newest(s) >= EVERY_STEPS)
     acknowledged = [event["data"]["step"] for event in events_of(before, "checkpoint")]
     stop()
-    step = run.run.status()["step"]
-    run.wait(lambda s: s["step"] >= step + EVERY_STEPS)
+    run.wait(lambda s: s["checkpoints_skipped"] > before["checkpoints_skipped"])
     go_on()
     run.wait(lambda s: newest(s) > acknowledged[-1])
+
+
+def require_skips_shown(run: RunUnderTest) -> None:
+    """Wait until Prometheus is shown as many checkpoints left out as the status counts."""
+
+    def counts() -> tuple[float, float]:
+        shown = scrape("ray_trainflow_checkpoints_skipped_total", job=run.run.job_id)
+        return shown, run.run.status()["checkpoints_skipped"]
+
+    wait_until(lambda: len(set(counts())) == 1, counts)
 
 
 def lose_everything(run: RunUnderTest) -> None:
@@ -80,4 +90,5 @@ def test_a_file_server_that_freezes_holds_nobody_up(
 ) -> None:
     run = start(str(shared))
     break_off(run, running_mount.freeze, running_mount.thaw)
+    require_skips_shown(run)
     require_good_end(run, str(shared), undisturbed)

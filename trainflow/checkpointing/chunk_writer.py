@@ -31,11 +31,25 @@ class Traffic:
 class ChunkWriter:
     """Writes chunks to a store; those that are there are not written again."""
 
-    def __init__(self, store: CheckpointStore, known: Iterable[str], num_threads: int):
-        """Take the ids of chunks that are known to be in the store and to stay there."""
-        self.traffic = Traffic()
+    def __init__(
+        self,
+        store: CheckpointStore,
+        known: Iterable[str],
+        num_threads: int,
+        traffic: Traffic | None = None,
+    ):
+        """Take the ids of chunks that are known to be in the store and to stay there.
+
+        Args:
+            store: takes the others.
+            known: those ids.
+            num_threads: how many chunks are written at a time.
+            traffic: counted up while it goes on: tells what got through also where it fails.
+        """
+        self.traffic = Traffic() if traffic is None else traffic
         self._store = store
         self._known = set(known)
+        self._own: set[str] = set()  # those that were not known before
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         # Bounds how far cutting and hashing run ahead of a slow store.
@@ -54,19 +68,21 @@ class ChunkWriter:
             self._known.add(chunk.chunk_id)
             self.traffic.num_bytes_known += chunk.num_bytes * is_known
         if not is_known:
+            self._own.add(chunk.chunk_id)
             self._require_working()
             self._room.acquire()
             self._pool.submit(self._write, chunk, part)
         return chunk
 
     def finish(self) -> Traffic:
-        """Wait until every chunk is in the store, or nothing is tried any more.
+        """Wait until every chunk is in the store to stay, or nothing is tried any more.
 
         Raises:
             CheckpointError: one could not be written.
         """
         self._pool.shutdown(wait=True)
         self._require_working()
+        self._store.settle_chunks(self._own)
         return self.traffic
 
     def _require_working(self) -> None:

@@ -27,10 +27,9 @@ def split(payload: memoryview) -> Iterator[memoryview]:
         yield payload[start : start + CHUNK_BYTES]
 
 
-def cut(payload: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-    """Split a shard's bytes, and name the parts."""
-    for part in split(payload):
-        yield Chunk(name_of(part), len(part)), part
+def name_chunk(part: memoryview) -> Chunk:
+    """Return the chunk that these bytes are."""
+    return Chunk(name_of(part), len(part))
 
 
 def name_of(data: memoryview | bytes) -> str:

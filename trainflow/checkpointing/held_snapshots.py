@@ -8,11 +8,12 @@ import logging
 import math
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trainflow.checkpointing.boxes import whole
-from trainflow.checkpointing.chunks import cut
+from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Manifest, Shard, TensorEntry
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, Snapshot
 from trainflow.clock import SYSTEM_CLOCK, Clock
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX = ".snapshot"
 _COPY = "copy-"
+_NUM_HASHING = 8
 _NUM_COPIES = 2  # of another node's: one is whole while the next arrives
 _SENDING_FOR_S = 60.0  # after its last copy a node is taken to send more
 
@@ -77,14 +79,16 @@ class HeldSnapshots:
         Raises:
             StateError: there is none here.
         """
-        with self.reading(version) as snapshot:
+        with (
+            self.reading(version) as snapshot,
+            ThreadPoolExecutor(_NUM_HASHING, thread_name_prefix="describe") as pool,
+        ):
+            named = [pool.map(name_chunk, split(payload)) for payload in snapshot.payloads]
             tensors = {
                 record.path: TensorEntry(
-                    record.dtype,
-                    record.shape,
-                    (Shard(whole(record.shape), tuple(chunk for chunk, _ in cut(payload))),),
+                    record.dtype, record.shape, (Shard(whole(record.shape), tuple(chunks)),)
                 )
-                for record, payload in zip(snapshot.tensors, snapshot.payloads, strict=True)
+                for record, chunks in zip(snapshot.tensors, named, strict=True)
             }
             return Manifest(
                 job_id=job_id,

@@ -16,6 +16,7 @@ from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot_slots import Snapshot
 from trainflow.checkpointing.wire import FRAME_BYTES, receive_answer, receive_into, send_message
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.epochs import HeldState, PeerAddress, Version
 from trainflow.errors import CheckpointError, StateError
 
@@ -23,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_WITHIN_S = 3.0
 _SILENT_AT_MOST_S = 20.0
+_ASK_AGAIN_FOR_S = 5.0
+_ASK_AGAIN_AFTER_S = 0.5
+
+# What a Keeper answers that hasn't the state any more, not undamaged, or talks nonsense.
+_WRONG = (StateError, CheckpointError, LookupError, TypeError, ValueError)
 
 Json = Any
 Answer = TypeVar("Answer")
@@ -32,22 +38,45 @@ def _nothing() -> None:
     pass
 
 
+class UnreachableMemoryError(CheckpointError):
+    """No Keeper answered that may have the state still.
+
+    Attributes:
+        sources: those that may; what others gave was damaged, or they had it no more.
+    """
+
+    def __init__(self, text: str, sources: tuple[PeerAddress, ...] = ()):
+        super().__init__(text)
+        self.sources = sources
+
+
 class PeerMemory:
     """One state, in the memory of one or more Keepers.
 
     Args:
         held: which, and where.
-        while_waiting: called about every second while a Keeper prepares an answer.
+        while_waiting: called about every second while a Keeper prepares an answer, or none answers.
+        clock: waits for Keepers that don't answer.
 
     Raises:
-        CheckpointError: from every method, when no Keeper has it whole and undamaged any more.
+        UnreachableMemoryError: from every method, when for a while none answers that may have it.
+        CheckpointError: when no Keeper has it whole and undamaged any more.
     """
 
-    def __init__(self, held: HeldState, while_waiting: Callable[[], None] = _nothing):
+    def __init__(
+        self,
+        held: HeldState,
+        while_waiting: Callable[[], None] = _nothing,
+        clock: Clock = SYSTEM_CLOCK,
+    ):
         self._held = held
         self._while_waiting = while_waiting
+        self._clock = clock
         self._lock = threading.Lock()
-        self._sources = list(held.sources)
+        self._sources = list(held.sources)  # without those that gave what is wrong
+        self._silent: set[PeerAddress] = set()
+        self._give_up_at_s: float | None = None  # while none answers
+        self._reasons: dict[PeerAddress, str] = {}
         self._idle: dict[PeerAddress, list[socket.socket]] = {each: [] for each in held.sources}
         self._places: dict[str, tuple[int, int]] = {}
         self._num_reads = 0
@@ -73,22 +102,56 @@ class PeerMemory:
         self._ask_any(lambda connection, source: self._read(connection, source, chunk, view))
 
     def _ask_any(self, ask: Callable[[socket.socket, PeerAddress], Answer]) -> Answer:
-        """Ask one Keeper after the other; what one got wrong another may have right."""
+        """Ask one Keeper after the other; what one got wrong another may have right.
+
+        Those that don't answer are left alone while others do; if none does, all are asked again.
+        """
+        while True:
+            for source in self._in_turn():
+                try:
+                    return self._ask(source, ask)
+                except (OSError, *_WRONG) as error:
+                    self._note(source, error)
+            if not self._may_ask_again():
+                raise self._failure()
+            self._while_waiting()
+            self._clock.sleep(_ASK_AGAIN_AFTER_S)
+
+    def _in_turn(self) -> list[PeerAddress]:
         with self._lock:
             self._num_reads += 1
-            turn = self._num_reads % max(1, len(self._sources))
-            sources = self._sources[turn:] + self._sources[:turn]
-        reasons: list[str] = []
-        for source in sources:
-            try:
-                return self._ask(source, ask)
-            except (OSError, StateError, CheckpointError) as error:
-                reasons.append(f"{source.host}:{source.port}: {error}")
-                self._drop(source)
-        raise CheckpointError(
-            f"{self._held}: got no answer that is right ({'; '.join(reasons) or 'none is left'}), "
-            "expected it from one of them"
-        )
+            willing = [each for each in self._sources if each not in self._silent]
+            sources = willing or self._sources
+            turn = self._num_reads % max(1, len(sources))
+            return sources[turn:] + sources[:turn]
+
+    def _note(self, source: PeerAddress, error: Exception) -> None:
+        """A Keeper that doesn't answer may have the state; one that answers wrongly hasn't."""
+        with self._lock:
+            self._reasons[source] = f"{source.host}:{source.port}: {error}"
+            if isinstance(error, OSError):
+                self._silent.add(source)
+            elif source in self._sources:
+                self._sources.remove(source)
+
+    def _may_ask_again(self) -> bool:
+        """Whether some Keeper may answer yet; the threads that ask give up together."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._give_up_at_s is None:
+                self._give_up_at_s = now_s + _ASK_AGAIN_FOR_S
+            return bool(self._sources) and now_s < self._give_up_at_s
+
+    def _failure(self) -> CheckpointError:
+        with self._lock:
+            text = (
+                f"{self._held}: got no answer that is right "
+                f"({'; '.join(self._reasons.values()) or 'none is left'}), "
+                "expected it from one of them"
+            )
+            if self._sources:
+                return UnreachableMemoryError(text, tuple(self._sources))
+            return CheckpointError(text)
 
     def _ask(
         self, source: PeerAddress, ask: Callable[[socket.socket, PeerAddress], Answer]
@@ -118,12 +181,9 @@ class PeerMemory:
             raise
         with self._lock:
             self._idle[source].append(connection)
+            self._silent.discard(source)
+            self._give_up_at_s = None
         return answer
-
-    def _drop(self, source: PeerAddress) -> None:
-        with self._lock:
-            if source in self._sources:
-                self._sources.remove(source)
 
     def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
         request = {"op": "describe", "version": _numbers(self._held.version)}

@@ -3,7 +3,7 @@
 Process: driver.  Blocks: on the store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainflow.checkpointing.manifest import Manifest
@@ -35,7 +35,10 @@ class PrunePlan:
 
 
 def plan_prune(
-    store: CheckpointStore, policy: RetentionPolicy, values: Mapping[int, float]
+    store: CheckpointStore,
+    policy: RetentionPolicy,
+    values: Mapping[int, float],
+    after: int | None = None,
 ) -> PrunePlan:
     """Choose what goes; nothing is removed here.
 
@@ -46,18 +49,23 @@ def plan_prune(
         store: the folder.
         policy: what to keep.
         values: by step, smaller is better.
+        after: those of later steps go, whatever the policy says; None: none go for that.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is whole, or the store doesn't answer.
+        CheckpointError: there are checkpoints, and none that may stay is whole, or the store
+            doesn't answer.
     """
     steps = store.committed_steps()
     manifests = {step: _read(store, step) for step in steps}
-    damaged = _find_damaged(store, manifests)
-    good = [step for step in steps if step not in damaged]
+    eligible = {s: m for s, m in manifests.items() if after is None or s <= after}
+    damaged = _find_damaged(store, eligible)
+    good = [step for step in eligible if step not in damaged]
     if steps and not good:
+        place = "" if after is None else f" up to step {after}"
         raise CheckpointError(
-            f"{store.url}: got {len(steps)} checkpoints, all damaged, expected a whole one; "
-            "nothing is removed: `trainflow checkpoints verify` says what is wrong with each"
+            f"{store.url}: got {len(eligible)} checkpoints{place}, none of them whole, expected "
+            "one that stays; nothing is removed: `trainflow checkpoints verify` says what is wrong "
+            "with each"
         )
     kept = choose_kept(good, values, policy)
     needed = {key for step in kept for key in _chunk_sizes(manifests[step])}
@@ -69,7 +77,7 @@ def plan_prune(
         damaged=damaged,
         num_chunks=len(unneeded),
         num_bytes=sum(named.get(key, 0) for key in unneeded),
-        writer=_find_writer(manifests[good[-1]]) if good else None,
+        writer=_find_writer([m for m in manifests.values() if m is not None]),
     )
 
 
@@ -101,12 +109,14 @@ def _chunk_sizes(manifest: Manifest | None) -> dict[str, int]:
     return {chunk_id: chunk.num_bytes for chunk_id, chunk in manifest.chunks().items()}
 
 
-def _find_writer(newest: Manifest | None) -> str | None:
+def _find_writer(manifests: Sequence[Manifest]) -> str | None:
     """Say why the run that made the newest checkpoint may still go on; None if it can't.
 
     Nothing in a store tells who is writing. But a run ends with its last step.
     """
-    assert newest is not None, "a good one"
+    if not manifests:
+        return None
+    newest = manifests[-1]
     try:
         max_steps = int(newest.config["training"]["max_steps"])
     except (KeyError, TypeError, ValueError):

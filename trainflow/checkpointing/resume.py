@@ -17,20 +17,53 @@ logger = logging.getLogger(__name__)
 _SHOWN = 60
 
 
-def find_resumable(job: JobConfig) -> list[StoredState]:
+def find_resumable(job: JobConfig, made: Collection[int] = ()) -> list[StoredState]:
     """Return what a run could go on from, the best last; empty if it begins at step 0.
 
+    Args:
+        job: its settings.
+        made: steps of checkpoints in ``checkpoint.url`` that this run itself has made.
+
     Raises:
-        ConfigError: the checkpoint asked for isn't there, or the newest was made with settings that
-            alter the run and that ``checkpoint.accept`` doesn't name.
+        ConfigError: the checkpoint asked for isn't there, the newest was made with settings that
+            alter the run and that ``checkpoint.accept`` doesn't name, or the run would begin before
+            checkpoints that are in ``checkpoint.url``.
         StoreError: the store doesn't answer.
     """
     url, resume = job.checkpoint.url, job.checkpoint.resume
     if resume == "never":
+        _require_nothing_after(job, None, made)
         return []
     own = [] if url is None else _find_in(job, url)
+    if isinstance(resume, int):
+        _require_nothing_after(job, resume, made)
     elsewhere = resume if isinstance(resume, str) and resume != "auto" else None
     return own if own or elsewhere is None else _find_in(job, elsewhere)
+
+
+def _require_nothing_after(job: JobConfig, step: int | None, made: Collection[int]) -> None:
+    """Refuse a folder in which another history goes on beyond where this one begins.
+
+    Checkpoints go by their steps: a run that comes to those of the other can't save there, and
+    retention would take the other's for the newer ones.
+
+    Args:
+        job: its settings.
+        step: what the run goes on from; None: from nothing.
+        made: steps of checkpoints that are its own.
+    """
+    url = job.checkpoint.url
+    committed = [] if url is None else CheckpointStore(url).committed_steps()
+    later = [each for each in committed if each not in made and (step is None or each > step)]
+    if later:
+        known = ", ".join(map(str, later))
+        expected = "none" if step is None else f"none after step {step}"
+        remove = f", or remove them: trainflow checkpoints rewind {url} {step}"
+        raise ConfigError(
+            f"checkpoint.resume: got {job.checkpoint.resume}, while {url} holds checkpoints of "
+            f"steps {known}, expected {expected}; set checkpoint.url to another folder"
+            f"{'' if step is None else remove}"
+        )
 
 
 def _find_in(job: JobConfig, url: str) -> list[StoredState]:

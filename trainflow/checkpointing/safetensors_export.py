@@ -1,8 +1,7 @@
 """Bring a model out of a checkpoint as a folder in the way of Hugging Face.
 
 The tensors are read here, each chunk verified. What only the model itself can tell comes from a
-process that builds it: which buffers belong to its ``state_dict``, what is tied or frozen, and its
-``config.json``.
+process that builds it: what is tied or frozen, and its ``config.json``.
 
 Process: driver; one of its own builds the model.  Blocks: on the store, the file system, and that.
 """
@@ -146,10 +145,7 @@ def _describe(
         except StoreError:
             raise
         except TrainFlowError as error:
-            note = (
-                "config.json is not written, and all buffers are, since the model can't be built "
-                f"here: {error}"
-            )
+            note = f"config.json is not written, since the model can't be built here: {error}"
             return _Description("model", as_stored, notes=(note,))
         return _Description(
             stem=answer["stem"],

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.checkpointing.boxes import whole
-from trainflow.checkpointing.chunks import split
+from trainflow.checkpointing.chunks import name_of, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
 from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
 from trainflow.epochs import Version
 from trainflow.errors import CheckpointError
 
 Json = Any
+
+_REGISTERED = "/registered/"
 
 
 @dataclass(frozen=True, order=True)
@@ -39,6 +41,7 @@ class ShareReport:
         tensors: in the order of the skeleton's numbers; the same from all.
         chunks: by their number.
         num_bytes_written: of chunks that were not in the store before.
+        digests: of the registered tensors by path; the same from all.
     """
 
     version: Version
@@ -47,6 +50,7 @@ class ShareReport:
     tensors: tuple[TensorRecord, ...]
     chunks: Mapping[int, Chunk]
     num_bytes_written: int
+    digests: Mapping[str, str]
 
 
 def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
@@ -57,6 +61,20 @@ def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
             if number % share.count == share.index:
                 yield number, part
             number += 1
+
+
+def hash_registered(snapshot: Snapshot, share: Share) -> dict[str, str]:
+    """Hash the whole of each tensor given to `Session.register`; none if the share is all there is.
+
+    What else is in a state each commit makes the same on every rank.
+    """
+    if share.count == 1:
+        return {}
+    return {
+        tensor.path: name_of("".join(map(name_of, split(payload))).encode())
+        for tensor, payload in zip(snapshot.tensors, snapshot.payloads, strict=True)
+        if tensor.path.startswith(_REGISTERED)
+    }
 
 
 def is_complete(reports: Mapping[Share, ShareReport]) -> bool:
@@ -75,8 +93,11 @@ def assemble(reports: Sequence[ShareReport]) -> dict[str, TensorEntry]:
     if any((r.tensors, r.skeleton) != (first.tensors, first.skeleton) for r in reports):
         raise CheckpointError(
             f"checkpoint of step {first.version.step}: got shares of different states, expected "
-            "every rank to hold the same; look for state that only some ranks register"
+            "every rank to hold the same; look for registered state that differs by rank, or that "
+            "only some ranks register"
         )
+    for report in reports:
+        _require_same_values(first, report)
     chunks: dict[int, Chunk] = {}
     for report in reports:
         chunks |= report.chunks
@@ -97,3 +118,14 @@ def assemble(reports: Sequence[ShareReport]) -> dict[str, TensorEntry]:
         shard = Shard(whole(tensor.shape), tuple(own))
         entries[tensor.path] = TensorEntry(tensor.dtype, tensor.shape, (shard,))
     return entries
+
+
+def _require_same_values(first: ShareReport, other: ShareReport) -> None:
+    """Require that a tensor of which both places have chunks is one tensor."""
+    for path, digest in first.digests.items():
+        if other.digests[path] != digest:
+            raise CheckpointError(
+                f"checkpoint of step {first.version.step}: {path}: got different values on two "
+                "ranks, expected the same on every rank; reduce it with session.reduce before it "
+                "is kept, or leave it out of session.register"
+            )

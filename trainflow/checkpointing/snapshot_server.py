@@ -7,8 +7,9 @@ A connection begins with the token, and then asks any number of times:
     {"op": "store", "version": V, "origin": NODE, "skeleton": ..., "tensors": [...]}
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash
 
-The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT}, after which the connection ends.
-While a description or room takes its time, {"ok": true, "wait": true} comes every second before it.
+The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT, "no_room": BOOL}, after which the
+connection ends. While a description or room takes its time, {"ok": true, "wait": true} comes every
+second before it.
 
 Process: keeper.  Threads: one that accepts, one a connection, and one more while that is worked
 for.  Blocks: none but its own.
@@ -20,8 +21,8 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import xxhash
@@ -32,6 +33,7 @@ from trainflow.checkpointing.snapshot_slots import TensorRecord
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
     WAIT,
+    NoRoomError,
     receive_into,
     receive_message,
     send_message,
@@ -107,7 +109,7 @@ class SnapshotServer:
                 while True:
                     self._answer(connection, receive_message(connection))
             except _REFUSED as error:
-                _refuse(connection, f"{type(error).__name__}: {error}")
+                _refuse(connection, error)
             except OSError as error:
                 logger.debug("a connection ended: %s", error)
 
@@ -149,14 +151,29 @@ class SnapshotServer:
             TensorRecord(str(path), str(dtype), tuple(map(int, shape)), int(num_bytes))
             for path, dtype, shape, num_bytes in request["tensors"]
         ]
-        with self._held.writing_copy(_require_name(request["origin"])) as slot:
-            with _telling_to_wait(connection):
+        origin = _require_name(request["origin"])
+        with ExitStack() as until_whole:
+            with _telling_to_wait(connection), self._needing_room_for(records):
+                slot = until_whole.enter_context(self._held.writing_copy(origin))
                 views = slot.begin(version, request["skeleton"], records)
             send_message(connection, {"ok": True})
             for view in views:
                 _receive_frames(connection, view)
             slot.complete(for_storage=False)
         send_message(connection, {"ok": True})
+
+    @contextmanager
+    def _needing_room_for(self, records: Sequence[TensorRecord]) -> Generator[None]:
+        """Say what to change if this node has no memory for a copy."""
+        try:
+            yield
+        except OSError as error:
+            num_bytes = sum(record.num_bytes for record in records)
+            raise NoRoomError(
+                f"got {error.strerror or error} in /dev/shm of {self.address.host}, expected room "
+                f"for two copies of {num_bytes} bytes; enlarge it on that node (--shm-size of a "
+                "container), or lower snapshot.replicas"
+            ) from error
 
 
 @contextmanager
@@ -190,11 +207,12 @@ def _receive_frames(connection: socket.socket, view: memoryview) -> None:
             raise StateError("got a frame that was damaged on its way, expected it as it was sent")
 
 
-def _refuse(connection: socket.socket, reason: str) -> None:
+def _refuse(connection: socket.socket, error: Exception) -> None:
+    text, no_room = f"{type(error).__name__}: {error}", isinstance(error, NoRoomError)
     try:
-        send_message(connection, {"ok": False, "error": reason})
-    except OSError as error:
-        logger.debug("a refusal was not heard: %s", error)
+        send_message(connection, {"ok": False, "error": text, "no_room": no_room})
+    except OSError as unheard:
+        logger.debug("a refusal was not heard: %s", unheard)
 
 
 def _parse_version(numbers: Json) -> Version:

@@ -12,7 +12,7 @@ Process: keeper writes; drivers and workers read.  Blocks: on the store.
 
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from trainflow.checkpointing.manifest import (
     parse_manifest,
 )
 from trainflow.checkpointing.probing import PROBE_PREFIX, require_usable
-from trainflow.checkpointing.store_files import open_files
+from trainflow.checkpointing.store_files import open_files, settle
 from trainflow.checkpointing.whole_files import PART_PREFIX
 from trainflow.errors import CheckpointConflictError, CheckpointError, StoreError
 
@@ -98,13 +98,21 @@ class CheckpointStore:
         with self._answering(name):
             self._files.write_whole(self._path(name), data)
 
+    def settle_chunks(self, chunk_ids: Iterable[str]) -> None:
+        """Have chunks outlast a loss of power: before a marker does that relies on them.
+
+        Also those that were found in place: who wrote them may have died before this.
+        """
+        folders = {_folder_of(chunk_id) for chunk_id in chunk_ids}
+        self._settle(*sorted(folders), *(["chunks", "."] if folders else []))
+
     def read_chunk(self, chunk: Chunk) -> bytes:
         """Read a chunk and verify it."""
         name = _chunk_name(chunk.chunk_id)
         return require_intact(chunk, self._read(name, chunk.num_bytes), self.url)
 
     def commit(self, manifest: Manifest) -> None:
-        """Write a manifest, then its marker. Its chunks must be there.
+        """Write a manifest, then its marker. Its chunks must be there, and settled.
 
         Raises:
             CheckpointConflictError: the step is committed already, by another attempt.
@@ -117,7 +125,13 @@ class CheckpointStore:
         marker = {"step": manifest.step, "manifest": file_name, "digest": digest}
         with self._answering(f"manifests/{file_name}"):
             self._files.write_whole(self._path(f"manifests/{file_name}"), data)
+        self._settle("manifests", ".")
         self._mark(manifest.step, json.dumps(marker).encode())
+
+    def _settle(self, *folders: str) -> None:
+        for folder in folders:
+            with self._answering(folder):
+                settle(self._files, self._path(folder))
 
     def _mark(self, step: int, marker: bytes) -> None:
         """Write a marker; it is there already if the store's first answer to it was lost."""
@@ -234,4 +248,8 @@ class CheckpointStore:
 
 
 def _chunk_name(chunk_id: str) -> str:
-    return f"chunks/{chunk_id[:2]}/{chunk_id}"
+    return f"{_folder_of(chunk_id)}/{chunk_id}"
+
+
+def _folder_of(chunk_id: str) -> str:
+    return f"chunks/{chunk_id[:2]}"

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from trainflow.checkpointing.bounded_calls import STORE_CALLS, Call, patience_s
-from trainflow.checkpointing.whole_files import create_file, replace_file
+from trainflow.checkpointing.whole_files import create_file, flush_folder, replace_file
 from trainflow.errors import StoreError
 
 T = TypeVar("T")
@@ -85,6 +85,19 @@ def _open_s3(url: str) -> tuple[StoreFiles, str]:
             "pip install 'trainflow[s3]', on every node"
         ) from error
     return S3Files(), url.split("://", 1)[1].rstrip("/")
+
+
+def settle(files: StoreFiles, folder: str) -> None:
+    """Have the names that a folder holds outlast a loss of power.
+
+    A file system keeps names apart from what they name. Other stores answer a write once it is
+    there to stay.
+
+    Raises:
+        OSError: the store doesn't answer in time, or refuses.
+    """
+    if isinstance(files, LocalFiles):
+        STORE_CALLS.call(patience_s(), lambda _call: flush_folder(Path(folder)))
 
 
 class LocalFiles:

@@ -5,8 +5,8 @@ Process: keeper.  Threads: the caller's, and a pool that writes.  Blocks: on the
 
 from collections.abc import Iterable
 
-from trainflow.checkpointing.chunk_writer import ChunkWriter
-from trainflow.checkpointing.sharing import Share, ShareReport, deal
+from trainflow.checkpointing.chunk_writer import ChunkWriter, Traffic
+from trainflow.checkpointing.sharing import Share, ShareReport, deal, hash_registered
 from trainflow.checkpointing.snapshot_slots import Snapshot
 from trainflow.checkpointing.store import CheckpointStore
 
@@ -14,7 +14,12 @@ _NUM_THREADS = 4
 
 
 def upload_share(
-    snapshot: Snapshot, share: Share, store: CheckpointStore, known: Iterable[str] = ()
+    snapshot: Snapshot,
+    share: Share,
+    store: CheckpointStore,
+    known: Iterable[str] = (),
+    *,
+    traffic: Traffic | None = None,
 ) -> ShareReport:
     """Write the share's chunks that the store doesn't have.
 
@@ -23,20 +28,22 @@ def upload_share(
         share: which of its chunks.
         store: takes them.
         known: ids of chunks that are in the store and will stay there: not even looked for.
+        traffic: counted up while it goes on: tells what got through also where it fails.
 
     Raises:
         CheckpointError: the store doesn't take them; what it took stays, and is found next time.
     """
-    writer = ChunkWriter(store, known, _NUM_THREADS)
+    writer = ChunkWriter(store, known, _NUM_THREADS, traffic)
     try:
         chunks = {number: writer.add(part) for number, part in deal(snapshot, share)}
     finally:
-        traffic = writer.finish()
+        done = writer.finish()
     return ShareReport(
         version=snapshot.version,
         share=share,
         skeleton=snapshot.skeleton,
         tensors=snapshot.tensors,
         chunks=chunks,
-        num_bytes_written=traffic.num_bytes_written,
+        num_bytes_written=done.num_bytes_written,
+        digests=hash_registered(snapshot, share),
     )

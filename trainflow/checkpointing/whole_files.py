@@ -1,7 +1,8 @@
 """Files of a file system that are there whole or not at all, on local disks and over the network.
 
 A file system shows a file from its first byte. So the data goes to a file of another name, is
-flushed, and takes its name in one operation.
+flushed, and takes its name in one operation. That name outlasts a loss of power once its folder is
+flushed too: `create_file` does that; with `replace_file` it is for the caller to do, once for many.
 
 Process: keeper, coordinator.  Blocks: on the file system.
 """
@@ -46,7 +47,7 @@ def create_file(path: Path, data: bytes, before_naming: Callable[[], None] = lam
     with _flushed(path, data) as temporary:
         before_naming()
         path.hardlink_to(temporary)
-    _flush_folder(path.parent)
+    flush_folder(path.parent)
 
 
 @contextmanager
@@ -65,8 +66,8 @@ def _flushed(path: Path, data: memoryview | bytes) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Have the names in a folder on disk, as far as the file system can tell."""
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder on disk, as far as the file system can tell. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -25,6 +25,10 @@ _LENGTH_BYTES = 4
 Json = Any
 
 
+class NoRoomError(StateError):
+    """A node has no memory for what it was asked to keep: its people can mend that."""
+
+
 def send_message(connection: socket.socket, message: Json) -> None:
     """Send one document. Raises OSError."""
     text = json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
@@ -60,12 +64,14 @@ def receive_answer(connection: socket.socket, while_waiting: Callable[[], None])
 
     Raises:
         OSError: the connection ended or came to a stop.
-        StateError: the other side refuses; says why.
+        NoRoomError: the other side has no memory for it; says what to change.
+        StateError: it refuses; says why.
     """
     while True:
         answer = receive_message(connection)
         if answer["ok"] is not True:
-            raise StateError(f"a Keeper refused: {answer['error']}")
+            text = f"a Keeper refused: {answer['error']}"
+            raise NoRoomError(text) if answer.get("no_room") else StateError(text)
         if answer != WAIT:
             return answer
         while_waiting()

@@ -13,7 +13,7 @@ import typer
 
 from trainflow.cli.checkpoints_choice import EPILOGUE, NewestOrStep, Url, choose_step
 from trainflow.cli.checkpoints_transfer import export, import_
-from trainflow.cli.checkpoints_upkeep import drill, prune
+from trainflow.cli.checkpoints_upkeep import drill, prune, rewind
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
 from trainflow.errors import CheckpointError
@@ -30,6 +30,7 @@ checkpoints_app.command("export", epilog=EPILOGUE)(export)
 checkpoints_app.command("import", epilog=EPILOGUE)(import_)
 checkpoints_app.command("drill", epilog=EPILOGUE)(drill)
 checkpoints_app.command("prune", epilog=EPILOGUE)(prune)
+checkpoints_app.command("rewind", epilog=EPILOGUE)(rewind)
 
 _COLUMNS = {
     "STEP": "step",

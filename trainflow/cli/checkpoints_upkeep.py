@@ -1,9 +1,10 @@
-"""``trainflow checkpoints drill`` and ``prune``: whether they can be restored, and which stay.
+"""``trainflow checkpoints drill``, ``prune``, ``rewind``: can they be restored, and which stay.
 
 Process: driver; a drill has one of its own.  Blocks: on the store.
 """
 
 import json
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,10 @@ from trainflow.errors import CheckpointError, ConfigError, ConflictError
 if TYPE_CHECKING:
     from trainflow.checkpointing.pruning import PrunePlan
     from trainflow.checkpointing.store import CheckpointStore
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
+Yes = Annotated[bool, typer.Option("--yes", help="No run writes there; go ahead.")]
 
 
 def drill(
@@ -69,8 +74,8 @@ def prune(
             "records of the runs have it.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="No run writes there; go ahead.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Remove checkpoints, and what no checkpoint needs.
 
@@ -80,7 +85,6 @@ def prune(
     run that wrote the newest checkpoint has made its last step. A run prunes its own folder
     itself, by checkpoint.keep_last and its like.
     """
-    from trainflow.checkpointing.collector import collect  # noqa: PLC0415
     from trainflow.checkpointing.pruning import plan_prune  # noqa: PLC0415
     from trainflow.checkpointing.retention import RetentionPolicy  # noqa: PLC0415
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
@@ -89,11 +93,38 @@ def prune(
     name, num_best = _parse_best(keep_best)
     values = {} if name is None else _read_values(store, name)
     plan = plan_prune(store, RetentionPolicy(keep_last, keep_every, num_best), values)
+    _carry_out(plan, store, dry_run=dry_run, yes=yes)
+
+
+def rewind(
+    url: Url,
+    step: Annotated[int, typer.Argument(min=0, help="The checkpoint to go on from.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Remove the checkpoints after a step, so that a run can go on from it in the same folder.
+
+    As with prune, a whole one stays, of this step or before, and no run may be writing there.
+    """
+    from trainflow.checkpointing.pruning import plan_prune  # noqa: PLC0415
+    from trainflow.checkpointing.retention import RetentionPolicy  # noqa: PLC0415
+    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+
+    store = CheckpointStore(absolute(url))
+    choose_step(store.committed_steps(), step, url)
+    plan = plan_prune(store, RetentionPolicy(keep_last=sys.maxsize), {}, after=step)
+    _carry_out(plan, store, dry_run=dry_run, yes=yes)
+
+
+def _carry_out(plan: "PrunePlan", store: "CheckpointStore", *, dry_run: bool, yes: bool) -> None:
+    """Remove what goes, unless a run may be writing there."""
+    from trainflow.checkpointing.collector import collect  # noqa: PLC0415
+
     if not dry_run:
         if plan.writer is not None and not yes:
             raise ConflictError(
-                f"{url}: got a folder that a run may be writing to ({plan.writer}), expected none; "
-                "stop it, and say --yes"
+                f"{store.url}: got a folder that a run may be writing to ({plan.writer}), expected "
+                "none; stop it, and say --yes"
             )
         collect(store, plan.kept)
     say(_format_plan(plan, dry_run=dry_run))

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from trainflow.checkpointing.resume import find_resumable
 from trainflow.config import JobConfig, import_function, load_job, resolve_entrypoint
+from trainflow.config.job import CheckpointConfig
 from trainflow.data.corpus_format import Split
 from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
@@ -104,13 +105,23 @@ def _open_corpus(url: str, split: Split, *, setting: str) -> TokenCorpus:
 
 
 def _describe_checkpoints(config: JobConfig) -> str:
-    url, every = config.checkpoint.url, config.checkpoint.every_steps
-    if url is None:
+    settings = config.checkpoint
+    if settings.url is None:
         return "none"
-    often = "at the end" if every is None else f"every {every} steps and at the end"
     stored = find_resumable(config)
     begin = f"goes on from step {stored[-1].step}" if stored else "begins at step 0"
-    return f"{often}, in {url}; {begin}"
+    return f"{_describe_cadence(settings)}, in {settings.url}; {begin}"
+
+
+def _describe_cadence(settings: CheckpointConfig) -> str:
+    cadence: list[str] = []
+    if settings.every_steps is not None:
+        cadence.append(f"every {settings.every_steps} steps")
+    if settings.every_s == "auto":
+        cadence.append("at the interval that loses least")
+    elif settings.every_s is not None:
+        cadence.append(f"every {settings.every_s:g} s")
+    return f"{', '.join(cadence)} and at the end" if cadence else "at the end"
 
 
 def describe_job(job: CheckedJob) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainflow.epochs import EpochId, HeldState, StoredState, Version
+from trainflow.epochs import EpochId, HeldState, PeerAddress, StoredState, Version
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,12 @@ class CheckpointUnusable:
     Attributes:
         stored: the checkpoint, or the snapshot in memory.
         reason: what is wrong with it.
+        unreachable: of the Keepers those that did not answer, and may have it whole.
     """
 
     stored: StoredState | HeldState
     reason: str
+    unreachable: tuple[PeerAddress, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Process: rank 0 of an epoch whose base no rank holds; the others are healed from it.
 Thread: training, parked between steps; a pool fetches.  Blocks: until all is read.
-Fails: `CheckpointError`; the live state is then no whole one.
+Fails: `CheckpointError`, `UnreachableMemoryError` if only nobody answers; the live state is then no
+whole one.
 """
 
 import logging
@@ -15,13 +16,14 @@ from torch import Tensor
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, filling, read_parts
-from trainflow.checkpointing.peer_memory import PeerMemory
+from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
+from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
 from trainflow.epochs import HeldState, StoredState, Version
-from trainflow.errors import CheckpointMisfitError, StateError, StoreError
+from trainflow.errors import CheckpointError, CheckpointMisfitError, StateError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -40,31 +42,41 @@ def restore(
 ) -> None:
     """Load a state that was kept into the live state; each byte is verified before it counts.
 
-    A store that doesn't answer is asked again for a while.
+    A store that doesn't answer is asked again for a while, and so are Keepers.
 
     Args:
         state: of the same training function that was saved, at whatever step.
         stored: which checkpoint, or snapshot.
         after_each: called after each chunk, from several threads, and while one is waited for.
-        clock: waits for a store that doesn't answer.
+        clock: waits for what doesn't answer.
 
     Raises:
         CheckpointMisfitError: it is whole, and of another training function.
+        UnreachableMemoryError: no Keeper answers that may have it.
         CheckpointError: it is damaged or missing.
     """
     for pause_s in _PAUSES_S:
         try:
-            return _restore_once(state, stored, after_each)
+            return _restore_once(state, stored, after_each, clock)
         except StoreError as error:
             logger.warning("%s; asked again in %.0f s", error, pause_s)
             clock.sleep(pause_s)
-    return _restore_once(state, stored, after_each)
+    return _restore_once(state, stored, after_each, clock)
+
+
+def unusable(stored: StoredState | HeldState, error: CheckpointError) -> CheckpointUnusable:
+    """Return what the coordinator is to know of a restore that failed."""
+    unreachable = error.sources if isinstance(error, UnreachableMemoryError) else ()
+    return CheckpointUnusable(stored, str(error), unreachable)
 
 
 def _restore_once(
-    state: TrainingState, stored: StoredState | HeldState, after_each: Callable[[], None]
+    state: TrainingState,
+    stored: StoredState | HeldState,
+    after_each: Callable[[], None],
+    clock: Clock,
 ) -> None:
-    with _open(stored, after_each) as (manifest, fetch):
+    with _open(stored, after_each, clock) as (manifest, fetch):
 
         def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
             fetch(chunk, view)
@@ -94,11 +106,11 @@ def _load(state: TrainingState, manifest: Manifest, fetch: Fetch, version: Versi
 
 @contextmanager
 def _open(
-    stored: StoredState | HeldState, while_waiting: Callable[[], None]
+    stored: StoredState | HeldState, while_waiting: Callable[[], None], clock: Clock
 ) -> Generator[tuple[Manifest, Fetch]]:
     """Yield what it is made of, and what fetches a part of it."""
     if isinstance(stored, HeldState):
-        with closing(PeerMemory(stored, while_waiting)) as memory:
+        with closing(PeerMemory(stored, while_waiting, clock)) as memory:
             yield memory.read_manifest(), memory.read_into
     else:
         store = CheckpointStore(stored.url)

@@ -25,13 +25,13 @@ from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.healing import heal
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import (
-    CheckpointUnusable,
     EvaluationReport,
     Joined,
     StepReport,
 )
-from trainflow.computation.restoring import restore
+from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.seeding import seed_everything
+from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
@@ -170,7 +170,7 @@ class Session:
 
         Args:
             name: tells several states apart.
-            state: anything with ``state_dict`` and ``load_state_dict``.
+            state: anything with ``state_dict`` and ``load_state_dict``; the same on every rank.
             on_commit: called on every rank after each applied step (an EMA's update, say).
 
         Raises:
@@ -223,10 +223,15 @@ class Session:
         """Yield the steps of the run; each is to be computed and committed in a ``with``.
 
         A spare waits here. Ends on every rank together, when the last step is done everywhere.
+
+        Raises:
+            TrainingError: no model was prepared.
+            StateError: the state holds something that can't be kept; says what and where.
         """
         if not self._state.models:
             raise TrainingError("steps: got no model, expected session.prepare(...) before it")
         self._sealed = True
+        flatten_state(self._state.tree())  # refuses what can't be kept while nothing is lost yet
         if self._context.rehearsal is not None:
             self._group = self._context.rehearsal
             yield from self._present(StepMode.REHEARSAL, self._group)
@@ -330,7 +335,7 @@ class Session:
         except (StoreError, CheckpointMisfitError):
             raise  # it may be quite in order: nobody is to do without it unasked
         except CheckpointError as error:
-            self._context.report(CheckpointUnusable(stored, str(error)))
+            self._context.report(unusable(stored, error))
             group.fail(f"{stored} can't be used")
             return False
         return True

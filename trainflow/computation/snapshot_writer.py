@@ -1,7 +1,8 @@
 """Copy the training state into shared memory, from where the node's Keeper takes it.
 
 Process: every rank that snapshots.  Thread: training, after a commit.  Blocks: for the copy.
-Fails: never the step; without room the snapshot is left out, and counted.
+Fails: never the step; without room, or of a state that can't be kept, the snapshot is left out, and
+says why.
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.state_tree import flatten_state
 from trainflow.epochs import Version
+from trainflow.errors import StateError
 
 _LOOK_EVERY_S = 0.02
 
@@ -43,7 +45,7 @@ class SnapshotWriter:
     def write(
         self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float = 0
     ) -> bool:
-        """Copy ``tree``; False if there was no room for it.
+        """Copy ``tree``; False if it was left out, and `trouble` says why.
 
         Args:
             tree: of the whole state; its tensors are only read.
@@ -51,7 +53,10 @@ class SnapshotWriter:
             share: which part of it this node is to bring to storage; None: it stays in memory.
             patience_s: how long to wait for a slot that is still in use.
         """
-        flat = flatten_state(tree)
+        try:
+            flat = flatten_state(tree)
+        except StateError as error:  # of a type that it took on after the run had begun
+            return self._leave_out(str(error))
         tensors = [tensor.detach().contiguous() for tensor in flat.tensors.values()]
         records = [
             TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes)

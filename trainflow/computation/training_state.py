@@ -62,6 +62,7 @@ class PreparedModel:
 
     def __post_init__(self) -> None:
         self._persistent = frozenset(self.module.state_dict())
+        self._rebuilt = frozenset(dict(self.module.named_buffers())) - self._persistent
 
     def persistent_buffers(self) -> list[Tensor]:
         """Buffers that are state (BatchNorm statistics), without those that can be made again."""
@@ -74,16 +75,17 @@ class PreparedModel:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Trainable parameters and all buffers, by name; not copies.
+        """Trainable parameters and persistent buffers, by name; not copies.
 
-        Frozen parameters are what the model's factory made them, on every rank.
+        Frozen parameters and other buffers are what the model's factory made them, on every rank.
         """
         named: dict[str, Tensor] = {
             name: parameter
             for name, parameter in self.module.named_parameters()
             if parameter.requires_grad
         }
-        named.update(self.module.named_buffers())
+        buffers = self.module.named_buffers()
+        named.update((name, each) for name, each in buffers if name not in self._rebuilt)
         return {name: tensor.detach() for name, tensor in named.items()}
 
 
@@ -165,7 +167,7 @@ class StepStart:
 
     @classmethod
     def capture(cls, state: TrainingState) -> "StepStart":
-        """Copy buffers (BatchNorm statistics) and registered state."""
+        """Copy all buffers (BatchNorm statistics, caches) and registered state."""
         return cls(
             {
                 name: {key: buffer.clone() for key, buffer in each.module.named_buffers()}

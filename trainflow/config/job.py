@@ -165,7 +165,8 @@ class CheckpointConfig(Section):
     URL of another folder, the newest there, unless there is one at ``url``."""
 
     keep_last: PositiveInt = 3
-    """How many of the newest stay; the newest good one is never removed."""
+    """How many of the newest committed ones stay, whole or damaged: a run reads none of them before
+    it removes others; ``trainflow checkpoints prune`` does."""
 
     keep_every: PositiveInt | None = None
     """Those whose step is a multiple of this stay for good."""

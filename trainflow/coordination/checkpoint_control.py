@@ -8,9 +8,8 @@ Process: coordinator.  Thread: its event loop; the store is waited for in other 
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 from trainflow.checkpointing.collector import Collected, collect
 from trainflow.checkpointing.committing import commit_shares
@@ -23,10 +22,12 @@ from trainflow.checkpointing.verification import quarantine
 from trainflow.clock import Clock
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
+from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.skipped_checkpoints import CheckpointMetrics, SkippedCheckpoints
 from trainflow.coordination.upload_permits import UploadPermits
-from trainflow.epochs import StoredState, Version
+from trainflow.epochs import EpochId, StoredState, Version
 from trainflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -36,23 +37,11 @@ _UPLOAD_AT_MOST_S = 3600.0
 _LOOK_AGAIN_AFTER_S = 1.0
 
 
-class CheckpointMetrics(Protocol):
-    """Takes what is to be seen of checkpoints from outside."""
-
-    def on_checkpoint(self, step: int) -> None:
-        """A checkpoint is made."""
-        ...
-
-    def on_checkpoint_skipped(self) -> None:
-        """A checkpoint that was due is not made."""
-        ...
-
-
 class CheckpointControl:
     """The checkpoints of one run.
 
     Attributes:
-        num_skipped: checkpoints that were due and not made.
+        skipped: those that were due and not made.
     """
 
     def __init__(
@@ -63,26 +52,25 @@ class CheckpointControl:
         clock: Clock,
         metrics: CheckpointMetrics | None = None,
     ):
-        self._metrics = metrics
         self._job_id = job_id
         self._job = job
         self._record = record
         self._clock = clock
         self._shares: dict[Version, dict[Share, ShareReport]] = {}
         self._permits = UploadPermits()
-        # Versions of which a share is missing that nobody uploads, and since when.
+        self._ready: dict[str, frozenset[Version]] = {}  # by node: what it has yet to bring
+        # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
         self._num_removing = 0  # that are removing something from the store at the moment
         self._committing: set[Version] = set()
-        self._left_out: set[Version] = set()  # of steps that are not closed otherwise
-        self.num_skipped = 0
-        self._skips_in_a_row = 0
-        self._closed = asyncio.Event()  # set by the next closing, which leaves another
+        self.skipped = SkippedCheckpoints(record, metrics)
+        self._changed = asyncio.Event()  # set by the next closing, which leaves another
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
         self._stored = [StoredState(str(self.url), step) for step in made]
-        # The newest step whose checkpoint was made or given up.
-        self._closed_step = max([0, *made, *record.steps_of("checkpoint_failed")])
+        self._closed = ClosedVersions(max(made, default=0))
+        for epoch, step in record.beginnings:
+            self._closed.begin(epoch, step, self._closed.step)
 
     @property
     def newest(self) -> StoredState | None:
@@ -101,14 +89,15 @@ class CheckpointControl:
             ConfigError: the checkpoint asked for isn't there, or was made with other settings.
             CheckpointError: the store doesn't answer.
         """
-        found = {each.step: each for each in await asyncio.to_thread(find_resumable, self._job)}
         own = set(self._record.steps_of("checkpoint"))
+        resumable = await asyncio.to_thread(find_resumable, self._job, own)
+        found = {each.step: each for each in resumable}
         if own and self.url is not None:
             there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
             found |= {step: StoredState(self.url, step) for step in own.intersection(there)}
         self._stored = [found[step] for step in sorted(found)]
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
-        self._closed_step = max([self._closed_step, *(each.step for each in self._stored)])
+        self._closed.close(max(found, default=0))
 
     def ask(self, node_id: str, version: Version, incarnation: int) -> UploadAnswer:
         """A Keeper asks to upload its share of a version.
@@ -116,7 +105,7 @@ class CheckpointControl:
         What it then finds in the store stays there until the version's end: what is removed from
         the store is removed while nobody holds a permit.
         """
-        if self._is_closed(version):
+        if version in self._closed:
             return UploadAnswer(wanted=False)
         if self._num_removing or not self._permits.may_hold(node_id):
             return UploadAnswer(wanted=True)
@@ -153,7 +142,7 @@ class CheckpointControl:
         Returns:
             As `on_share`.
         """
-        if self._is_closed(version):
+        if version in self._closed:
             return True
         if version in self._committing or self._permits.is_valid(permit):
             return None
@@ -164,20 +153,34 @@ class CheckpointControl:
         if self._permits.is_valid(permit):
             self._give_up(failed.version, failed.reason)
 
+    def hear(self, node_id: str, ready: Collection[Version]) -> None:
+        """A Keeper says of which versions it has yet to bring its share, begun or not."""
+        self._ready[node_id] = frozenset(ready)
+
+    def on_epoch(self, epoch: EpochId, step: int) -> None:
+        """An epoch begins after ``step``: what earlier ones have beyond it won't be made."""
+        stored_step = self._stored[-1].step if self._stored else 0
+        self._closed.begin(epoch, step, stored_step)
+        self._permits.void_if(lambda version: not self._closed.is_counted(version))
+        self._shares = {v: all_of for v, all_of in self._shares.items() if v not in self._closed}
+        self._tell_waiting()
+
     def on_node_lost(self, node_id: str) -> None:
         """A Keeper is gone, with what it was uploading."""
         self._permits.void_of(node_id)
+        self._ready.pop(node_id, None)
 
     async def tick(self, node_ids: set[str] | None = None) -> None:
-        """Give up a version of which nobody uploads what is missing: its node or rank is lost.
+        """Give up a version of which nobody has what is missing: its node or rank is lost.
 
         Args:
             node_ids: the nodes with a Keeper that counts, no other holds a permit; None: unknown.
         """
         if node_ids is not None:
             self._permits.keep_to(node_ids)
+            self._ready = {node: self._ready[node] for node in self._ready.keys() & node_ids}
         now_s = self._clock.monotonic_s()
-        stalled = {version for version in self._shares if not self._permits.num_uploading(version)}
+        stalled = {version for version in self._shares if not self._is_coming(version)}
         self._stalled_since_s = {v: self._stalled_since_s.get(v, now_s) for v in stalled}
         for version, since_s in list(self._stalled_since_s.items()):
             if now_s - since_s > _SHARE_WITHIN_S:
@@ -189,20 +192,14 @@ class CheckpointControl:
         Those before it may be on their way still, and are not given up.
         """
         self._leave_out(version)
-        self.num_skipped += 1
-        if self._metrics is not None:
-            self._metrics.on_checkpoint_skipped()
-        if self._skips_in_a_row == 0:
-            text = f"no checkpoint of step {version.step}: {reason}; those that follow are counted"
-            self._record.add_event("checkpoint_skipped", text, step=version.step)
-        self._skips_in_a_row += 1
+        self.skipped.tell(version, reason)
 
     def on_unusable(self, step: int, reason: str) -> None:
         """A checkpoint turned out to be bad: the one before it is the newest now."""
         text = f"the checkpoint of step {step} can't be used: {reason}"
         self._record.add_event("checkpoint_unusable", text, step=step)
         self._stored = [stored for stored in self._stored if stored.step != step]
-        self._closed_step = min(self._closed_step, step - 1)
+        self._closed.reopen_after(step - 1)
 
     async def quarantine(self, step: int) -> None:
         """Take a bad checkpoint away, so that a good one of its step can be made.
@@ -246,7 +243,7 @@ class CheckpointControl:
         now_s = asyncio.get_running_loop().time
         begun_s = last_upload_s = now_s()
         while not self._is_over(step):
-            if self._permits.num_up_to(step):
+            if self._is_coming_up_to(step):
                 last_upload_s = now_s()
             left_s = min(last_upload_s + timeout_s, begun_s + _UPLOAD_AT_MOST_S) - now_s()
             if left_s <= 0:
@@ -254,10 +251,11 @@ class CheckpointControl:
                     f"the checkpoint of step {step} was not made within {now_s() - begun_s:.0f} s"
                 )
                 self._record.add_event("checkpoint_failed", text, step=step)
+                self.skipped.count(None)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, _LOOK_AGAIN_AFTER_S)):
-                    await self._closed.wait()
+                    await self._changed.wait()
 
     @contextmanager
     def _removing(self) -> Generator[None]:
@@ -281,12 +279,11 @@ class CheckpointControl:
             logger.exception("the checkpoint of step %d could not be made", version.step)
             self._give_up(version, f"{type(error).__name__}: {error}")
             return
-        self._skips_in_a_row = 0
-        if self._metrics is not None:
-            self._metrics.on_checkpoint(version.step)
+        self.skipped.end_row(version.step)
         written = sum(share.num_bytes_written for share in shares)
         # A store may answer the later of two first.
-        self._stored = sorted([*self._stored, StoredState(url, version.step)], key=_step_of)
+        made = StoredState(url, version.step)
+        self._stored = sorted([*self._stored, made], key=lambda stored: stored.step)
         self._record.add_event(
             "checkpoint",
             f"step {version.step} is in {url}: {manifest.num_bytes} bytes, {written} of them new",
@@ -297,9 +294,9 @@ class CheckpointControl:
         self._close(version.step)
 
     async def _collect(self) -> None:
-        """Remove what the policy doesn't keep, if nobody uploads; else the next time."""
+        """Remove what the policy doesn't keep, if nobody uploads or commits; else the next time."""
         url, settings = self.url, self._job.checkpoint
-        if url is None or self._permits or self._num_removing:
+        if url is None or self._permits or self._committing or self._num_removing:
             return
         policy = RetentionPolicy(settings.keep_last, settings.keep_every, settings.keep_best)
         metric = settings.best_metric
@@ -332,41 +329,45 @@ class CheckpointControl:
     def _give_up(self, version: Version, reason: str) -> None:
         text = f"no checkpoint of step {version.step}: {reason}"
         self._record.add_event("checkpoint_failed", text, step=version.step)
-        self._close(version.step)
+        self._leave_out(version)
 
     def _close(self, step: int) -> None:
-        """The checkpoint of a step is made or given up, and with it those before it."""
-        self._closed_step = max(self._closed_step, step)
-        self._permits.void_up_to(step)
+        """The checkpoint of a step is made, and with it those before it are over."""
+        self._closed.close(step)
+        self._permits.void_if(lambda version: version.step <= step)
         self._shares = {v: shares for v, shares in self._shares.items() if v.step > step}
-        self._left_out = {version for version in self._left_out if version.step > step}
         self._tell_waiting()
 
     def _leave_out(self, version: Version) -> None:
         """One checkpoint won't be made; those before it may."""
-        if version.step > self._closed_step:
-            self._left_out.add(version)
-            self._permits.void_for(version)
+        self.skipped.count(version)
+        if version not in self._closed:
+            self._closed.leave_out(version)
+            self._permits.void_if(lambda held: held == version)
             self._shares.pop(version, None)
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
-        self._closed.set()
-        self._closed = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    def _is_closed(self, version: Version) -> bool:
-        return version.step <= self._closed_step or version in self._left_out
+    def _is_coming(self, version: Version) -> bool:
+        """Whether a Keeper that lives is bringing a share of it, or has one left to bring."""
+        has_left = any(version in ready for ready in self._ready.values())
+        return has_left or self._permits.num_uploading(version) > 0
+
+    def _is_coming_up_to(self, step: int) -> bool:
+        """Whether something is on its way to storage of one of these steps."""
+        left = {version for ready in self._ready.values() for version in ready}
+        is_left = any(v.step <= step and v not in self._closed for v in left)
+        return is_left or self._permits.num_up_to(step) > 0
 
     def _is_over(self, step: int) -> bool:
         """Whether nothing comes any more, of this step nor, if it is left out, of one before."""
-        if step <= self._closed_step:
+        if step <= self._closed.step:
             return True
-        is_left_out = any(version.step == step for version in self._left_out)
-        return is_left_out and not (self._permits.num_up_to(step) or self._num_removing)
-
-
-def _step_of(stored: StoredState) -> int:
-    return stored.step
+        is_under_way = self._is_coming_up_to(step) or self._num_removing > 0
+        return self._closed.is_left_out(step) and not is_under_way
 
 
 def _collect(

@@ -32,9 +32,8 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.failure_budget import FailureBudget
-from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_watch import HangWatch
-from trainflow.coordination.keeper import HeartbeatReply
+from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.launch import launch_workers
 from trainflow.coordination.memory_tier import MemoryTier
@@ -109,19 +108,13 @@ class Coordinator:
         for message in messages:
             self._take(worker_id, message)
 
-    async def heartbeat(
-        self,
-        node_id: str,
-        progress: dict[str, Progress],
-        *,
-        knows_peers: bool,
-        held: Version | None,
-    ) -> HeartbeatReply:
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
-        self._nodes.hear(node_id, progress, knows_peers=knows_peers)
+        self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
         self._judge_hangs()
-        self._control.on_progress(progress)
-        recoverable = self._kept.memory.hear(node_id, held, restarted=not knows_peers)
+        self._control.on_progress(beat.progress)
+        self._checkpoints.hear(beat.node_id, beat.ready)
+        recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s, recoverable)
 
     async def ask_upload(self, node_id: str, version: Version) -> UploadAnswer:

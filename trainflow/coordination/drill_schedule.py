@@ -1,7 +1,8 @@
 """Try again and again whether the newest checkpoint can be gone on from, while training goes on.
 
 Process: coordinator; a process of its own restores.  Thread: the coordinator's event loop.
-Fails: never the run; a checkpoint that doesn't restore is told by an event.
+Fails: never the run; a checkpoint that doesn't restore is told by an event, and one that is damaged
+no longer counts: the next one would find its bad chunks in place, and rely on them.
 """
 
 import asyncio
@@ -10,9 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from trainflow.checkpointing.drill import DrillReport, run_drill
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import verify
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.run_record import RunRecord
-from trainflow.errors import TrainFlowError
+from trainflow.epochs import StoredState
+from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError, TrainFlowError
 
 logger = logging.getLogger(__name__)
 
@@ -54,22 +58,33 @@ class DrillSchedule:
         newest = self._checkpoints.newest
         if newest is None:
             return
+        with self._checkpoints.nothing_removed():
+            damage = await self._drill(newest)
+        if damage is None:
+            return
+        self._checkpoints.on_unusable(newest.step, damage)
+        if newest.url == self._checkpoints.url:  # another run's folder is only read
+            await self._checkpoints.quarantine(newest.step)
+
+    async def _drill(self, stored: StoredState) -> str | None:
+        """Drill a checkpoint, and tell what became of it; returns what of it is damaged, if any."""
         drill = partial(
             run_drill,
-            newest.url,
-            newest.step,
+            stored.url,
+            stored.step,
             timeout_s=_WITHIN_S,
             import_paths=self._import_paths,
             niceness=_NICENESS,
         )
-        with self._checkpoints.nothing_removed():
-            try:
-                self._note(await asyncio.to_thread(drill))
-            except TrainFlowError as error:
-                self._note_undone(newest.step, str(error))
-            except Exception as error:  # a full disk, no room for a process: the run's end is worse
-                logger.exception("the drill of step %d could not be done", newest.step)
-                self._note_undone(newest.step, f"{type(error).__name__}: {error}")
+        try:
+            self._note(await asyncio.to_thread(drill))
+        except TrainFlowError as error:
+            self._note_undone(stored.step, str(error))
+            return await asyncio.to_thread(_find_damage, stored, error)
+        except Exception as error:  # a full disk, no room for a process: the run's end is worse
+            logger.exception("the drill of step %d could not be done", stored.step)
+            self._note_undone(stored.step, f"{type(error).__name__}: {error}")
+        return None
 
     def _note_undone(self, step: int, reason: str) -> None:
         text = f"step {step}: the drill could not be done: {reason}"
@@ -83,3 +98,20 @@ class DrillSchedule:
             return
         text = f"step {report.step}: restored {size}, and not what was saved: {report.flaws[0]}"
         self._record.add_event("drill_failed", text, step=report.step, flaws=list(report.flaws))
+
+
+def _find_damage(stored: StoredState, error: TrainFlowError) -> str | None:
+    """Return what is wrong with a checkpoint's bytes if a drill failed for that; None if not.
+
+    A process that took too long, or died, ends in the same kind of error as a damaged checkpoint.
+    """
+    if not isinstance(error, CheckpointError):
+        return None
+    if isinstance(error, CheckpointMisfitError | StoreError):
+        return None
+    try:
+        flaws = verify(CheckpointStore(stored.url), stored.step).flaws
+    except TrainFlowError as trouble:
+        logger.warning("%s could not be verified: %s", stored, trouble)
+        return None
+    return flaws[0] if flaws else None

@@ -373,7 +373,8 @@ class EpochControl:
         self._forming = None
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
-        self._kept.on_formed(self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks))
+        snapshot_nodes = self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks)
+        self._kept.on_formed(formed.plan, snapshot_nodes)
         if formed.plan.stored is not None:
             self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:

@@ -34,6 +34,27 @@ _GIVEN_UP_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
+class Heartbeat:
+    """What a Keeper tells the coordinator about once a second.
+
+    Attributes:
+        node_id: of its node.
+        progress: of the workers there, by worker id.
+        knows_peers: false if it was restarted, and must be told of its peers again.
+        held: the newest state that is there whole; None if none is.
+        ready: states of which this node has yet to bring a share to storage.
+        trouble: why another node takes no copy of its state; None if all that are asked do.
+    """
+
+    node_id: str
+    progress: dict[str, Progress]
+    knows_peers: bool
+    held: Version | None
+    ready: tuple[Version, ...] = ()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
 class HeartbeatReply:
     """What the coordinator answers a heartbeat.
 
@@ -178,12 +199,15 @@ class Keeper:
         """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
-            answer = coordinator.heartbeat.remote(
+            beat = Heartbeat(
                 self._node_id,
                 progress,
                 knows_peers=self._peers is not None,
                 held=self._memory.held.newest(),
+                ready=self._memory.ready(),
+                trouble=self._memory.replicator.trouble,
             )
+            answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
             if self._hears_majority():

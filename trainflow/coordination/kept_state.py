@@ -126,9 +126,11 @@ class KeptState:
         """Fall back on what is there beside it; a run must not begin at step 0 unasked."""
         stored, reason = message.stored, message.reason
         if isinstance(stored, HeldState):
-            self.memory.discard(stored)
-            text = f"{stored} can't be used: {reason}"
-            self._record.add_event("snapshot_unusable", text, step=stored.step)
+            self.memory.discard(stored, message.unreachable)
+            kind, fate = "snapshot_unusable", "can't be used"
+            if message.unreachable:  # its Keepers are asked again, before anything is given up
+                kind, fate = "snapshot_unreachable", "can't be reached"
+            self._record.add_event(kind, f"{stored} {fate}: {reason}", step=stored.step)
         else:
             self.checkpoints.on_unusable(stored.step, reason)
             await self.checkpoints.quarantine(stored.step)
@@ -146,7 +148,8 @@ class KeptState:
             text = f"the state of step {step} is not in the memory of nodes: {message.reason}"
             self._record.add_event("snapshot_left_out", text, step=step)
 
-    def on_formed(self, snapshot_nodes: list[str]) -> None:
+    def on_formed(self, plan: RecoveryPlan, snapshot_nodes: list[str]) -> None:
         """An epoch has begun whose snapshots are taken on these nodes."""
         self._gap_told = False
+        self.checkpoints.on_epoch(plan.spec.epoch, plan.base.step)
         self._background.start(self.memory.direct(snapshot_nodes))

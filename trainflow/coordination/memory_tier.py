@@ -3,10 +3,14 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+import asyncio
+import math
+
 import ray
 
 from trainflow.clock import Clock
 from trainflow.config.job import SnapshotConfig
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import HeldState, PeerAddress, Version
@@ -14,6 +18,9 @@ from trainflow.epochs import HeldState, PeerAddress, Version
 _ANSWER_WITHIN_S = 3.0
 _ANSWER_AT_LAST_WITHIN_S = 30.0
 _DIRECT_AGAIN_AFTER_S = 5.0
+_BACK_WITHIN_S = 30.0
+_ASK_AGAIN_AFTER_S = 0.5
+_OTHER_TROUBLE_AFTER_S = 60.0
 
 
 class MemoryTier:
@@ -26,35 +33,59 @@ class MemoryTier:
         self._clock = clock
         self._newest: dict[str, Version] = {}
         self._bad: set[tuple[Version, PeerAddress]] = set()
+        self._awaited: dict[Version, float] = {}  # not reached, though it may be there: until when
         self._snapshot_nodes: list[str] = []
         self._targets: set[str] = set()
         self._is_outdated = False
         self._is_short_told = False
+        self._refused: set[str] = set()  # nodes whose copies another one has no room for: told
         self._direct_again_at_s = 0.0
 
-    def hear(self, node_id: str, newest: Version | None, *, restarted: bool) -> Version | None:
+    def hear(self, beat: Heartbeat) -> Version | None:
         """A Keeper says what it holds; answers which older states nobody needs."""
-        self._is_outdated |= restarted  # it has forgotten whom to send copies, or has moved
-        if newest is not None:
-            self._newest[node_id] = newest
+        # One that was restarted has forgotten whom to send copies, or has moved.
+        self._is_outdated |= not beat.knows_peers
+        if beat.held is not None:
+            self._newest[beat.node_id] = beat.held
+        self._tell_refusal(beat)
         known = self._nodes.node_ids
         held = [version for node, version in self._newest.items() if node in known]
         held.sort(key=lambda version: version.recency, reverse=True)
         # The newest that two nodes hold; what one alone holds may go with it.
         return held[min(1, len(held) - 1)] if held else None
 
+    def _tell_refusal(self, beat: Heartbeat) -> None:
+        """Say once in a row that a node's copies are refused."""
+        if beat.trouble is None:
+            self._refused.discard(beat.node_id)
+        elif beat.node_id not in self._refused:
+            self._refused.add(beat.node_id)
+            text = f"node {beat.node_id} sends copies of the state in vain: {beat.trouble}"
+            self._record.add_event("copy_refused", text, node=beat.node_id)
+
     async def find_newest(self, committed_step: int) -> HeldState | None:
         """Ask the Keepers; None if none of those that answer holds anything.
 
-        As long as what has been found is older than what was committed, the slow ones are waited
-        for.
+        What a rank could not reach is waited for, for a while: a Keeper that was killed is started
+        again on the memory that it has left. So are slow Keepers, as long as what was found is
+        older than what was committed.
         """
         if self._settings.every_steps is None:
             return None
         found = await self._ask(_ANSWER_WITHIN_S)
+        while self._is_newer_awaited(found):
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+            found = await self._ask(_ANSWER_WITHIN_S)
         if found is None or found.step < committed_step:
             found = await self._ask(_ANSWER_AT_LAST_WITHIN_S)
         return found
+
+    def _is_newer_awaited(self, found: HeldState | None) -> bool:
+        now_s = self._clock.monotonic_s()
+        return any(
+            now_s < until_s and (found is None or found.version.recency < version.recency)
+            for version, until_s in self._awaited.items()
+        )
 
     async def _ask(self, within_s: float) -> HeldState | None:
         sources: dict[Version, list[PeerAddress]] = {}
@@ -65,9 +96,20 @@ class MemoryTier:
         newest = max(sources, key=lambda version: version.recency, default=None)
         return None if newest is None else HeldState(newest, tuple(sources[newest]))
 
-    def discard(self, held: HeldState) -> None:
-        """A snapshot turned out to be bad, or to be gone, where it was looked for."""
-        self._bad |= {(held.version, address) for address in held.sources}
+    def discard(self, held: HeldState, unreachable: tuple[PeerAddress, ...] = ()) -> None:
+        """A snapshot turned out to be bad, or to be gone, where it was looked for.
+
+        Args:
+            held: which, and where.
+            unreachable: those of its sources that did not answer. What they hold still counts, but
+                not for long: it may be that they never will.
+        """
+        now_s = self._clock.monotonic_s()
+        until_s = self._awaited.get(held.version, -math.inf)
+        if unreachable and now_s > until_s + _OTHER_TROUBLE_AFTER_S:
+            until_s = self._awaited[held.version] = now_s + _BACK_WITHIN_S
+        kept = unreachable if now_s < until_s else ()
+        self._bad |= {(held.version, each) for each in held.sources if each not in kept}
 
     async def direct(self, snapshot_nodes: list[str]) -> None:
         """Tell the Keepers where copies are to go, so that enough nodes hold each snapshot.

@@ -17,7 +17,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.replication import Pace, Replicator
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.coordination.upload_desk import RemoteDesk
-from trainflow.epochs import Phase
+from trainflow.epochs import Phase, Version
 
 _UPLOAD_WITHIN_S = 120.0
 
@@ -41,19 +41,24 @@ class NodeMemory:
         pace = Pace(max_bytes_per_s, self._is_link_wanted, SYSTEM_CLOCK)
         self.replicator = Replicator(self.held, node_id, pace, SYSTEM_CLOCK)
         threading.Thread(target=self.replicator.run, name="copies", daemon=True).start()
+        self._uploads: SnapshotService | None = None
         if checkpoint_url is not None:
-            uploads = SnapshotService(
+            self._uploads = SnapshotService(
                 self.held,
                 checkpoint_url,
                 RemoteDesk(job_id, node_id),
                 SYSTEM_CLOCK,
                 give_up_after_s=_UPLOAD_WITHIN_S,
             )
-            threading.Thread(target=uploads.run, name="uploads", daemon=True).start()
+            threading.Thread(target=self._uploads.run, name="uploads", daemon=True).start()
 
     def holding(self) -> Holding:
         """Return what is newest here, and where it can be had."""
         return Holding(self._node_id, self._server.address, self.held.newest())
+
+    def ready(self) -> tuple[Version, ...]:
+        """Return the states of which this node has yet to bring a share to storage."""
+        return () if self._uploads is None else self._uploads.waiting()
 
     def _is_link_wanted(self) -> bool:
         stamps = [read_stamp(path) for path in self._folder.glob("*.stamp")]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.peer_memory import send_copy
+from trainflow.checkpointing.wire import NoRoomError
 from trainflow.clock import Clock
 from trainflow.coordination.background_priority import yield_to_training
 from trainflow.epochs import PeerAddress, Version
@@ -52,7 +53,11 @@ class Pace:
 
 
 class Replicator:
-    """Keeps other nodes' copies as new as the link allows; states in between are left out."""
+    """Keeps other nodes' copies as new as the link allows; states in between are left out.
+
+    Attributes:
+        trouble: why a node has no room for its copy; None once all have taken theirs.
+    """
 
     def __init__(self, held: HeldSnapshots, origin: str, pace: Pace, clock: Clock):
         """Make a replicator that sends nothing yet; `run` does the work.
@@ -67,6 +72,7 @@ class Replicator:
         self._origin = origin
         self._pace = pace
         self._clock = clock
+        self.trouble: str | None = None
         self._targets: tuple[PeerAddress, ...] = ()
         self._sent: dict[PeerAddress, Version] = {}
         self._stopped = threading.Event()
@@ -97,7 +103,7 @@ class Replicator:
 
         Raises:
             OSError: a node can't be reached.
-            StateError: it doesn't take the copy.
+            StateError: it doesn't take the copy; what its people can mend is left in `trouble`.
         """
         targets, newest = self._targets, self._held.newest()
         lacking = [t for t in targets if newest is not None and self._sent.get(t) != newest]
@@ -110,6 +116,9 @@ class Replicator:
                 self._sent[target] = newest
             except (OSError, StateError) as error:
                 troubles.append(error)
+        lacks_room = next((error for error in troubles if isinstance(error, NoRoomError)), None)
+        if lacks_room is not None or not troubles:
+            self.trouble = None if lacks_room is None else str(lacks_room)
         if troubles:
             raise troubles[0]
         return bool(lacking)

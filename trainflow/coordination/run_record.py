@@ -35,6 +35,7 @@ class RunRecord:
     Attributes:
         last_step: the newest step known to be committed.
         num_failures: workers and epochs lost so far.
+        beginnings: of each epoch its id, and the step that it began after.
     """
 
     def __init__(self, directory: Path, clock: Clock):
@@ -48,6 +49,7 @@ class RunRecord:
         self._unwritable = False
         self.num_failures = 0
         # What has to be known of events that are long past, too.
+        self.beginnings: list[tuple[EpochId, int]] = []
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
         self._evaluations: dict[str, dict[int, float]] = defaultdict(dict)
@@ -96,6 +98,10 @@ class RunRecord:
         self.num_failures += kind == "failure"
         if kind == "evaluated":
             self._evaluations[data["name"]][data["step"]] = data["value"]
+        elif kind == "epoch" and "base" in data:
+            incarnation, counter = map(int, data["epoch"].split("."))
+            base_step = int(data["base"].partition("@")[0])
+            self.beginnings.append((EpochId(incarnation, counter), base_step))
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
 

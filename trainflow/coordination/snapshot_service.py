@@ -1,7 +1,7 @@
 """Bring the snapshots of a node's workers to storage, beside everything else.
 
 Process: keeper.  Thread: one of its own; a pool uploads.  Blocks: on the store; none waits.
-Fails: never the run. A share that the store doesn't take within its time is given up and reported.
+Fails: never the run. A share of which the store takes nothing for long is given up and reported.
 """
 
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trainflow.checkpointing.chunk_writer import Traffic
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import Share, ShareReport
 from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
@@ -85,7 +86,7 @@ class SnapshotService:
             url: of the store.
             desk: gives permits, takes reports.
             clock: measures and waits.
-            give_up_after_s: how long one share is tried.
+            give_up_after_s: how long a share is tried without a new chunk getting through.
         """
         self._held = held
         self._url = url
@@ -114,6 +115,12 @@ class SnapshotService:
     def stop(self) -> None:
         """End `run` after what it is doing."""
         self._stopped.set()
+
+    def waiting(self) -> tuple[Version, ...]:
+        """Return the states of which a share is still to be brought; from any thread."""
+        heard = {key for key, brought in self._brought.copy().items() if brought.is_heard}
+        ready = self._held.find_ready()
+        return tuple(s.version for slot, s in ready if (slot.path, s.version) not in heard)
 
     def work_once(self) -> bool:
         """Bring what is ready a step further; False if nothing moves at the moment."""
@@ -184,19 +191,25 @@ class SnapshotService:
         return is_over
 
     def _upload(self, snapshot: Snapshot, share: Share) -> ShareReport | ShareFailed:
-        """Try until it is done or its time is over."""
-        give_up_at_s = self._clock.monotonic_s() + self._give_up_after_s
+        """Try until it is done, or nothing new has got through for too long."""
+        progress_at_s = self._clock.monotonic_s()
         pause_s = _FIRST_RETRY_AFTER_S
         while True:
+            traffic = Traffic()
             try:
-                return upload_share(snapshot, share, CheckpointStore(self._url))
+                store = CheckpointStore(self._url)
+                return upload_share(snapshot, share, store, traffic=traffic)
             except CheckpointError as error:
                 logger.warning("step %d: %s", snapshot.version.step, error)
                 reason = str(error)
             except Exception as error:
                 logger.exception("step %d: a share could not be uploaded", snapshot.version.step)
                 reason = f"{type(error).__name__}: {error}"
-            if self._stopped.is_set() or self._clock.monotonic_s() + pause_s > give_up_at_s:
+            now_s = self._clock.monotonic_s()
+            if traffic.num_bytes_written:
+                progress_at_s = now_s
+            waited_s = now_s + pause_s - progress_at_s
+            if self._stopped.is_set() or waited_s > self._give_up_after_s:
                 return ShareFailed(snapshot.version, share, reason)
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_AT_MOST_AFTER_S)

@@ -35,7 +35,7 @@ def build_status(
         "incarnation": control.incarnation,
         "failures": record.num_failures,
         "checkpoint": None if checkpoints.newest is None else checkpoints.newest.step,
-        "checkpoints_skipped": checkpoints.num_skipped,
+        "checkpoints_skipped": checkpoints.skipped.total,
         "as_of_s": SYSTEM_CLOCK.unix_s(),
     }
 

@@ -81,17 +81,13 @@ class UploadPermits:
         self._held |= reported
         self._reported = set(reported)
 
-    def void_for(self, version: Version) -> None:
-        """End the permits for a version: it won't be made."""
-        self._void(lambda _, held: held == version)
+    def void_if(self, is_over: Callable[[Version], bool]) -> None:
+        """End the permits for versions that are made, or won't be."""
+        self._void(lambda _, version: is_over(version))
 
     def void_all(self) -> None:
         """End every permit: what lies in the store is about to change."""
         self._held = {}
-
-    def void_up_to(self, step: int) -> None:
-        """End the permits for versions up to a step: their checkpoints are made or given up."""
-        self._void(lambda _, version: version.step <= step)
 
     def _void(self, is_over: Callable[[str, Version], bool]) -> None:
         self._held = {permit: held for permit, held in self._held.items() if not is_over(*held)}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trainflow.checkpointing.boxes import Box
-from trainflow.checkpointing.chunks import cut
+from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Chunk, Manifest, Shard, TensorEntry
 
 shapes = st.lists(st.integers(1, 7), max_size=3).map(tuple)
@@ -37,7 +37,8 @@ def write_shards(
     shards: list[Shard] = []
     for box in layout:
         found: list[Chunk] = []
-        for chunk, part in cut(memoryview(tensor[box.slices].tobytes())):
+        for part in split(memoryview(tensor[box.slices].tobytes())):
+            chunk = name_chunk(part)
             chunks[chunk.chunk_id] = bytes(part)
             found.append(chunk)
         shards.append(Shard(box, tuple(found)))

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Part, read_parts
-from trainflow.checkpointing.peer_memory import PeerMemory, send_copy
+from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError, send_copy
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.wire import (
@@ -31,7 +32,7 @@ from trainflow.checkpointing.wire import (
     send_message,
 )
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.epochs import EpochId, HeldState, Version
+from trainflow.epochs import EpochId, HeldState, PeerAddress, Version
 from trainflow.errors import CheckpointError, StateError
 
 HOST = "127.0.0.1"
@@ -117,10 +118,11 @@ def test_when_none_has_it_that_is_said(nodes: list[Node]):
     assert "step 3 in the memory of 2 nodes" in str(caught.value)
 
 
-def test_without_the_token_nothing_is_given(nodes: list[Node]):
+def test_without_the_token_nothing_is_given(nodes: list[Node], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peer_memory, "_ASK_AGAIN_FOR_S", 0.0)
     leave(nodes[0].folder, "slot0-1.0", 3)
     stranger = replace(nodes[0].server.address, token="guess")
-    with pytest.raises(CheckpointError, match="got no answer that is right"):
+    with pytest.raises(UnreachableMemoryError, match="got no answer that is right"):
         PeerMemory(HeldState(version(3), (stranger,))).read_manifest()
 
 
@@ -386,3 +388,101 @@ def test_serving_goes_on_when_descriptors_and_threads_were_short(
             receive_message(connection)
         assert not troubles
         assert read_all(held_by(node)) == state(3)
+
+
+class FrailServer(SnapshotServer):
+    """Ends a connection in the middle of an answer, so many times."""
+
+    def __init__(self, held: HeldSnapshots, num_breaks: int, *, dies: bool = False):
+        self.num_breaks = num_breaks
+        self._dies = dies
+        super().__init__(held, "job-1", HOST)
+
+    def _send_part(self, connection: socket.socket, version: Version, request: Any) -> None:
+        if self.num_breaks <= 0:
+            super()._send_part(connection, version, request)
+            return
+        self.num_breaks -= 1
+        if self._dies:
+            self.close()
+        send_message(connection, {"ok": True, "num_bytes": request["num_bytes"]})
+        connection.sendall(bytes(request["num_bytes"] // 2))
+        raise ConnectionAbortedError("as if its process had been killed")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that ask again soon, and not for long."""
+    monkeypatch.setattr(peer_memory, "_ASK_AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(peer_memory, "_ASK_AGAIN_FOR_S", 0.5)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_connections_that_break_in_mid_answer_cost_the_only_holder_no_trust(nodes: list[Node]):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    nodes[0].server.close()
+    nodes[0].server = frail = FrailServer(nodes[0].held, num_breaks=8)
+    assert read_all(held_by(nodes[0])) == state(3)
+    assert frail.num_breaks <= 0
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_keeper_that_dies_in_mid_answer_is_named_and_serves_the_same_when_it_is_back(
+    nodes: list[Node],
+):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    nodes[0].server.close()
+    nodes[0].server = FrailServer(nodes[0].held, num_breaks=10**6, dies=True)
+    gone = nodes[0].server.address
+    with pytest.raises(UnreachableMemoryError, match=rf"{HOST}:{gone.port}: ") as caught:
+        read_all(held_by(nodes[0]))
+    assert caught.value.sources == (gone,)
+    nodes[0].server = SnapshotServer(nodes[0].held, "job-1", HOST)
+    assert nodes[0].server.address != gone
+    assert read_all(held_by(nodes[0])) == state(3)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_only_who_did_not_answer_may_have_it_still(nodes: list[Node]):
+    leave(nodes[1].folder, "slot0-1.0", 4)
+    nodes[0].server.close()
+    with pytest.raises(UnreachableMemoryError, match=r"the newest is of 4@1\.1") as caught:
+        read_all(held_by(*nodes))
+    assert caught.value.sources == (nodes[0].server.address,)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_did_not_answer_is_asked_again_only_when_nobody_else_is_left(nodes: list[Node]):
+    for node in nodes:
+        leave(node.folder, "slot0-1.0", 3)
+    nodes[0].server.close()
+    nodes[0].server = frail = FrailServer(nodes[0].held, num_breaks=1)
+    with closing(PeerMemory(held_by(*nodes))) as memory:
+        chunk = memory.read_manifest().tensors["/0"].shards[0].chunks[0]
+        memory._note(frail.address, ConnectionResetError("it was slow"))
+        assert {read_chunk(memory, chunk) for _ in range(6)} == {state(3)[0][:CHUNK_BYTES]}
+        assert frail.num_breaks == 1, "it was asked"
+        memory._note(nodes[1].server.address, CheckpointError("damaged"))
+        assert read_chunk(memory, chunk) == state(3)[0][:CHUNK_BYTES]
+        assert frail.num_breaks == 0
+
+
+def test_an_answer_that_makes_no_sense_is_wrong(nodes: list[Node], monkeypatch: pytest.MonkeyPatch):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    monkeypatch.setattr(
+        SnapshotServer, "_answer", lambda _, connection, __: send_message(connection, {"ok": True})
+    )
+    with pytest.raises(CheckpointError, match="got no answer that is right") as caught:
+        PeerMemory(held_by(nodes[0])).read_manifest()
+    assert not isinstance(caught.value, UnreachableMemoryError)
+
+
+def test_those_who_wait_for_a_keeper_say_that_they_are_alive_and_give_up_in_time():
+    heard: list[None] = []
+    naps_s: list[float] = []
+    clock: Any = SimpleNamespace(sleep=naps_s.append, monotonic_s=lambda: sum(naps_s))
+    nobody = HeldState(version(3), (PeerAddress(HOST, 1, "token"),))
+    with pytest.raises(UnreachableMemoryError):
+        PeerMemory(nobody, lambda: heard.append(None), clock).read_manifest()
+    assert 3 <= len(heard) == len(naps_s) <= 20
+    assert sum(naps_s) <= 10.0

@@ -68,8 +68,22 @@ def test_the_newest_good_one_stays_and_damaged_ones_after_it_go(store: Checkpoin
 def test_where_nothing_is_whole_nothing_goes(store: CheckpointStore):
     for step in STEPS:
         damage(store, step)
-    with pytest.raises(CheckpointError, match="all damaged, expected a whole one; nothing"):
+    with pytest.raises(CheckpointError, match="4 checkpoints, none of them whole, expected"):
         plan_prune(store, RetentionPolicy(keep_last=1), {})
+
+
+def test_what_comes_after_a_step_goes(store: CheckpointStore):
+    everything = RetentionPolicy(keep_last=99)
+    plan = plan_prune(store, everything, {}, after=25)
+    assert (plan.kept, plan.going, plan.damaged) == ((10, 20), (30, 40), ())
+    damage(store, 20)
+    plan = plan_prune(store, everything, {}, after=25)
+    assert (plan.kept, plan.going, plan.damaged) == ((10,), (20, 30, 40), (20,))
+
+
+def test_nothing_goes_if_nothing_whole_would_be_left_up_to_the_step(store: CheckpointStore):
+    with pytest.raises(CheckpointError, match="0 checkpoints up to step 5, none of them whole"):
+        plan_prune(store, RetentionPolicy(keep_last=99), {}, after=5)
 
 
 def test_an_empty_folder_has_nothing_to_lose(tmp_path: Path):

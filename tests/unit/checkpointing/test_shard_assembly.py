@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.unit.checkpointing.layouts import make_manifest
 from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.boxes import Box, whole
-from trainflow.checkpointing.chunks import cut
+from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
 from trainflow.checkpointing.part_reader import Part, filling, read_parts
 from trainflow.checkpointing.shard_assembly import assemble_shards
@@ -73,7 +73,8 @@ def write(store: CheckpointStore, tensor: NDArray[Any], boxes: Sequence[Box]) ->
     shards: list[Shard] = []
     for box in boxes:
         found: list[Chunk] = []
-        for chunk, part in cut(memoryview(tensor[box.slices].tobytes())):
+        for part in split(memoryview(tensor[box.slices].tobytes())):
+            chunk = name_chunk(part)
             if not store.has_chunk(chunk):
                 store.write_chunk(chunk, part)
             found.append(chunk)

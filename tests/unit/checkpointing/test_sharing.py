@@ -104,3 +104,32 @@ def test_shares_of_different_states_are_refused(tmp_path: Path):
     _, other = upload(make_snapshot(101), store, 2)
     with pytest.raises(CheckpointError, match="different states"):
         assemble([mine, other])
+
+
+REGISTERED = "/registered/average/mean"
+
+
+def with_paths(snapshot: Snapshot, *paths: str) -> Snapshot:
+    pairs = zip(snapshot.tensors, paths, strict=True)
+    return replace(snapshot, tensors=tuple(replace(each, path=path) for each, path in pairs))
+
+
+def test_a_registered_tensor_of_which_two_ranks_have_different_ones_is_refused(tmp_path: Path):
+    """Its first chunk comes from one of them, and its second from the other."""
+    store = CheckpointStore(str(tmp_path))
+    mine = with_paths(make_snapshot(20, 20), "/models/model/weight", REGISTERED)
+    own = bytearray(mine.payloads[1])
+    own[3] += 1
+    first, _ = upload(mine, store, 2)
+    _, second = upload(replace(mine, payloads=(mine.payloads[0], memoryview(own))), store, 2)
+    with pytest.raises(
+        CheckpointError, match=rf"step 4: {REGISTERED}: got different values on two"
+    ):
+        assemble([first, second])
+
+
+def test_only_registered_tensors_of_which_others_bring_a_part_are_hashed(tmp_path: Path):
+    store = CheckpointStore(str(tmp_path))
+    snapshot = with_paths(make_snapshot(35, 35), "/models/registered/weight", REGISTERED)
+    assert [report.digests.keys() for report in upload(snapshot, store, 2)] == [{REGISTERED}] * 2
+    assert [report.digests for report in upload(snapshot, store, 1)] == [{}]

@@ -128,6 +128,14 @@ class TestPrune:
         assert call_main("checkpoints", "prune", store.url) == 2
         assert store.committed_steps() == [10, 20, 30, STEP]
 
+    def test_what_comes_after_a_step_goes(self, store, steps, call_main: CallMain):
+        kept = steps[1].step
+        assert call_main("checkpoints", "rewind", store.url, str(kept + 1)) == 3
+        assert call_main("checkpoints", "rewind", store.url, str(kept), "--dry-run") == 0
+        assert len(store.committed_steps()) == len(steps)
+        assert call_main("checkpoints", "rewind", store.url, str(kept)) == 0
+        assert store.committed_steps() == [each.step for each in steps if each.step <= kept]
+
     def test_what_is_damaged_goes_and_the_last_good_one_stays(
         self, store, call_main: CallMain, capsys
     ):

@@ -136,6 +136,23 @@ def test_a_local_folder_of_checkpoints_is_the_same_for_workers_elsewhere(job_fil
     assert url == "memory://a-test"
 
 
+@pytest.mark.parametrize(
+    ("settings", "often"),
+    [
+        ([], "at the end"),
+        (["every_s=90"], "every 90 s and at the end"),
+        (["every_s=auto"], "at the interval that loses least and at the end"),
+        (["every_steps=5", "every_s=0.5"], "every 5 steps, every 0.5 s and at the end"),
+    ],
+)
+def test_how_often_checkpoints_are_made_is_described(
+    job_file: Path, settings: list[str], often: str
+):
+    overrides = [f"checkpoint.{each}" for each in ("url=out/ckpt", *settings)]
+    text = describe_job(check_job(job_file, overrides))
+    assert f"  checkpoints {often}, in {Path.cwd() / 'out/ckpt'}; begins at step 0" in text
+
+
 def test_a_step_to_go_on_from_that_is_not_there_is_refused(job_file: Path, tmp_path: Path):
     overrides = [f"checkpoint.url={tmp_path / 'ckpt'}", "checkpoint.resume=7"]
     with pytest.raises(ConfigError, match="got step 7, expected one that is in"):

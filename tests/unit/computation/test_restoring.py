@@ -1,5 +1,6 @@
 """From live state to a store and back, into another process's state."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 
 from tests.unit.checkpointing.layouts import make_manifest
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.peer_memory import UnreachableMemoryError
 from trainflow.checkpointing.sharing import Share, assemble
+from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.reducer import GradientReducer
-from trainflow.computation.restoring import restore
+from trainflow.computation.reports import CheckpointUnusable
+from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import (
     Committed,
@@ -25,7 +30,7 @@ from trainflow.computation.training_state import (
     TrainingState,
     _load_optimizer,
 )
-from trainflow.epochs import INITIAL_EPOCH, EpochId, StoredState, Version
+from trainflow.epochs import INITIAL_EPOCH, EpochId, HeldState, StoredState, Version
 from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError
 
 STEP = 7
@@ -165,6 +170,37 @@ def test_a_store_that_does_not_answer_is_asked_again(
     silences[0] = 99
     with pytest.raises(StoreError, match="503"):
         restore(state, stored, after_each=lambda: None, clock=clock)
+
+
+def test_a_keeper_killed_in_mid_read_is_told_from_damage_and_read_from_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = train(make_state(seed=1))
+    assert kept.version is not None
+    assert SnapshotWriter(tmp_path, "w").write(kept.tree(), kept.version, None)
+    naps_s: list[float] = []
+    clock: Any = SimpleNamespace(sleep=naps_s.append, monotonic_s=lambda: sum(naps_s))
+    state = make_state(seed=2)
+
+    def die(server: SnapshotServer, *_: Any) -> None:
+        server.close()
+        raise ConnectionAbortedError("as if its process had been killed")
+
+    with closing(SnapshotServer(HeldSnapshots(tmp_path), "job-1", "127.0.0.1")) as first:
+        held = HeldState(kept.version, (first.address,))
+        with monkeypatch.context() as patch:
+            patch.setattr(SnapshotServer, "_send_part", die)
+            with pytest.raises(UnreachableMemoryError) as caught:
+                restore(state, held, after_each=lambda: None, clock=clock)
+    assert state.version is None
+    text = str(caught.value)
+    assert unusable(held, caught.value) == CheckpointUnusable(held, text, (first.address,))
+    assert unusable(held, CheckpointError("damaged")) == CheckpointUnusable(held, "damaged", ())
+    with closing(SnapshotServer(HeldSnapshots(tmp_path), "job-1", "127.0.0.1")) as second:
+        assert second.address != first.address
+        again = HeldState(kept.version, (second.address,))
+        restore(state, again, after_each=lambda: None, clock=clock)
+    assert digest(state) == digest(kept)
 
 
 def test_an_optimizers_moments_lie_with_their_parameters_again():

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from tests.distributed.jobs import MAX_STEPS, make_job
 from tests.distributed.training import Samples, make_optimizer, mean_loss
@@ -32,7 +33,7 @@ from trainflow.epochs import (
     RecoveryPlan,
     Version,
 )
-from trainflow.errors import DataError
+from trainflow.errors import DataError, StateError
 
 TIMEOUT_S = 30.0
 
@@ -167,6 +168,61 @@ def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
     assert [verdict.hung for verdict in verdicts] == [{}, {}]
 
 
+class Counting(nn.Linear):
+    """Counts its calls in a buffer, as BatchNorm does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 1)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+
+class BreakingSnapshots:
+    """Fails with its epoch, after a commit."""
+
+    def __init__(self) -> None:
+        self.break_epoch = lambda: None
+
+    def flags(self, *_: object) -> Flag:
+        return Flag.NONE
+
+    def after_commit(self, *_: object) -> None:
+        self.break_epoch()
+        raise RuntimeError("as if the node's memory were gone")
+
+
+def test_what_a_commit_moved_stays_moved_when_its_snapshot_fails_with_the_epoch(
+    context: RankContext, begin: Begin
+):
+    snapshots: Any = BreakingSnapshots()
+    session = Session(replace(context, snapshots=snapshots))
+    model = session.prepare(Counting, make_optimizer)
+    begin(RecoveryPlan(spec(1), INITIAL_VERSION))
+    num_microbatches = 0
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                num_microbatches += 1
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            group = session._group
+            assert group is not None
+            base = Version(step.number, EpochId(1, 1))
+
+            def go_on(group: Group = group, base: Version = base) -> None:
+                group.abort("as if a peer were gone")
+                begin(RecoveryPlan(spec(2), base, replay_tail=True))
+
+            snapshots.break_epoch = go_on
+            step.commit()
+        if step.replayed:
+            break
+    assert model.calls == num_microbatches > 0
+
+
 def test_the_wait_for_the_others_at_the_end_is_one(
     context: RankContext, stamp: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ):
@@ -195,4 +251,23 @@ def test_a_session_that_is_closed_ends_the_loop(context: RankContext):
     session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
     context.gate.close()
     with pytest.raises(SessionClosed):
+        next(iter(session.steps()))
+
+
+class Unfit:
+    """A state of the user's that can't be written as data."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": {"a", "b"}}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        raise AssertionError("nothing is to be loaded")
+
+
+def test_a_state_that_can_t_be_kept_is_refused_before_a_step_is_computed(context: RankContext):
+    session = Session(context)
+    session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    session.register("words", Unfit())
+    context.gate.close()  # what would come to a step ends here, in another way
+    with pytest.raises(StateError, match=r"state at /registered/words/names: got set; expected"):
         next(iter(session.steps()))

@@ -134,7 +134,7 @@ class FakeKept:
     ) -> RecoveryPlan:
         return plan_recovery(spec, reports, stored=self.newest, **known)
 
-    def on_formed(self, snapshot_nodes: list[str]) -> None:
+    def on_formed(self, _plan: RecoveryPlan, snapshot_nodes: list[str]) -> None:
         self.snapshot_nodes = snapshot_nodes
 
 

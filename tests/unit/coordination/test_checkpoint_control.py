@@ -165,7 +165,6 @@ def test_another_run_goes_on_from_what_is_there(
     stored = StoredState(store.url, STEP)
     assert find(store, other_record) == stored
     assert find(store, other_record, resume=STEP) == stored
-    assert find(store, other_record, resume="never") is None
 
 
 def test_a_run_that_goes_on_from_its_last_step_waits_for_no_checkpoint(

@@ -1,4 +1,4 @@
-"""Drills beside a run: what they tell, and that nothing is removed under them."""
+"""Drills beside a run: what they tell, what they mend, and that nothing is removed under them."""
 
 import asyncio
 from pathlib import Path
@@ -6,20 +6,26 @@ from typing import Any
 
 import pytest
 
+from tests.unit.checkpointing.small_job import all_files
+from tests.unit.checkpointing.test_sharing import make_snapshot, upload
 from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.test_checkpoint_control import (
     STEP,
+    at_step,
+    bring,
     control_for,
     kinds,
     make_checkpoint,
 )
 from trainflow.checkpointing.drill import DrillReport
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import verify
 from trainflow.coordination import drill_schedule
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.drill_schedule import DrillSchedule
 from trainflow.coordination.run_record import RunRecord
-from trainflow.errors import CheckpointError
+from trainflow.epochs import StoredState
+from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError, TrainingError
 
 
 @pytest.fixture
@@ -50,6 +56,16 @@ def drill(
     return drilled
 
 
+def damage(store: CheckpointStore, *, missing: bool = False) -> dict[str, bytes]:
+    """Change the bytes of a chunk, and not their number; returns what the store holds then."""
+    chunk_id = next(iter(store.read_manifest(STEP).chunks()))
+    path = Path(store.url) / "chunks" / chunk_id[:2] / chunk_id
+    path.write_bytes(bytes(path.stat().st_size))
+    if missing:
+        path.unlink()
+    return all_files(Path(store.url))
+
+
 def test_the_newest_is_drilled_and_stays_meanwhile(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ):
@@ -74,6 +90,8 @@ def test_one_that_does_not_restore_is_told(
     event = record.events_since(0)[-1]
     assert event["kind"] == "drill_failed"
     assert "byte 7 differs" in event["text"]
+    assert control.newest == StoredState(store.url, STEP), "it is whole"
+    assert store.committed_steps() == [STEP]
 
 
 def test_without_a_checkpoint_nothing_is_drilled(
@@ -81,3 +99,60 @@ def test_without_a_checkpoint_nothing_is_drilled(
 ):
     assert drill(control_for(store, record), record, monkeypatch, ()) == []
     assert kinds(record) == []
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_damaged_checkpoint_no_longer_counts_and_the_next_mends_what_they_share(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch, *, missing: bool
+):
+    control = make_checkpoint(store, record)
+    damage(store, missing=missing)
+    drill(control, record, monkeypatch, CheckpointError("a chunk hashes to something else"))
+    assert control.newest is None
+    assert store.committed_steps() == []
+    assert kinds(record)[-3:] == ["drill_failed", "checkpoint_unusable", "checkpoint_quarantined"]
+
+    async def make_the_next() -> None:
+        for report in upload(make_snapshot(35, 7), store, 2):
+            await bring(control, at_step(report, STEP + 1))
+
+    asyncio.run(make_the_next())
+    assert control.newest == StoredState(store.url, STEP + 1)
+    assert verify(store, STEP + 1).flaws == ()
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ("/w: byte 7 differs",),
+        CheckpointMisfitError("it is of another model"),
+        StoreError("no answer"),
+        TrainingError("the training function raises"),
+    ],
+)
+def test_for_what_is_not_the_stores_fault_nothing_is_read_again(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch, outcome: Any
+):
+    def verify_nothing(*_: object) -> None:
+        raise AssertionError("it is not to be read")
+
+    monkeypatch.setattr(drill_schedule, "verify", verify_nothing)
+    control = make_checkpoint(store, record)
+    drill(control, record, monkeypatch, outcome)
+    assert control.newest == StoredState(store.url, STEP)
+
+
+def test_another_runs_damaged_checkpoint_is_left_to_its_owner(
+    store: CheckpointStore, record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_checkpoint(store, record)
+    before = damage(store)
+    own = CheckpointStore(str(tmp_path / "own"))
+    record = RunRecord(tmp_path / "other record", FakeClock())
+    control = control_for(own, record, resume=store.url)
+    asyncio.run(control.find_stored())
+    assert control.newest == StoredState(store.url, STEP)
+    drill(control, record, monkeypatch, CheckpointError("a chunk hashes to something else"))
+    assert control.newest is None
+    assert kinds(record)[-1] == "checkpoint_unusable"
+    assert all_files(Path(store.url)) == before

@@ -17,7 +17,7 @@ from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter
 from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
-from trainflow.coordination.keeper import HeartbeatReply, Keeper, KeeperSettings
+from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.reporter import Reporter
 
@@ -53,8 +53,8 @@ class Coordinator:
         self.error: Exception | None = None
         self.heartbeat = SimpleNamespace(remote=self._beat)
 
-    def _beat(self, node_id: str, progress: dict[str, Any], **_: Any) -> HeartbeatReply:
-        self.beats.append(progress)
+    def _beat(self, beat: Heartbeat) -> HeartbeatReply:
+        self.beats.append(beat.progress)
         if self.error is not None:
             raise self.error
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
@@ -76,7 +76,8 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
     monkeypatch.setattr(keeper_module.ray, "get", lambda answer, **_: answer)
     folder = tmp_path / "job-1" / "node-1"
     monkeypatch.setattr(keeper_module.names, "stamp_directory", lambda *_: folder)
-    memory = SimpleNamespace(held=HeldSnapshots(folder))
+    replicator = SimpleNamespace(trouble=None)
+    memory = SimpleNamespace(held=HeldSnapshots(folder), ready=lambda: (), replicator=replicator)
     monkeypatch.setattr(keeper_module, "NodeMemory", lambda *_: memory)
     return coordinator
 
@@ -112,6 +113,23 @@ def test_a_round_that_fails_is_not_its_last(
     clock.now_s += 1.5
     clock.next_round()
     assert len(coordinator.beats) == 3
+
+
+def test_a_beat_tells_that_another_node_takes_no_copies(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator
+):
+    told: list[str | None] = []
+
+    def hear(beat: Heartbeat) -> HeartbeatReply:
+        told.append(beat.trouble)
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+    coordinator.heartbeat.remote = hear
+    for trouble in ("it is full", None):
+        keeper._memory.replicator.trouble = trouble
+        clock.now_s += 1.5
+        clock.next_round()
+    assert told == ["it is full", None]
 
 
 @pytest.mark.usefixtures("stamps")

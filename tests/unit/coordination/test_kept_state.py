@@ -11,6 +11,7 @@ from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.background import Background
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import Holding
@@ -23,12 +24,14 @@ from trainflow.epochs import (
     HeldState,
     MemberReport,
     PeerAddress,
+    RecoveryPlan,
     StoredState,
     Version,
 )
 from trainflow.errors import StoreError
 
 SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
+PLAN = RecoveryPlan(SPEC, INITIAL_VERSION)
 NOTHING = [MemberReport("w0", None), MemberReport("w1", None)]
 
 
@@ -76,6 +79,7 @@ class FakeCheckpoints:
         self.stored = [StoredState("/store", step) for step in steps]
         self.quarantined: list[int] = []
         self.skipped: list[int] = []
+        self.begun: tuple[EpochId, int] | None = None
 
     @property
     def newest(self) -> StoredState | None:
@@ -86,6 +90,9 @@ class FakeCheckpoints:
 
     async def quarantine(self, step: int) -> None:
         self.quarantined.append(step)
+
+    def on_epoch(self, epoch: EpochId, step: int) -> None:
+        self.begun = epoch, step
 
     def on_skipped(self, version: Version, reason: str) -> None:
         self.skipped.append(version.step)
@@ -204,11 +211,11 @@ def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
     monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
     nodes = FakeNodes(a=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
-    scene.kept.on_formed(["a"])
+    scene.kept.on_formed(PLAN, ["a"])
     scene.background.finish()
     assert nodes.node_ids == {"a", "b"}
     assert nodes.copies == {"a": (address("b"),)}
-    scene.kept.on_formed(["a", "b"])
+    scene.kept.on_formed(PLAN, ["a", "b"])
     scene.background.finish()
     assert nodes.copies == {"a": ()}
 
@@ -217,7 +224,7 @@ def test_what_two_nodes_hold_makes_older_ones_needless(tmp_path: Path):
     memory = Scene(tmp_path, FakeNodes(a=9, b=8, c=2), FakeCheckpoints()).memory
 
     def hear(node_id: str, newest: Version | None) -> Version | None:
-        return memory.hear(node_id, newest, restarted=False)
+        return memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=newest))
 
     assert hear("a", None) is None
     assert hear("a", version(9)) == version(9)
@@ -271,7 +278,7 @@ def test_copies_are_directed_anew_where_somebody_has_changed(
     assert nodes.copies == {}, "nothing has changed"
     if change == "a Keeper is new":
         nodes.holdings["b"] = Holding("b", PeerAddress("127.0.0.1", 2, "new"), None)
-        scene.memory.hear("b", None, restarted=True)
+        scene.memory.hear(Heartbeat("b", {}, knows_peers=False, held=None))
     else:
         del nodes.holdings["b"]
         cluster.pop(1)

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.full_disk import room_for
 from tests.unit.checkpointing.snapshots import leave, version
 from tests.unit.coordination.fakes import FakeClock
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
+from trainflow.checkpointing.wire import NoRoomError
 from trainflow.coordination.replication import Pace, Replicator
 from trainflow.epochs import PeerAddress
+from trainflow.errors import StateError
 
 MIB = 1024 * 1024
 
@@ -96,3 +99,35 @@ def test_training_goes_first_but_not_for_ever(clock: SleepyClock):
     busy[0] = False
     pace.before_frame(MIB)
     assert clock.now_s - began_s < 0.11
+
+
+def test_why_a_node_has_no_room_is_known_until_it_has(
+    replicator: Replicator, here: Path, there: tuple[HeldSnapshots, PeerAddress]
+):
+    held, address = there
+    replicator.send_to((address,))
+    leave(here, "slot0-1.0", 3)
+    with room_for(100_000), pytest.raises(NoRoomError):
+        replicator.work_once()
+    assert replicator.trouble is not None
+    assert "enlarge" in replicator.trouble
+    replicator.send_to((PeerAddress("127.0.0.1", 9, "token"),))
+    with pytest.raises(OSError, match="refused"):
+        replicator.work_once()
+    assert replicator.trouble is not None, "that another is gone makes no room"
+    replicator.send_to((address,))
+    assert replicator.work_once()
+    assert replicator.trouble is None
+    assert held.newest() == version(3)
+
+
+def test_that_a_node_needs_no_copy_is_no_trouble(
+    replicator: Replicator, here: Path, there: tuple[HeldSnapshots, PeerAddress], tmp_path: Path
+):
+    _, address = there
+    leave(tmp_path / "there", "slot1-1.0", 4)
+    replicator.send_to((address,))
+    leave(here, "slot0-1.0", 3)
+    with pytest.raises(StateError, match="expected a newer one"):
+        replicator.work_once()
+    assert replicator.trouble is None

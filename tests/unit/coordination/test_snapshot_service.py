@@ -1,10 +1,14 @@
 """A Keeper brings to storage what its workers leave, whatever the store does."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.coordination.fakes import FakeClock
+from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import ShareReport
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
@@ -90,7 +94,7 @@ def leave(folder: Path, worker_id: str, step: int, number: int = 0) -> Slot:
     record = TensorRecord("/w", "uint8", (5,), 5)
     skeleton = {"tensor": 0}
     (view,) = slot.begin(Version(step, EpochId(1, 1)), skeleton, [record], {"share": [0, 1]})
-    view[:] = bytes([step] * 5)
+    view[:] = bytes(range(step, step + 5))
     slot.complete()
     return slot
 
@@ -230,6 +234,53 @@ def test_a_store_that_stays_down_costs_this_checkpoint_only(
     assert failed.reason == "the bucket is gone"
     assert sum(clock.naps_s) <= 20.0
     assert slot.state is SlotState.HELD
+
+
+def trickle(clock: PatientClock, num_tries: int) -> Callable[..., None]:
+    """Return `write_chunk` of a store that takes a chunk in 15 s, and no other of the same try."""
+    served: list[CheckpointStore] = []
+    lock, write = threading.Lock(), CheckpointStore.write_chunk
+
+    def write_one(store: CheckpointStore, *chunk: Any) -> None:
+        with lock:
+            if len(served) == num_tries or store in served:
+                raise CheckpointError("503")
+            served.append(store)
+            clock.now_s += 15.0
+        write(store, *chunk)
+
+    return write_one
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_share_is_not_given_up_while_something_new_gets_through(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    began_s = clock.now_s
+    monkeypatch.setattr(CheckpointStore, "write_chunk", trickle(clock, num_tries=5))
+    leave(folder, "slot0-1.0", 9)
+    service.work_once()
+    (report,) = desk.taken
+    assert isinstance(report, ShareReport)
+    assert len(report.chunks) == 5
+    assert clock.now_s - began_s > 75.0
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_share_is_given_up_once_nothing_new_has_got_through_for_long(
+    service: SnapshotService, folder: Path, desk: Desk, clock: PatientClock, monkeypatch
+):
+    began_s = clock.now_s
+    monkeypatch.setattr(CheckpointStore, "write_chunk", trickle(clock, num_tries=2))
+    leave(folder, "slot0-1.0", 9)
+    service.work_once()
+    assert isinstance(desk.taken[0], ShareFailed)
+    assert 30.0 + 10.0 < clock.now_s - began_s <= 30.5 + 20.0
 
 
 def test_an_error_nobody_thought_of_costs_this_checkpoint_only(

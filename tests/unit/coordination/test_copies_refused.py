@@ -1,0 +1,39 @@
+"""A node without room for copies: the run is told why, once in a row."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.unit.coordination.fakes import FakeClock
+from trainflow.config.job import SnapshotConfig
+from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.memory_tier import MemoryTier
+from trainflow.coordination.run_record import RunRecord
+
+
+class NoNodes:
+    node_ids: frozenset[str] = frozenset()
+
+
+def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
+    clock, nodes = FakeClock(), NoNodes()
+    any_nodes: Any = nodes
+    record = RunRecord(tmp_path, clock)
+    memory = MemoryTier(SnapshotConfig(), any_nodes, record, clock)
+
+    def hear(node_id: str, trouble: str | None) -> None:
+        memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=None, trouble=trouble))
+
+    def told() -> list[str]:
+        return [e["text"] for e in record.events_since(0) if e["kind"] == "copy_refused"]
+
+    hear("a", None)
+    assert told() == []
+    for trouble in ("no space, 5 bytes", "no space, 6 bytes"):
+        hear("a", trouble)
+        hear("b", None)
+    assert told() == ["node a sends copies of the state in vain: no space, 5 bytes"]
+    hear("b", "no space")
+    assert len(told()) == 2
+    hear("a", None)
+    hear("a", "no space again")
+    assert told()[2:] == ["node a sends copies of the state in vain: no space again"]
