@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.checkpoint_state import Tree, as_bytes, tensors_of
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.collector import collect
-from trainflow.checkpointing.part_reader import Part, filling, read_parts
+from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.sharing import Share
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK
@@ -78,4 +78,4 @@ def read_checkpoint(store: CheckpointStore, step: int, tensors: Mapping[str, Ten
         path: Part(whole(tensor.shape), as_bytes(tensor).numpy())
         for path, tensor in tensors.items()
     }
-    read_parts(manifest, wanted, filling(store.read_chunk), _NUM_READERS)
+    read_parts(manifest, wanted, store.read_into, _NUM_READERS)

@@ -18,7 +18,7 @@ import torch
 from tests.distributed.jobs import make_job
 from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.part_reader import allocate, filling, read_parts
+from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.sharing import Share, ShareReport
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
@@ -217,7 +217,7 @@ def read_state(store: CheckpointStore, step: int) -> dict[str, bytes]:
     """Read a checkpoint's tensors by path."""
     manifest = store.read_manifest(step)
     parts = {path: allocate(t.shape, t.item_bytes) for path, t in manifest.tensors.items()}
-    read_parts(manifest, parts, filling(store.read_chunk), num_threads=1)
+    read_parts(manifest, parts, store.read_into, num_threads=1)
     return {path: part.out.tobytes() for path, part in parts.items()}
 
 

@@ -142,15 +142,6 @@ def _as_elements(data: Bytes, box: Box, item_bytes: int) -> NDArray[Any]:
     return data.view(np.dtype((np.void, item_bytes))).reshape(box.shape)
 
 
-def filling(read: Callable[[Chunk], bytes]) -> Fetch:
-    """Make a fetch of what returns a chunk's bytes, verified."""
-
-    def fetch(chunk: Chunk, view: memoryview) -> None:
-        view[:] = read(chunk)
-
-    return fetch
-
-
 def allocate(shape: tuple[int, ...], item_bytes: int) -> Part:
     """Return a whole tensor's part with fresh memory."""
     return Part(whole(shape), np.empty(prod(shape) * item_bytes, np.uint8))

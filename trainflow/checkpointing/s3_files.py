@@ -63,6 +63,12 @@ class S3Files:
                     return b""  # there is an object, and nothing in it
                 raise
 
+    def read_into(self, path: str, memory: memoryview) -> int:
+        """Fill memory with an object's first bytes."""
+        data = self.read(path, len(memory))
+        memory[: len(data)] = data
+        return len(data)
+
     def size(self, path: str) -> int:
         """Return the bytes in an object."""
         with _telling_status():

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainflow.checkpointing.export_folder import fresh_folder
 from trainflow.checkpointing.manifest import Manifest
-from trainflow.checkpointing.part_reader import allocate, filling, read_parts
+from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.safetensors_files import (
     TensorSpec,
     read_plain_file,
@@ -173,7 +173,7 @@ def _read_tensors(
     """Read whole tensors, verified."""
     entries = {path: manifest.tensors[path] for path in paths}
     parts = {path: allocate(entry.shape, entry.item_bytes) for path, entry in entries.items()}
-    read_parts(manifest, parts, filling(store.read_chunk), _NUM_THREADS)
+    read_parts(manifest, parts, store.read_into, _NUM_THREADS)
     return {path: _view(part.out) for path, part in parts.items()}
 
 

@@ -12,6 +12,7 @@ Process: keeper writes; drivers and workers read.  Blocks: on the store.
 
 import json
 import re
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class CheckpointStore:
         """Open the folder; it need not exist."""
         self.url = url
         self._files, self._root = open_files(url)
+        self._scratch = _Scratch()
 
     def committed_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, oldest first."""
@@ -110,6 +112,22 @@ class CheckpointStore:
         """Read a chunk and verify it."""
         name = _chunk_name(chunk.chunk_id)
         return require_intact(chunk, self._read(name, chunk.num_bytes), self.url)
+
+    def read_into(self, chunk: Chunk, view: memoryview) -> None:
+        """Fill ``view`` with a chunk once it is verified; from any thread.
+
+        It is read into memory that this thread keeps for the next: to get and give back as much
+        each time costs as much as to read it.
+        """
+        memory = self._scratch.of_size(chunk.num_bytes + 1)  # and what is too long shows
+        name = _chunk_name(chunk.chunk_id)
+        try:
+            with self._reading(name):
+                count = self._files.read_into(self._path(name), memory)
+        except StoreError:
+            self._scratch.give_up()
+            raise
+        view[:] = require_intact(chunk, memory[:count], self.url)
 
     def commit(self, manifest: Manifest) -> None:
         """Write a manifest, then its marker. Its chunks must be there, and settled.
@@ -204,19 +222,24 @@ class CheckpointStore:
         return marker
 
     def _read(self, name: str, at_most: int) -> bytes:
-        try:
-            with self._answering(name, FileNotFoundError):
-                data = self._files.read(self._path(name), at_most + 1)
-        except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{self._path(name)}: got nothing, expected a file; use an earlier checkpoint"
-            ) from error
+        with self._reading(name):
+            data = self._files.read(self._path(name), at_most + 1)
         if len(data) > at_most:
             raise CheckpointError(
                 f"{self._path(name)}: got more than {at_most} bytes, expected no more; it is "
                 "damaged or forged: use an earlier checkpoint"
             )
         return data
+
+    @contextmanager
+    def _reading(self, name: str) -> Generator[None]:
+        try:
+            with self._answering(name, FileNotFoundError):
+                yield
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self._path(name)}: got nothing, expected a file; use an earlier checkpoint"
+            ) from error
 
     def _names(self, folder: str) -> list[str]:
         with self._answering(folder):
@@ -245,6 +268,23 @@ class CheckpointStore:
                 f"({type(error).__name__}: {error}); look at its address, credentials and free "
                 "space"
             ) from error
+
+
+class _Scratch(threading.local):
+    """Memory of each thread that reads."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray())
+
+    def of_size(self, num_bytes: int) -> memoryview:
+        """Return memory that is nobody else's until this thread asks again."""
+        if len(self._memory) < num_bytes:
+            self._memory = memoryview(bytearray(num_bytes))
+        return self._memory[:num_bytes]
+
+    def give_up(self) -> None:
+        """Leave it to whoever may still write to it."""
+        self._memory = memoryview(bytearray())
 
 
 def _chunk_name(chunk_id: str) -> str:

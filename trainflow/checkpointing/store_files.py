@@ -35,6 +35,13 @@ class StoreFiles(Protocol):
         """Return the first ``at_most`` bytes of a file."""
         ...
 
+    def read_into(self, path: str, memory: memoryview) -> int:
+        """Fill memory with a file's first bytes; returns how many there are, at most what fits.
+
+        After a TimeoutError the memory may still be written to: its owner must give it up.
+        """
+        ...
+
     def size(self, path: str) -> int:
         """Return the bytes in a file."""
         ...
@@ -112,6 +119,18 @@ class LocalFiles:
 
         return STORE_CALLS.call(patience_s(at_most), work)
 
+    def read_into(self, path: str, memory: memoryview) -> int:
+        """Fill memory with a file's first bytes."""
+
+        def work(_call: Call) -> int:
+            count = 0
+            with Path(path).open("rb", buffering=0) as file:
+                while more := file.readinto(memory[count:]):
+                    count += more
+            return count
+
+        return STORE_CALLS.call(patience_s(len(memory)), work)
+
     def size(self, path: str) -> int:
         """Return the bytes in a file."""
         return STORE_CALLS.call(patience_s(), lambda _call: Path(path).stat().st_size)
@@ -157,6 +176,12 @@ class OtherFiles:
     def read(self, path: str, at_most: int) -> bytes:
         """Return the first ``at_most`` bytes of a file."""
         return self._call(lambda: self._files.cat_file(path, start=0, end=at_most), at_most)
+
+    def read_into(self, path: str, memory: memoryview) -> int:
+        """Fill memory with a file's first bytes."""
+        data = self.read(path, len(memory))
+        memory[: len(data)] = data
+        return len(data)
 
     def size(self, path: str) -> int:
         """Return the bytes in a file."""

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.dcp_names import MANIFEST_FILE, dcp_names
 from trainflow.checkpointing.manifest import Manifest, encode_manifest
-from trainflow.checkpointing.part_reader import Part, filling, read_parts
+from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.computation.own_process import answer_request
 from trainflow.computation.state_tree import unflatten_state
@@ -75,7 +75,7 @@ def read_tensors(store: CheckpointStore, manifest: Manifest) -> list[Tensor]:
         path: Part(whole(entry.shape), tensor.view(-1).view(torch.uint8).numpy())
         for (path, entry), tensor in zip(manifest.tensors.items(), tensors, strict=True)
     }
-    read_parts(manifest, wanted, filling(store.read_chunk), _NUM_THREADS)
+    read_parts(manifest, wanted, store.read_into, _NUM_THREADS)
     return tensors
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
-from trainflow.checkpointing.part_reader import Fetch, Part, filling, read_parts
+from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
@@ -114,7 +114,7 @@ def _open(
             yield memory.read_manifest(), memory.read_into
     else:
         store = CheckpointStore(stored.url)
-        yield store.read_manifest(stored.step), filling(store.read_chunk)
+        yield store.read_manifest(stored.step), store.read_into
 
 
 def _landing_place(manifest: Manifest, path: str, live: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Random tensors, cut up at random, for property tests."""
 
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from trainflow.checkpointing.boxes import Box
 from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Chunk, Manifest, Shard, TensorEntry
+from trainflow.checkpointing.part_reader import Fetch
 
 shapes = st.lists(st.integers(1, 7), max_size=3).map(tuple)
 
@@ -57,3 +59,12 @@ def make_manifest(**entries: TensorEntry) -> Manifest:
         skeleton={"dict": [[path, {"tensor": i}] for i, path in enumerate(entries)]},
         tensors=entries,
     )
+
+
+def filling(read: Callable[[Chunk], bytes]) -> Fetch:
+    """Make a fetch of what returns a chunk's bytes, verified."""
+
+    def fetch(chunk: Chunk, view: memoryview) -> None:
+        view[:] = read(chunk)
+
+    return fetch

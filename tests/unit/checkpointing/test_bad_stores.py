@@ -126,6 +126,7 @@ class TestRefusing:
                 store.committed_steps,
                 lambda: store.read_manifest(3),
                 lambda: store.read_chunk(chunk),
+                lambda: store.read_into(chunk, memoryview(bytearray(chunk.num_bytes))),
                 lambda: store.has_chunk(chunk),
                 lambda: list(store.chunk_ids()),
                 lambda: verify(store, 3),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.checkpointing.layouts import filling, make_manifest
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunk_writer import ChunkWriter
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
-from trainflow.checkpointing.part_reader import allocate, filling, read_parts
+from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import StoreError
 

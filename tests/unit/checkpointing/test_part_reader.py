@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.checkpointing.layouts import (
+    filling,
     layouts,
     make_manifest,
     make_tensor,
@@ -14,7 +15,7 @@ from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import TensorEntry
-from trainflow.checkpointing.part_reader import Part, allocate, filling, read_parts
+from trainflow.checkpointing.part_reader import Part, allocate, read_parts
 from trainflow.errors import CheckpointError
 
 

@@ -17,7 +17,7 @@ from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
-from trainflow.checkpointing.part_reader import Part, filling, read_parts
+from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.shard_assembly import assemble_shards
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import CheckpointError
@@ -86,7 +86,7 @@ def read(store: CheckpointStore, step: int, path: str, box: Box) -> bytes:
     """Read one rank's part of a tensor."""
     manifest = store.read_manifest(step)
     out = np.empty(box.num_elements * manifest.tensors[path].item_bytes, np.uint8)
-    read_parts(manifest, {path: Part(box, out)}, filling(store.read_chunk), num_threads=2)
+    read_parts(manifest, {path: Part(box, out)}, store.read_into, num_threads=2)
     return out.tobytes()
 
 

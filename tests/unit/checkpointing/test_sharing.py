@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.checkpointing.layouts import make_manifest
 from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.manifest import Manifest
-from trainflow.checkpointing.part_reader import allocate, filling, read_parts
+from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.sharing import Share, ShareReport, assemble, deal, is_complete
 from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
 from trainflow.checkpointing.store import CheckpointStore
@@ -47,7 +47,7 @@ def commit(reports: list[ShareReport], store: CheckpointStore) -> Manifest:
 
 def read_back(manifest: Manifest, store: CheckpointStore) -> list[bytes]:
     wanted = {path: allocate(t.shape, t.item_bytes) for path, t in manifest.tensors.items()}
-    read_parts(manifest, wanted, filling(store.read_chunk), num_threads=2)
+    read_parts(manifest, wanted, store.read_into, num_threads=2)
     return [part.out.tobytes() for part in wanted.values()]
 
 

@@ -13,7 +13,8 @@ from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunk_writer import ChunkWriter
 from trainflow.checkpointing.manifest import Chunk, Manifest, Shard, TensorEntry
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.errors import CheckpointConflictError, CheckpointError
+from trainflow.checkpointing.store_files import LocalFiles
+from trainflow.errors import CheckpointConflictError, CheckpointError, StoreError
 
 PAYLOAD = bytes(range(250)) * 4
 
@@ -46,7 +47,12 @@ def save(store: CheckpointStore, step: int, payload: bytes = PAYLOAD, attempt: s
 
 def load(store: CheckpointStore, step: int) -> bytes:
     (shard,) = store.read_manifest(step).tensors["w"].shards
-    return b"".join(store.read_chunk(chunk) for chunk in shard.chunks)
+    data, start = memoryview(bytearray(sum(chunk.num_bytes for chunk in shard.chunks))), 0
+    for chunk in shard.chunks:
+        store.read_into(chunk, data[start : start + chunk.num_bytes])
+        start += chunk.num_bytes
+    assert data == b"".join(store.read_chunk(chunk) for chunk in shard.chunks)
+    return bytes(data)
 
 
 def chunk_file(tmp_path: Path, manifest: Manifest, number: int) -> Path:
@@ -179,3 +185,34 @@ def test_a_chunk_that_claims_another_name_is_refused(store: CheckpointStore):
     store.write_chunk(lying, b"true")
     with pytest.raises(CheckpointError, match="damaged"):
         store.read_chunk(lying)
+    view = bytearray(4)
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.read_into(lying, memoryview(view))
+    assert view == bytes(4), "what is damaged reaches nobody"
+
+
+class LateFiles(LocalFiles):
+    """Gives no answer to the first read in time; it comes behind the second."""
+
+    def __init__(self) -> None:
+        self.late: memoryview | None = None
+
+    def read_into(self, path: str, memory: memoryview) -> int:
+        if self.late is None:
+            self.late = memory
+            raise TimeoutError
+        count = super().read_into(path, memory)
+        self.late[:count] = bytes(count)
+        return count
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one_s(tmp_path: Path):
+    store = CheckpointStore(str(tmp_path / "store"))
+    save(store, 3)
+    (first, second, *_) = store.read_manifest(3).tensors["w"].shards[0].chunks
+    store._files = LateFiles()
+    with pytest.raises(StoreError):
+        store.read_into(first, memoryview(bytearray(first.num_bytes)))
+    view = bytearray(second.num_bytes)
+    store.read_into(second, memoryview(view))
+    assert view == store.read_chunk(second)
