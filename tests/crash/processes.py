@@ -24,6 +24,7 @@ from tests.crash.life import (
 from trainflow.checkpointing.sharing import Share, ShareReport
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import quarantine
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.epochs import Version
@@ -95,7 +96,9 @@ def run_keeper(place: Place, fatal: int) -> None:
     """Bring everything that is there."""
     use_small_chunks()
     die_at_file_operation(place.store, fatal, place.note)
-    bring_all(place, _DistantDesk(place))
+    desk = _DistantDesk(place)
+    desk.wait_open()  # else the first states might be overtaken, and less is removed
+    bring_all(place, desk)
 
 
 def run_coordinator(place: Place, incarnation: int, fatal: int) -> None:
@@ -122,6 +125,14 @@ class _DistantDesk:
 
     def __init__(self, place: Place):
         self._door = str(place.door)
+
+    def wait_open(self) -> None:
+        """Wait until there is a coordinator."""
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + JOIN_WITHIN_S / 2
+        while SYSTEM_CLOCK.monotonic_s() < deadline_s:
+            with suppress(OSError), connection.Client(self._door, "AF_UNIX"):
+                return
+            SYSTEM_CLOCK.sleep(0.002)
 
     def ask(self, version: Version) -> UploadAnswer:
         return self._call("ask", version)

@@ -38,9 +38,12 @@ class NodeWatch:
         self._heard_at_s: dict[str, float] = {}
         self._progress: dict[str, dict[str, Progress]] = {}
         self._dismissed: dict[str, Any] = {}
+        self._is_closing = False
 
     def ensure(self, node_ids: set[str]) -> None:
-        """Have a Keeper on each of these nodes, and let them know each other."""
+        """Have a Keeper on each of these nodes, and let them know each other; not after `close`."""
+        if self._is_closing:  # what is still under way then would leave one behind
+            return
         fresh = node_ids - self._keepers.keys()
         for node_id in fresh:
             keeper = self._dismissed.pop(node_id, None)
@@ -162,6 +165,7 @@ class NodeWatch:
 
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers."""
+        self._is_closing = True
         await _clean_up(self._keepers.values(), timeout_s)
         await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:
