@@ -37,8 +37,10 @@ def store(url: str) -> CheckpointStore:
 def save(store: CheckpointStore, step: int, payload: bytes = PAYLOAD, attempt: str = "a") -> int:
     """Save one tensor; return how many bytes were written."""
     writer = ChunkWriter(store, known=(), num_threads=3)
-    chunks = tuple(writer.add(part) for part in chunking.split(memoryview(payload)))
-    traffic = writer.finish()
+    try:
+        chunks = tuple(writer.add(part) for part in chunking.split(memoryview(payload)))
+    finally:
+        traffic = writer.finish()  # also where one fails: the others are under way
     entry = TensorEntry("uint8", (len(payload),), (Shard(whole((len(payload),)), chunks),))
     store.commit(replace(make_manifest(w=entry), step=step, attempt=attempt))
     assert traffic.num_bytes_written + traffic.num_bytes_known == len(payload)
