@@ -116,8 +116,8 @@ class CheckpointStore:
     def read_into(self, chunk: Chunk, view: memoryview) -> None:
         """Fill ``view`` with a chunk once it is verified; from any thread.
 
-        It is read into memory that this thread keeps for the next: to get and give back as much
-        each time costs as much as to read it.
+        It is read into memory of this thread's own first: neither what is damaged, nor what a
+        store brings after it was given up, reaches ``view``.
         """
         memory = self._scratch.of_size(chunk.num_bytes + 1)  # and what is too long shows
         name = _chunk_name(chunk.chunk_id)

@@ -29,16 +29,6 @@ WITHIN_S = 20.0
 A_WHILE_S = 0.3  # many times what whoever waits is to wait while nothing happens
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
-    return RunRecord(tmp_path / "record", FakeClock())
-
-
 def job_for(store: CheckpointStore, **checkpoint: Any) -> JobConfig:
     settings = make_job().model_dump(mode="json")
     settings["checkpoint"] = {"url": store.url, **checkpoint}

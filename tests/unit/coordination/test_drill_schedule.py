@@ -28,16 +28,6 @@ from trainflow.epochs import StoredState
 from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError, TrainingError
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
-    return RunRecord(tmp_path / "record", FakeClock())
-
-
 def drill(
     control: CheckpointControl, record: RunRecord, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> list[tuple[str, int, bool]]:

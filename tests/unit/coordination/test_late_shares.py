@@ -44,16 +44,6 @@ class Metrics:
         self.num_skipped += 1
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
-    return RunRecord(tmp_path / "record", FakeClock())
-
-
 def shares_of(
     store: CheckpointStore, step: int, *sizes: int, epoch: EpochId = EPOCH
 ) -> list[ShareReport]:
