@@ -17,7 +17,7 @@ CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # The type checker doesn't ask the network for news of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-peer-restore \
+.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
 	bench-throttled-store clean
 
 help: ## list the targets
@@ -64,10 +64,10 @@ format: $(STAMP) ## format the code and mend what the linter can
 test: $(STAMP) ## every test
 	$(BIN)/python -m pytest
 
-test-unit: $(STAMP) ## the tests of plain values; under a minute
-	$(BIN)/python -m pytest tests/unit
+test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
+	$(BIN)/python -m pytest tests/unit -m 'not slow'
 
-bench: bench-recovery bench-overhead bench-checkpoint bench-peer-restore bench-throttled-store ## every benchmark
+bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -77,6 +77,9 @@ bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
 
 bench-checkpoint: $(STAMP) ## what a checkpoint costs, beside torch.save, DCP and torch_checkpointing
 	$(BIN)/python -m benchmarks.checkpoint
+
+bench-restore: $(STAMP) ## a restore from storage, beside DCP's load
+	$(BIN)/python -m benchmarks.checkpoint --only-restores
 
 bench-peer-restore: $(STAMP) ## a restore from another node's memory, beside a copy over the same link
 	$(BIN)/python -m benchmarks.peer_restore

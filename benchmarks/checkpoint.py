@@ -1,6 +1,7 @@
 """What a checkpoint costs the step that takes it, beside torch.save, DCP and torch_checkpointing.
 
     make bench-checkpoint          # or: python -m benchmarks.checkpoint [--quick]
+    make bench-restore             # or: python -m benchmarks.checkpoint --only-restores [--quick]
 
 Two ranks of one torch thread each hold the same 500 MB of model and AdamW state. The systems take
 turns in the same processes, in random order; each turn is a pair of neighbouring steps, one that
@@ -56,7 +57,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 Times = dict[str, list[dict[str, Any]]]
 
 
-def make_args(folder: Path, shared: Path, *, quick: bool) -> Args:
+def make_args(folder: Path, shared: Path, *, quick: bool, only_restores: bool) -> Args:
     """Describe the run."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -67,11 +68,18 @@ def make_args(folder: Path, shared: Path, *, quick: bool) -> Args:
         port=port,
         num_layers=QUICK_LAYERS if quick else FULL_LAYERS,
         num_rounds=2 if quick else 24,
-        all_variants=not quick,
+        all_variants=not quick and not only_restores,
         num_block_pairs=1 if quick else 12,
         steps_a_block=2 if quick else 4,
-        num_restores=2 if quick else 8,
+        num_restores=_num_restores(quick=quick, only_restores=only_restores),
+        only_restores=only_restores,
     )
+
+
+def _num_restores(*, quick: bool, only_restores: bool) -> int:
+    if quick:
+        return 2
+    return 40 if only_restores else 8
 
 
 def measure(args: Args) -> Times:
@@ -124,15 +132,20 @@ def make_rows(times: Times) -> list[Row]:
     blocks = [
         BlockPair(tuple(entry["with_s"]), tuple(entry["without_s"])) for entry in times["block"]
     ]
-    restores_s: dict[str, list[float]] = defaultdict(list)
-    for entry in times["restore"]:
-        restores_s[entry["system"]].append(entry["seconds"])
     return [
         *copy_rows(copies_s),
         *pair_rows(_pairs(times), median(copies_s)),
         *every_step_rows(blocks),
-        *restore_rows(restores_s),
+        *make_restore_rows(times),
     ]
+
+
+def make_restore_rows(times: Times) -> list[Row]:
+    """Turn the times of restores into figures."""
+    restores_s: dict[str, list[float]] = defaultdict(list)
+    for entry in times["restore"]:
+        restores_s[entry["system"]].append(entry["seconds"])
+    return restore_rows(restores_s)
 
 
 def _pairs(times: Times) -> list[Pair]:
@@ -140,12 +153,17 @@ def _pairs(times: Times) -> list[Pair]:
 
 
 def _conditions(args: Args, times: Times) -> dict[str, Any]:
-    variants = by_variant(_pairs(times))
-    best = best_variants(variants)
-    return {
+    always = {
         "ranks": NUM_RANKS,
         "threads_a_rank": 1,
         "state_bytes": times["state"][0]["num_bytes"],
+        "times": times,
+    }
+    if args.only_restores:
+        return always
+    variants = by_variant(_pairs(times))
+    best = best_variants(variants)
+    return always | {
         "step_copies_aimed_at": STEP_COPIES,
         "steps_a_block": args.steps_a_block,
         "torch_checkpointing": version("torch-checkpointing"),
@@ -155,33 +173,36 @@ def _conditions(args: Args, times: Times) -> dict[str, Any]:
     }
 
 
-def run(*, quick: bool) -> None:
+def run(*, quick: bool, only_restores: bool) -> None:
     """Measure and publish; leaves no file, process or shared memory behind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("got SIGTERM"))  # through every finally
     load = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
     shared = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=_SHARED_MEMORY))
     try:
-        args = make_args(folder, shared, quick=quick)
+        args = make_args(folder, shared, quick=quick, only_restores=only_restores)
         times = measure(args)
-        rows = make_rows(times)
         for node in args.nodes:
             shutil.rmtree(node)
-        num_layers = max(args.num_layers, _MIN_CONTIGUOUS_LAYERS)
-        rows += measure_contiguous(folder / "contiguous", shared / "contiguous", num_layers)
-        rows += measure_lora(folder / "lora", shared / "lora", args.num_layers)
+        rows = make_restore_rows(times) if only_restores else make_rows(times)
+        if not only_restores:
+            num_layers = max(args.num_layers, _MIN_CONTIGUOUS_LAYERS)
+            rows += measure_contiguous(folder / "contiguous", shared / "contiguous", num_layers)
+            rows += measure_lora(folder / "lora", shared / "lora", args.num_layers)
     finally:
         shutil.rmtree(shared, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
-    conditions = _conditions(args, times) | {"load_1min_at_start": round(load, 2), "times": times}
-    publish("checkpoint", conditions, rows, quick=quick)
+    conditions = {"load_1min_at_start": round(load, 2)} | _conditions(args, times)
+    publish("restore" if only_restores else "checkpoint", conditions, rows, quick=quick)
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="90 MB of state, two pairs each")
-    run(quick=parser.parse_args().quick)
+    parser.add_argument("--only-restores", action="store_true", help="time nothing but restores")
+    given = parser.parse_args()
+    run(quick=given.quick, only_restores=given.only_restores)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class Args(BaseModel):
         num_block_pairs: of steps with a snapshot each and steps without.
         steps_a_block: in those.
         num_restores: of each system.
+        only_restores: measure nothing else.
     """
 
     work_dir: Path
@@ -72,6 +73,7 @@ class Args(BaseModel):
     num_block_pairs: int
     steps_a_block: int
     num_restores: int
+    only_restores: bool
 
 
 def run_rank(args: Args, rank: int) -> None:
@@ -83,9 +85,10 @@ def run_rank(args: Args, rank: int) -> None:
     dist.init_process_group("gloo")
     bench = RankBench(args, rank)
     try:
-        bench.calibrate()
-        bench.measure_pairs()
-        bench.measure_every_step()
+        if not args.only_restores:
+            bench.calibrate()
+            bench.measure_pairs()
+            bench.measure_every_step()
         bench.check_and_restore()
     finally:
         bench.close()
@@ -109,6 +112,7 @@ class RankBench:
         self._num_products = 1
         self._step = 0
         self._log = (args.work_dir / "times.jsonl").open("a", buffering=1)
+        self._write("state", num_bytes=num_bytes_of(tensors_of(tree)))
 
     def calibrate(self) -> None:
         """Copy until memory is warm, and find how much a step must compute."""
@@ -119,8 +123,7 @@ class RankBench:
         self._num_products = products_for_step(
             median(copies_s), median(updates_s), products_s / _NUM_WARM_PRODUCTS
         )
-        num_bytes = num_bytes_of(tensors_of(self._training.tree()))
-        self._write("state", num_bytes=num_bytes, num_products=self._num_products)
+        self._write("step", num_products=self._num_products)
         for saver in self._savers.values():
             for _ in range(_NUM_WARM_SAVES):  # which make what is kept: memory, processes, groups
                 self._step += 1

@@ -21,7 +21,7 @@ from trainflow.epochs import INITIAL_EPOCH, Version
 
 _SAVED_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.02
-_NUM_READERS = 8  # as in trainflow.computation.restoring
+_NUM_READERS = 4  # as in trainflow.computation.restoring
 
 
 class TrainFlow:

@@ -21,6 +21,7 @@ WIDTH = 64
 class Args(BaseModel):
     work_dir: Path
     sleep_s: float = 0.01
+    """A microbatch waits for so long, until there is a file named hurry."""
     raise_at: int | None = None
     nan_at: tuple[int, ...] = ()
     hold_after_loop: int | None = None
@@ -65,7 +66,7 @@ def train(session: Session, args: Args) -> None:
     for step in session.steps():
         with step:
             for batch in step.microbatches():
-                SYSTEM_CLOCK.sleep(args.sleep_s)
+                SYSTEM_CLOCK.sleep(0 if (args.work_dir / "hurry").exists() else args.sleep_s)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")

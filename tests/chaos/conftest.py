@@ -20,7 +20,7 @@ def cluster(
     for name, value in (s3_if_any.environment if s3_if_any else {}).items():
         patch.setenv(name, value)  # where every process of the cluster finds it
     patch.setenv("TRAINFLOW_HOME", str(tmp_path_factory.mktemp("home")))
-    with LocalCluster.start(head_cpus=0, num_nodes=3) as started:
+    with LocalCluster.start(head_cpus=0, num_nodes=3, racks=["r1", "r1", "r2"]) as started:
         connect(started.address)
         yield started
         ray.shutdown()

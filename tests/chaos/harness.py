@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 from ray.util import list_named_actors, placement_group_table
 
 from tests.chaos.chaos_job import NUM_SAMPLES
@@ -24,6 +25,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.driver import Run, start_run
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.topology import RACK
 from trainflow.data.order import SampleOrder
 from trainflow.errors import UnreachableError
 
@@ -31,6 +33,7 @@ TIMEOUT_S = 120.0
 GLOBAL_BATCH = 24
 POLL_S = 0.05
 STARTED: list[str] = []  # ids of all runs: one that a failed test leaves can't clean up
+_SHARED_MEMORY = Path("/dev/shm/trainflow")
 TERMINAL = {"succeeded", "failed", "stopped"}
 
 
@@ -111,6 +114,7 @@ class RunUnderTest:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end, let the coordinator go, and check that nothing is left."""
+        (self.work_dir / "hurry").touch()
         pids = [worker["pid"] for worker in self._workers() if worker["pid"]]
         status = self.wait(lambda s: s["state"] in TERMINAL)
         self.run.retire()
@@ -152,6 +156,12 @@ class RunUnderTest:
         node = psutil.Process(self.node_of(rank).pid)
         keepers = [p for p in node.children(recursive=True) if _title(p).startswith("ray::Keeper")]
         return keepers[0] if keepers else None
+
+    def racks_with_copies(self) -> list[str]:
+        """Return the rack of each node that has the state in memory."""
+        racks = {node["NodeID"]: node["Labels"].get(RACK, "") for node in ray.nodes()}
+        held = (_SHARED_MEMORY / self.run.job_id).glob("*/*.snapshot")
+        return sorted(racks[node_id] for node_id in {path.parent.name for path in held})
 
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
@@ -206,14 +216,14 @@ class RunUnderTest:
             for group in placement_group_table().values()
             if group["name"].startswith(self.run.job_id) and group["state"] != "REMOVED"
         ]
-        left += [str(path) for path in Path("/dev/shm/trainflow").glob(f"{self.run.job_id}/**/*")]
+        left += [str(path) for path in _SHARED_MEMORY.glob(f"{self.run.job_id}/**/*")]
         return left
 
 
 def remove_remains() -> None:
     """Remove what runs have left in shared memory that ended with their cluster."""
     for job_id in STARTED:
-        shutil.rmtree(Path("/dev/shm/trainflow") / job_id, ignore_errors=True)
+        shutil.rmtree(_SHARED_MEMORY / job_id, ignore_errors=True)
 
 
 def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ def start(cluster: LocalCluster, tmp_path: Path, store: CheckpointStore) -> Call
         work_dir.mkdir()
         accept = ["args.work_dir"]  # of each run its own
         checkpoint = {"url": store.url, "every_steps": EVERY_STEPS, "accept": accept}
-        return RunUnderTest.start(cluster, work_dir, minimum=3, checkpoint=checkpoint, **settings)
+        fixed = {"minimum": 3, "spares": 0, "checkpoint": checkpoint}
+        return RunUnderTest.start(cluster, work_dir, **fixed, **settings)
 
     return start
 

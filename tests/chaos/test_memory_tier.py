@@ -18,7 +18,7 @@ NODE_CPUS = 2
 @pytest.fixture
 def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
     """Start a run that waits for all its ranks: a smaller world ends with other weights."""
-    return RunUnderTest.start(cluster, tmp_path, minimum=3)
+    return RunUnderTest.start(cluster, tmp_path, minimum=3, spares=0)
 
 
 def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=30, spares=2)
+    run.wait_training(step=30)
     run.kill_all()
     status = run.wait_recovered()
     assert resumed_from_memory(status)["steps_lost"] == 0
@@ -41,7 +41,7 @@ def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) 
 def test_one_node_that_is_left_is_enough(
     run: RunUnderTest, cluster: LocalCluster, undisturbed: str
 ) -> None:
-    run.wait_training(step=30, spares=2)
+    run.wait_training(step=30)
     keeps = run.node_of(0)
     lost = [node for node in cluster.nodes if node is not keeps]
     run.kill_all()
@@ -56,7 +56,7 @@ def test_one_node_that_is_left_is_enough(
 
 
 def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=30, spares=2)
+    run.wait_training(step=30)
     keepers = [run.keeper_of(rank) for rank in range(3)]
     run.kill_all()
     for keeper in keepers:
@@ -75,6 +75,7 @@ def test_a_node_without_workers_holds_a_copy(cluster: LocalCluster, tmp_path: Pa
     # copy was on its way.
     run = RunUnderTest.start(cluster, tmp_path, target=1, spares=0, max_steps=30, sleep_s=0.1)
     run.wait_training(step=10)
+    assert run.racks_with_copies() == ["r1", "r2"], "a rack that is lost takes one with it"
     home = run.node_of(0)
     home.kill()
     cluster.replace(home, cpus=NODE_CPUS)

@@ -24,7 +24,9 @@ def start(cluster: LocalCluster, tmp_path: Path) -> Callable[[str], RunUnderTest
     def start(url: str) -> RunUnderTest:
         checkpoint = {"url": url, "every_steps": EVERY_STEPS}
         # Slow steps: a server is back after ten seconds, and the run is not to be over by then.
-        return RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, sleep_s=0.1)
+        return RunUnderTest.start(
+            cluster, tmp_path, minimum=3, spares=0, checkpoint=checkpoint, sleep_s=0.1
+        )
 
     return start
 

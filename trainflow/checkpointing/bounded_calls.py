@@ -4,7 +4,7 @@ A file system over the network can hold a thread in the kernel for as long as it
 and nothing ends that. So what might wait for a store runs in a thread beside the caller's. A caller
 that gives up leaves that thread behind; once it comes back, it finds that nobody waits, and is used
 again. Only so many are left behind at a time: then every call is refused at once, until one of them
-comes back.
+comes back. What a call calls in turn runs in its thread: one bound holds for all of it.
 
 Process: any.  Threads: its own, which don't hold up the end of the process.
 Blocks: until the call is done or its time is over.
@@ -13,8 +13,11 @@ Blocks: until the call is done or its time is over.
 import os
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from trainflow.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
 
@@ -34,12 +37,39 @@ def patience_s(num_bytes: int = 0) -> float:
 class Call:
     """One call, as the thread that makes it sees it."""
 
-    def __init__(self, work: Callable[["Call"], Any]):
+    def __init__(self, work: Callable[["Call"], Any], within_s: float):
         self._work = work
+        self._giving_up = threading.Lock()
         self.done = threading.Event()
         self.is_awaited = True
+        self.expect_within(within_s)
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def expect_within(self, within_s: float) -> None:
+        """Have the caller wait for so long from now."""
+        self.within_s = within_s
+        self._expires_at_s = SYSTEM_CLOCK.monotonic_s() + within_s
+
+    @property
+    def left_s(self) -> float:
+        """How long the caller will wait yet."""
+        return max(0.0, self._expires_at_s - SYSTEM_CLOCK.monotonic_s())
+
+    def give_up(self) -> None:
+        """Wait no longer: from here on nothing that the caller lent is written to."""
+        with self._giving_up:
+            self.is_awaited = False
+
+    def deliver(self, put: Callable[[], None]) -> None:
+        """Write to what the caller lent, who doesn't give up meanwhile.
+
+        Raises:
+            TimeoutError: it has given up.
+        """
+        with self._giving_up:
+            self.require_awaited()
+            put()
 
     def require_awaited(self) -> None:
         """Go on only if the caller still waits, so that what it lent is still what it was.
@@ -58,6 +88,13 @@ class Call:
             self.error = error
 
 
+class Task(NamedTuple):
+    """One of several things to do, and how long it may take."""
+
+    within_s: float
+    work: Callable[[Call], object]
+
+
 class BoundedCalls:
     """Makes calls in threads of its own."""
 
@@ -68,6 +105,7 @@ class BoundedCalls:
         """Forget all threads: those of the process that this one was forked from aren't here."""
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Call]] = []
+        self._own = threading.local()  # its `call`: what this thread of ours is at
         self._num_left_behind = 0
 
     @property
@@ -81,14 +119,57 @@ class BoundedCalls:
         Raises:
             TimeoutError: it isn't done in time, or too many before it never came back.
         """
-        call = Call(work)
-        self._hand_over(call)
-        if not call.done.wait(within_s):
+        outer: Call | None = getattr(self._own, "call", None)
+        if outer is not None:
+            return work(outer)
+        return self._wait(self._hand_over(Call(work, within_s)))
+
+    def call_all(self, tasks: Sequence[Task], at_a_time: int) -> None:
+        """Do all tasks, so many at a time; once one has failed, no other is begun.
+
+        Raises:
+            TimeoutError: a task isn't done in time, or too many calls before never came back.
+            Exception: what the first that failed has raised.
+        """
+        left = deque(tasks)
+
+        def work(call: Call) -> None:
+            while left and call.is_awaited:
+                try:
+                    task = left.popleft()
+                except IndexError:  # another thread has taken the last
+                    return
+                call.expect_within(task.within_s)
+                try:
+                    task.work(call)
+                except BaseException:
+                    left.clear()
+                    raise
+
+        patience = max((task.within_s for task in tasks), default=0.0)
+        errors: list[Exception] = []
+        try:
+            calls = [
+                self._hand_over(Call(work, patience)) for _ in range(min(at_a_time, len(tasks)))
+            ]
+            for call in calls:
+                try:
+                    self._wait(call)
+                except Exception as error:  # noqa: BLE001  raised once all threads have stopped
+                    left.clear()
+                    errors.append(error)
+        finally:
+            left.clear()
+        if errors:
+            raise errors[0]
+
+    def _wait(self, call: Call) -> Any:  # noqa: ANN401  what its work returns
+        while not call.done.wait(call.left_s):
             with self._lock:
-                if not call.done.is_set():
-                    call.is_awaited = False
+                if not call.done.is_set() and not call.left_s:
+                    call.give_up()
                     self._num_left_behind += 1
-                    raise TimeoutError(f"no answer within {within_s:.0f} s")
+                    raise TimeoutError(f"no answer within {call.within_s:.0f} s")
         try:
             if call.error is not None:
                 raise call.error
@@ -96,7 +177,7 @@ class BoundedCalls:
         finally:
             call.error = None  # its traceback leads back here: what the caller lent would stay
 
-    def _hand_over(self, call: Call) -> None:
+    def _hand_over(self, call: Call) -> Call:
         with self._lock:
             if self._num_left_behind >= MAX_LEFT_BEHIND:
                 raise TimeoutError(
@@ -107,12 +188,15 @@ class BoundedCalls:
             calls = queue.SimpleQueue[Call]()
             threading.Thread(target=self._serve, args=(calls,), name="store", daemon=True).start()
         calls.put(call)
+        return call
 
     def _serve(self, calls: queue.SimpleQueue[Call]) -> None:
         """Make one call after the other, as long as there are few enough to be kept."""
         while True:
             call = calls.get()
+            self._own.call = call
             call.make()
+            self._own.call = None
             with self._lock:
                 self._num_left_behind -= not call.is_awaited
                 stays = len(self._idle) < _MAX_IDLE

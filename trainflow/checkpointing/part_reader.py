@@ -1,21 +1,22 @@
 """Read parts of tensors out of the chunks of a checkpoint, several at a time.
 
-Process: worker, driver.  Threads: a pool of its own.  Blocks: until all is read.
+Process: worker, driver.  Threads: those of `bounded_calls`.  Blocks: until all is read.
 """
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainflow.checkpointing.bounded_calls import STORE_CALLS, Call, Task, patience_s
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.manifest import Chunk, Manifest, Shard
 from trainflow.checkpointing.read_plan import Available, Wanted, plan_reads
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, StoreError
 
 Bytes = NDArray[np.uint8]
 Fetch = Callable[[Chunk, memoryview], None]
@@ -32,7 +33,11 @@ class Part:
 
 
 def read_parts(
-    manifest: Manifest, wanted: Mapping[str, Part], fetch: Fetch, num_threads: int
+    manifest: Manifest,
+    wanted: Mapping[str, Part],
+    fetch: Fetch,
+    num_threads: int,
+    within_s: Callable[[int], float] = patience_s,
 ) -> None:
     """Fill every wanted part.
 
@@ -41,9 +46,11 @@ def read_parts(
         wanted: by tensor path.
         fetch: writes a chunk's bytes where they belong, verified; called from several threads.
         num_threads: how many chunks are fetched at a time.
+        within_s: how long a chunk of so many bytes may take.
 
     Raises:
         CheckpointError: the checkpoint has no such tensor, or a chunk is missing or damaged.
+        StoreError: a chunk doesn't come in time; no part is written to any more.
         StateError: a part is no part of its tensor.
     """
     shards: dict[tuple[str, Box], Shard] = {}
@@ -58,25 +65,30 @@ def read_parts(
         [Wanted(path, part.box) for path, part in wanted.items()],
         [Available(path, box, _TIER, location="") for path, box in shards],
     )
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="restore") as pool:
-        under_way: list[_ShardRead] = []
-        for read in reads:
-            path = read.source.path
-            under_way.append(
-                _ShardRead(
-                    shard=shards[path, read.source.box],
-                    box=read.box,
-                    part=wanted[path],
-                    item_bytes=manifest.tensors[path].item_bytes,
-                )
-            )
-            under_way[-1].start(pool, fetch)
-        try:
-            for each in under_way:
-                each.finish()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # a store that hangs: once is enough
-            raise
+    shard_reads = [
+        _ShardRead(
+            shard=shards[read.source.path, read.source.box],
+            box=read.box,
+            part=wanted[read.source.path],
+            item_bytes=manifest.tensors[read.source.path].item_bytes,
+        )
+        for read in reads
+    ]
+    tasks = [
+        Task(within_s(chunk.num_bytes), partial(_fetch, fetch, chunk, place))
+        for each in shard_reads
+        for chunk, place in each.chunks()
+    ]
+    try:
+        STORE_CALLS.call_all(tasks, num_threads)
+    except TimeoutError as error:
+        raise StoreError(f"step {manifest.step}: {error}, expected a chunk of it") from error
+    for each in shard_reads:
+        each.finish()
+
+
+def _fetch(fetch: Fetch, chunk: Chunk, place: memoryview, _call: Call) -> None:
+    fetch(chunk, place)
 
 
 @dataclass
@@ -88,10 +100,9 @@ class _ShardRead:
     part: Part
     item_bytes: int
     _landing: Bytes = field(init=False)
-    _fetches: list[Future[None]] = field(default_factory=list[Future[None]])
 
-    def start(self, pool: ThreadPoolExecutor, fetch: Fetch) -> None:
-        """Fetch the chunks that hold the elements; straight to their place if nothing is between.
+    def chunks(self) -> Iterator[tuple[Chunk, memoryview]]:
+        """Yield the chunks that hold the elements, and where to: their place, if all fits there.
 
         Otherwise they land in memory of the shard's size, of which only what is touched is real.
         """
@@ -104,22 +115,17 @@ class _ShardRead:
         for chunk in self.shard.chunks:
             stop = start + chunk.num_bytes
             if start < last and stop > first:
-                self._fetches.append(pool.submit(self._fetch, chunk, start, fetch))
+                yield chunk, self._landing[start:stop].data
             start = stop
 
     def finish(self) -> None:
-        """Wait for the chunks, and move the elements if they aren't where they belong."""
-        for each in self._fetches:
-            each.result()
+        """Move the elements, once the chunks are there, if they aren't where they belong."""
         if self._is_direct():
             return
         source = _as_elements(self._landing, self.shard.box, self.item_bytes)
         target = _as_elements(self.part.out, self.part.box, self.item_bytes)
         selected = source[self.box.relative_to(self.shard.box).slices]
         target[self.box.relative_to(self.part.box).slices] = selected
-
-    def _fetch(self, chunk: Chunk, start: int, fetch: Fetch) -> None:
-        fetch(chunk, self._landing[start : start + chunk.num_bytes].data)
 
     def _is_direct(self) -> bool:
         return self.shard.box == self.part.box

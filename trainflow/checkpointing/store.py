@@ -16,7 +16,9 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from trainflow.checkpointing.bounded_calls import STORE_CALLS, Call, patience_s
 from trainflow.checkpointing.chunks import is_chunk_id, name_of, require_intact
 from trainflow.checkpointing.manifest import (
     MAX_MANIFEST_BYTES,
@@ -116,18 +118,19 @@ class CheckpointStore:
     def read_into(self, chunk: Chunk, view: memoryview) -> None:
         """Fill ``view`` with a chunk once it is verified; from any thread.
 
-        It is read into memory of this thread's own first: neither what is damaged, nor what a
+        It is read into memory of the thread's own first: neither what is damaged, nor what a
         store brings after it was given up, reaches ``view``.
         """
-        memory = self._scratch.of_size(chunk.num_bytes + 1)  # and what is too long shows
         name = _chunk_name(chunk.chunk_id)
-        try:
-            with self._reading(name):
-                count = self._files.read_into(self._path(name), memory)
-        except StoreError:
-            self._scratch.give_up()
-            raise
-        view[:] = require_intact(chunk, memory[:count], self.url)
+
+        def work(call: Call) -> None:
+            memory = self._scratch.of_size(chunk.num_bytes + 1)  # and what is too long shows
+            count = self._files.read_into(self._path(name), memory)
+            data = require_intact(chunk, memory[:count], self.url)
+            call.deliver(partial(view.__setitem__, slice(None), data))
+
+        with self._reading(name):
+            STORE_CALLS.call(patience_s(chunk.num_bytes), work)
 
     def commit(self, manifest: Manifest) -> None:
         """Write a manifest, then its marker. Its chunks must be there, and settled.
@@ -192,8 +195,9 @@ class CheckpointStore:
         self._remove(name)
 
     def remove_marker(self, step: int) -> None:
-        """Make a checkpoint one that was never committed."""
+        """Make a checkpoint one that was never committed; a loss of power doesn't bring it back."""
         self._remove(f"committed/{step:012d}.json")
+        self._settle("committed")
 
     def remove_manifest(self, name: str) -> None:
         """Remove a manifest that no marker names."""
@@ -281,10 +285,6 @@ class _Scratch(threading.local):
         if len(self._memory) < num_bytes:
             self._memory = memoryview(bytearray(num_bytes))
         return self._memory[:num_bytes]
-
-    def give_up(self) -> None:
-        """Leave it to whoever may still write to it."""
-        self._memory = memoryview(bytearray())
 
 
 def _chunk_name(chunk_id: str) -> str:

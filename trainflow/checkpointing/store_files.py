@@ -38,7 +38,7 @@ class StoreFiles(Protocol):
     def read_into(self, path: str, memory: memoryview) -> int:
         """Fill memory with a file's first bytes; returns how many there are, at most what fits.
 
-        After a TimeoutError the memory may still be written to: its owner must give it up.
+        The memory must be of the thread's own: after a TimeoutError it may still be written to.
         """
         ...
 

@@ -1,18 +1,21 @@
 """Take the training state from a checkpoint, or from a snapshot in the memory of nodes.
 
 Process: rank 0 of an epoch whose base no rank holds; the others are healed from it.
-Thread: training, parked between steps; a pool fetches.  Blocks: until all is read.
+Thread: training, parked between steps; others fetch.  Blocks: until all is read.
 Fails: `CheckpointError`, `UnreachableMemoryError` if only nobody answers; the live state is then no
 whole one.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trainflow.checkpointing.bounded_calls import patience_s
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
@@ -27,7 +30,7 @@ from trainflow.errors import CheckpointError, CheckpointMisfitError, StateError,
 
 logger = logging.getLogger(__name__)
 
-_NUM_THREADS = 8
+_NUM_THREADS = 4
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 # What a state makes raise that is not this model's, also in torch's own loading.
 _MISFITS = (StateError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
@@ -76,15 +79,10 @@ def _restore_once(
     after_each: Callable[[], None],
     clock: Clock,
 ) -> None:
-    with _open(stored, after_each, clock) as (manifest, fetch):
-
-        def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
-            fetch(chunk, view)
-            after_each()
-
+    with _open(stored, after_each, clock) as source:
         state.version = None  # from here on live tensors are overwritten
         try:
-            _load(state, manifest, fetch_and_tell, stored.version)
+            _load(state, source, after_each, stored.version)
         except _MISFITS as error:
             raise CheckpointMisfitError(
                 f"{stored} is whole, and can't be loaded here ({type(error).__name__}: {error}); "
@@ -93,28 +91,48 @@ def _restore_once(
             ) from error
 
 
-def _load(state: TrainingState, manifest: Manifest, fetch: Fetch, version: Version) -> None:
+@dataclass(frozen=True)
+class _Source:
+    """What a state is made of, what fetches a part of it, and how long that may take."""
+
+    manifest: Manifest
+    fetch: Fetch
+    within_s: Callable[[int], float]
+
+
+def _load(
+    state: TrainingState, source: _Source, after_each: Callable[[], None], version: Version
+) -> None:
+    def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
+        source.fetch(chunk, view)
+        after_each()
+
+    manifest = source.manifest
     live = flatten_state(state.tree()).tensors
     tensors = [_landing_place(manifest, path, live.get(path)) for path in manifest.tensors]
     wanted = {
         path: Part(whole(entry.shape), tensor.view(-1).view(torch.uint8).numpy())
         for (path, entry), tensor in zip(manifest.tensors.items(), tensors, strict=True)
     }
-    read_parts(manifest, wanted, fetch, _NUM_THREADS)
+    read_parts(manifest, wanted, fetch_and_tell, _NUM_THREADS, source.within_s)
     state.load_tree(unflatten_state(manifest.skeleton, tensors), version)
 
 
 @contextmanager
 def _open(
     stored: StoredState | HeldState, while_waiting: Callable[[], None], clock: Clock
-) -> Generator[tuple[Manifest, Fetch]]:
-    """Yield what it is made of, and what fetches a part of it."""
+) -> Generator[_Source]:
     if isinstance(stored, HeldState):
         with closing(PeerMemory(stored, while_waiting, clock)) as memory:
-            yield memory.read_manifest(), memory.read_into
+            yield _Source(memory.read_manifest(), memory.read_into, _its_own_bounds)
     else:
         store = CheckpointStore(stored.url)
-        yield store.read_manifest(stored.step), store.read_into
+        yield _Source(store.read_manifest(stored.step), store.read_into, patience_s)
+
+
+def _its_own_bounds(_num_bytes: int) -> float:
+    """Tell how long Keepers are waited for: they are asked again, each time with a deadline."""
+    return threading.TIMEOUT_MAX
 
 
 def _landing_place(manifest: Manifest, path: str, live: Tensor | None) -> Tensor:

@@ -309,7 +309,11 @@ class EpochControl:
             members,
             warm[0].host,
             warm[0].store_port,
-            choose_snapshot_ranks([d.node_id for d in warm], 1 + self._job.snapshot.replicas),
+            choose_snapshot_ranks(
+                [d.node_id for d in warm],
+                {d.node_id: d.node_labels for d in warm},
+                1 + self._job.snapshot.replicas,
+            ),
             self._record.seconds_between_failures(),
         )
         self._lineup = members

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
 
 _START_WITHIN_S = 60.0
@@ -79,11 +80,13 @@ class LocalCluster:
         address: what other processes connect to.
         head: the head's node.
         nodes: the others.
+        racks: theirs, as far as they have any.
     """
 
     address: str
     head: LocalNode
     nodes: list[LocalNode] = field(default_factory=list[LocalNode])
+    racks: Sequence[str] = ()
 
     @classmethod
     def start(
@@ -92,6 +95,7 @@ class LocalCluster:
         head_cpus: float,
         num_nodes: int = 0,
         node_cpus: float = 2,
+        racks: Sequence[str] = (),
         takes_jobs: bool = False,
     ) -> "LocalCluster":
         """Start a head, then ``num_nodes`` nodes beside it.
@@ -100,15 +104,17 @@ class LocalCluster:
             head_cpus: that the head declares.
             num_nodes: how many others there are.
             node_cpus: that each of them declares.
+            racks: labels of the others that say which fail together, as far as given.
             takes_jobs: start Ray's dashboard too, to which ``ray job submit`` talks.
 
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
         cluster = _start_head(head_cpus, with_dashboard=takes_jobs)
+        cluster.racks = racks
         try:
             for _ in range(num_nodes):
-                cluster.nodes.append(_start_node(cluster.address, len(cluster.nodes), node_cpus))
+                cluster.nodes.append(_start_node(cluster, len(cluster.nodes), node_cpus))
             for node in cluster.nodes:
                 _wait_started(node)
         except BaseException:
@@ -118,7 +124,7 @@ class LocalCluster:
 
     def add_node(self, cpus: float) -> LocalNode:
         """Start one more node."""
-        node = _start_node(self.address, len(self.nodes), cpus)
+        node = _start_node(self, len(self.nodes), cpus)
         self.nodes.append(node)
         _wait_started(node)
         return node
@@ -127,7 +133,7 @@ class LocalCluster:
         """Start a node in the place of one that was killed, under its address."""
         index = self.nodes.index(dead)
         shutil.rmtree(dead.temp_dir, ignore_errors=True)
-        self.nodes[index] = _start_node(self.address, index, cpus)
+        self.nodes[index] = _start_node(self, index, cpus)
         _wait_started(self.nodes[index])
         return self.nodes[index]
 
@@ -153,10 +159,12 @@ def _start_head(cpus: float, *, with_dashboard: bool) -> LocalCluster:
     return LocalCluster(address_file.read_text().strip(), node)
 
 
-def _start_node(address: str, index: int, cpus: float) -> LocalNode:
+def _start_node(cluster: LocalCluster, index: int, cpus: float) -> LocalNode:
     """Start a node under a loopback address of its own, so that drivers attach to the head."""
     host = f"127.0.0.{index + 2}"
-    node = _start([f"--address={address}", f"--node-ip-address={host}", f"--num-cpus={cpus:g}"])
+    rack = [f"--labels={RACK}={cluster.racks[index]}"] if index < len(cluster.racks) else []
+    address = [f"--address={cluster.address}", f"--node-ip-address={host}"]
+    node = _start([*address, f"--num-cpus={cpus:g}", *rack])
     node.host = host
     return node
 

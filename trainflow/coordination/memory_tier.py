@@ -13,6 +13,7 @@ from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.topology import choose_apart
 from trainflow.epochs import HeldState, PeerAddress, Version
 
 _ANSWER_WITHIN_S = 3.0
@@ -122,10 +123,11 @@ class MemoryTier:
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
         missing = self._num_missing
-        others = _others(snapshot_nodes) if missing else []
+        others = _rank_others(snapshot_nodes) if missing else []
         self._nodes.ensure(set(others[:missing]))
         answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if others else []
-        targets = [a for a in answers if a.node_id not in snapshot_nodes][:missing]
+        willing = {answer.node_id: answer for answer in answers}
+        targets = [willing[node_id] for node_id in others if node_id in willing][:missing]
         self._targets = {target.node_id for target in targets}
         self._nodes.send_copies(snapshot_nodes[0], tuple(target.address for target in targets))
         # That there are no more nodes is no news; that one of them takes no copies is.
@@ -155,7 +157,10 @@ class MemoryTier:
             self._is_short_told = False
 
 
-def _others(node_ids: list[str]) -> list[str]:
-    """Return further nodes of the cluster, those with workers or without."""
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    return [node_id for node_id in alive if node_id not in node_ids]
+def _rank_others(node_ids: list[str]) -> list[str]:
+    """Return further nodes of the cluster, with workers or without; the best for copies first."""
+    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
+    others = [node_id for node_id in labels if node_id not in node_ids]
+    holding = [labels.get(node_id, {}) for node_id in node_ids]
+    ranked = choose_apart(holding, [labels[node_id] for node_id in others], len(others))
+    return [others[index] for index in ranked]

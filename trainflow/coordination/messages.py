@@ -13,6 +13,7 @@ from trainflow.computation.reports import (
     SnapshotLeftOut,
     StepReport,
 )
+from trainflow.coordination.topology import Labels
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, Version
 
 
@@ -40,6 +41,7 @@ class WorkerDescription:
     """A worker as it sees itself.
 
     Attributes:
+        node_labels: see `trainflow.coordination.topology`.
         host: address of its node.
         store_port: of the rendezvous store it hosts.
         presence_port: see `trainflow.coordination.presence`.
@@ -53,6 +55,7 @@ class WorkerDescription:
 
     worker_id: str
     node_id: str
+    node_labels: Labels
     pid: int
     host: str
     store_port: int

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from trainflow.coordination.topology import Labels, choose_apart
+
 
 def count_slots(nodes: Sequence[Mapping[str, float]], worker: Mapping[str, float]) -> int:
     """Return how many workers that need ``worker`` fit on nodes that have ``nodes`` resources."""
@@ -32,12 +34,17 @@ def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[i
     return tuple(chosen)
 
 
-def choose_snapshot_ranks(nodes: Sequence[str], num_copies: int) -> tuple[int, ...]:
+def choose_snapshot_ranks(
+    nodes: Sequence[str], labels: Mapping[str, Labels], num_copies: int
+) -> tuple[int, ...]:
     """Choose who copies a state out that every rank holds: rank 0, and one on each further node.
 
     Args:
         nodes: by rank.
+        labels: of each of these nodes.
         num_copies: how many at most.
     """
     first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
-    return tuple(sorted(first.values())[: max(1, num_copies)])
+    home, *others = sorted(first, key=lambda node: first[node])
+    apart = choose_apart([labels[home]], [labels[node] for node in others], num_copies - 1)
+    return tuple(sorted([0, *(first[others[index]] for index in apart)]))

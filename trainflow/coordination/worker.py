@@ -23,6 +23,7 @@ from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan
 
 if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
+    from trainflow.coordination.topology import Labels
 
 # Calls of `form` may each wait for a peer that is gone until a newer one supersedes them.
 CONCURRENCY_GROUPS = {"control": 8, "form": 16, "watch": 4}
@@ -54,6 +55,8 @@ class Worker:
         self._spec = spec
         self._host = get_node_ip_address()
         self._node_id = ray.get_runtime_context().get_node_id()
+        # Ray says that a label has a list of values; it has one.
+        self._node_labels = cast("Labels", ray.get_runtime_context().get_node_labels())
         self._presence = PresenceSocket(self._host)
         self._store = TCPStore(
             self._host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
@@ -88,6 +91,7 @@ class Worker:
         return WorkerDescription(
             worker_id=self._spec.worker_id,
             node_id=self._node_id,
+            node_labels=self._node_labels,
             pid=os.getpid(),
             host=self._host,
             store_port=self._store.port,

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from trainflow.checkpointing import bounded_calls
-from trainflow.checkpointing.bounded_calls import MAX_LEFT_BEHIND, BoundedCalls, Call
+from trainflow.checkpointing.bounded_calls import MAX_LEFT_BEHIND, BoundedCalls, Call, Task
 from trainflow.checkpointing.store_files import LocalFiles
 
 SHORT_S = 0.02
@@ -48,6 +49,77 @@ def test_one_thread_serves_call_after_call(calls: BoundedCalls):
     idents = {calls.call(5, lambda _: threading.get_ident()) for _ in range(20)}
     assert len(idents) == 1
     assert threading.get_ident() not in idents
+
+
+def test_what_a_call_calls_runs_in_its_thread(calls: BoundedCalls):
+    def outer(call: Call) -> tuple[int, bool]:
+        ident, inner = calls.call(0, lambda inner: (threading.get_ident(), inner))
+        return ident == threading.get_ident(), inner is call
+
+    assert calls.call(5, outer) == (True, True)
+
+
+def test_what_is_lent_is_not_written_to_once_it_is_given_up(calls: BoundedCalls):
+    hanging, refused = Hanging(), threading.Semaphore(0)
+    lent = bytearray(4)
+
+    def work(call: Call) -> None:
+        hanging.go_on.wait(30)
+        try:
+            call.deliver(lambda: lent.__setitem__(slice(None), b"late"))
+        except TimeoutError:
+            refused.release()
+
+    with pytest.raises(TimeoutError, match="no answer"):
+        calls.call(SHORT_S, work)
+    hanging.go_on.set()
+    assert refused.acquire(timeout=5)
+    assert lent == bytes(4)
+
+
+class TestCallAll:
+    def test_all_are_done_so_many_at_a_time(self, calls: BoundedCalls):
+        together = threading.Barrier(3)
+        done: list[int] = []
+
+        def work(index: int, _call: Call) -> None:
+            together.wait(10)
+            done.append(index)
+
+        calls.call_all([Task(30, partial(work, index)) for index in range(9)], at_a_time=3)
+        assert sorted(done) == list(range(9))
+
+    def test_nothing_to_do_is_done(self, calls: BoundedCalls):
+        calls.call_all([], at_a_time=3)
+
+    def test_once_one_has_failed_none_is_begun_and_none_goes_on(self, calls: BoundedCalls):
+        failed, begun, ended = threading.Event(), [], []
+
+        def fails(_call: Call) -> None:
+            begun.append("fails")
+            failed.set()
+            raise KeyError("gone")
+
+        def goes_on(_call: Call) -> None:
+            begun.append("goes on")
+            failed.wait(10)
+            ended.append("goes on")
+
+        tasks = [Task(30, goes_on), Task(30, fails), *[Task(30, goes_on)] * 50]
+        with pytest.raises(KeyError, match="gone"):
+            calls.call_all(tasks, at_a_time=2)
+        assert len(begun) < len(tasks)
+        assert len(ended) == len(begun) - 1
+        assert calls.num_left_behind == 0
+
+    def test_each_has_a_bound_of_its_own(self, calls: BoundedCalls):
+        hanging = Hanging()
+        with pytest.raises(TimeoutError, match="no answer"):
+            calls.call_all([Task(30, lambda _: None), Task(SHORT_S, hanging)], at_a_time=1)
+        assert calls.num_left_behind == 1
+        hanging.go_on.set()
+        assert hanging.ended.acquire(timeout=5)
+        assert hanging.num_awaited == 0
 
 
 def test_a_call_that_hangs_is_left_behind_and_knows_it(calls: BoundedCalls):

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from tests.unit.checkpointing.test_store import PAYLOAD, save, small_chunks
 from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.chunk_writer import ChunkWriter
+from trainflow.checkpointing.collector import collect
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import StoreError
 
@@ -25,9 +27,14 @@ MANY = b"".join(number.to_bytes(2, "big") * 50 for number in range(300))
 
 
 class Names:
-    """The names in a store: those that would be lost now, and those when each marker came."""
+    """The names in a store: those that would be lost now, and those when each marker came.
+
+    Likewise markers that are gone and would be back, now and when each other file went.
+    """
 
     def __init__(self, root: Path):
+        self.back: set[str] = set()
+        self.back_at_removal: list[set[str]] = []
         self.lost: set[str] = set()
         self.lost_at_marker: list[set[str]] = []
         self.flushed: Counter[Path] = Counter()
@@ -42,8 +49,18 @@ class Names:
         elif path.suffix == ".json":
             self.lost_at_marker.append(set(self.lost))
 
+    def take(self, path: Path) -> None:
+        """A file's name goes."""
+        if self._root not in path.parents:
+            return
+        if path.parent.name == "committed":
+            self.back.add(str(path))
+        else:
+            self.back_at_removal.append(set(self.back))
+
     def keep(self, folder: Path) -> None:
         """A folder is flushed."""
+        self.back -= {name for name in self.back if Path(name).parent == folder}
         self.flushed[folder] += 1
         self.lost -= {name for name in self.lost if Path(name).parent == folder}
 
@@ -53,14 +70,14 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Names:
     names = Names(tmp_path.resolve() / "store")
     flush = os.fsync
 
-    def note(call: str, place: int) -> None:
+    def note(call: str, place: int, heard: Callable[[Path], None]) -> None:
         really = getattr(os, call)
 
-        def give(*arguments: Any, **options: Any) -> None:
+        def noted(*arguments: Any, **options: Any) -> None:
             really(*arguments, **options)
-            names.give(Path(arguments[place]).absolute())
+            heard(Path(arguments[place]).absolute())
 
-        monkeypatch.setattr(os, call, give)
+        monkeypatch.setattr(os, call, noted)
 
     def keep(descriptor: int) -> None:
         flush(descriptor)
@@ -68,7 +85,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Names:
             names.keep(Path(f"/proc/self/fd/{descriptor}").readlink())
 
     for call, place in (("mkdir", 0), ("replace", 1), ("link", 1)):
-        note(call, place)
+        note(call, place, names.give)
+    note("unlink", 0, names.take)
     monkeypatch.setattr(os, "fsync", keep)
     return names
 
@@ -112,6 +130,14 @@ def test_what_an_upload_that_failed_has_left_is_there_to_stay_too(
     assert names.lost
     save(CheckpointStore(store.url), 1)
     assert names.lost_at_marker == [set()]
+
+
+def test_nothing_goes_that_a_marker_could_come_back_to(store: CheckpointStore, names: Names):
+    save(store, 1)
+    save(store, 2, MANY)
+    collect(store, [1])
+    assert store.committed_steps() == [1]
+    assert set(map(frozenset, names.back_at_removal)) == {frozenset()}
 
 
 def test_a_folder_is_flushed_once_for_all_its_chunks(store: CheckpointStore, names: Names):

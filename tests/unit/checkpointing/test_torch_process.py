@@ -76,6 +76,7 @@ def test_a_death_is_told_with_the_last_words():
         run_with_torch(MODULE, {"do": "die"})
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path):
     pids = tmp_path / "pids"
     with pytest.raises(CheckpointError, match=r"no answer within 6 s"):

@@ -25,6 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_model_goes_out_and_comes_back(
     saved: CheckpointStore, tmp_path: Path, call_main: CallMain, capsys
 ):
@@ -46,6 +47,7 @@ def test_a_model_goes_out_and_comes_back(
     assert "a checkpoint of step 0 there" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_whole_state_goes_out_and_comes_back(
     saved: CheckpointStore, tmp_path: Path, call_main: CallMain, capsys
 ):
@@ -65,6 +67,7 @@ def test_the_whole_state_goes_out_and_comes_back(
     assert all_files(other) == all_files(Path(saved.url))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])
 def test_a_damaged_checkpoint_leaves_nothing(
     tmp_path: Path, call_main: CallMain, capsys, form: str

@@ -17,6 +17,7 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(str(tmp_path / "store"))
 
 
+@pytest.mark.slow
 class TestDrill:
     def test_a_checkpoint_that_comes_back_passes(
         self, store: CheckpointStore, call_main: CallMain, capsys

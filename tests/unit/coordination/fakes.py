@@ -88,6 +88,7 @@ def describe(worker_id: str, **others: Any) -> WorkerDescription:
     return WorkerDescription(
         worker_id=worker_id,
         node_id=f"node of {worker_id}",
+        node_labels={},
         pid=1,
         host="127.0.0.1",
         store_port=1,

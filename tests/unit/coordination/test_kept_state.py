@@ -17,6 +17,7 @@ from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.topology import RACK
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -288,6 +289,18 @@ def test_copies_are_directed_anew_where_somebody_has_changed(
     asyncio.run(scene.memory.look_after())
     (target,) = nodes.copies["a"]
     assert target == (nodes.holdings["b"] if "b" in nodes.holdings else nodes.holdings["c"]).address
+
+
+def test_copies_go_to_another_rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    racks = {"a": "r1", "b": "r1", "c": "r2"}
+    cluster = [
+        {"NodeID": node, "Alive": True, "Labels": {RACK: rack}} for node, rack in racks.items()
+    ]
+    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    nodes = FakeNodes(a=1, b=1, c=1)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    asyncio.run(scene.memory.direct(["a"]))
+    assert nodes.copies["a"] == (nodes.holdings["c"].address,)
 
 
 def test_that_a_node_takes_no_copies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,62 @@
+"""How near nodes are to each other, and which of them fail together: by the labels they have. Pure.
+
+Ray knows a node's region and zone on most clouds; its rack is known where somebody has said so
+(``ray start --labels rack=a1``).
+"""
+
+from collections.abc import Mapping, Sequence
+
+Labels = Mapping[str, str]
+
+REGION = "ray.io/region"
+ZONE = "ray.io/availability-zone"
+RACK = "rack"
+
+_SAME, _UNKNOWN, _OTHER = range(3)
+
+
+def choose_apart(holding: Sequence[Labels], others: Sequence[Labels], count: int) -> list[int]:
+    """Choose nodes to hold a state that others hold: in a rack of its own each, and near otherwise.
+
+    Args:
+        holding: labels of the nodes that hold it; the first is the one that copies come from.
+        others: labels of those that may.
+        count: how many at most.
+
+    Returns:
+        Indices into ``others``, the best first; where labels make no difference, in their order.
+    """
+    holding = list(holding)
+    left = list(range(len(others)))
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        best = min(left, key=lambda index: _unfitness(others[index], holding))
+        left.remove(best)
+        holding.append(others[best])
+        chosen.append(best)
+    return chosen
+
+
+def _unfitness(node: Labels, holding: Sequence[Labels]) -> tuple[int, int, int]:
+    """Return what to minimise: what would be lost with a rack first, then the way there."""
+    racks = [_compare(node, each, (REGION, ZONE, RACK)) for each in holding]
+    source = holding[0] if holding else {}
+    return (
+        -min(racks, default=_OTHER),
+        _compare(node, source, (REGION,)),
+        _compare(node, source, (REGION, ZONE)),
+    )
+
+
+def _compare(one: Labels, other: Labels, keys: tuple[str, ...]) -> int:
+    """Tell whether two nodes are at the same place, as narrow as the last key says.
+
+    A wider place that is unknown of both is taken to be the same: racks of one hall need no zone.
+    """
+    for key in keys[:-1]:
+        if one.get(key) != other.get(key):
+            return _OTHER if key in one and key in other else _UNKNOWN
+    last = keys[-1]
+    if last not in one or last not in other:
+        return _UNKNOWN
+    return _SAME if one[last] == other[last] else _OTHER
