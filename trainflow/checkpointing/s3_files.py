@@ -19,9 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, cast
 
-import aiohttp
 import s3fs
-from botocore.exceptions import BotoCoreError, ClientError
 
 from trainflow.checkpointing.bounded_calls import patience_s
 
@@ -155,8 +153,6 @@ def _telling_status() -> Generator[None]:
     """Make an OSError of whatever goes wrong, which says what the store answered."""
     try:
         yield
-    except (BotoCoreError, ClientError, aiohttp.ClientError) as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise TimeoutError(errno.ETIMEDOUT, "no answer in time") from error
     except OSError as error:
@@ -170,6 +166,8 @@ def _telling_status() -> Generator[None]:
         text = " ".join(dict.fromkeys(str(part) for part in parts if part))
         number = errno.EACCES if isinstance(error, PermissionError) else error.errno or errno.EIO
         raise OSError(number, text) from error.__cause__
+    except Exception as error:  # also ValueError and KeyError, of settings and answers that are odd
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
 def _answer_of(error: BaseException) -> dict[str, Any] | None:

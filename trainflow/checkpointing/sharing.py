@@ -19,7 +19,7 @@ from trainflow.errors import CheckpointError
 
 Json = Any
 
-_REGISTERED = "/registered/"
+_USER_STATE = ("/registered/", "/extra_states/")
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +41,7 @@ class ShareReport:
         tensors: in the order of the skeleton's numbers; the same from all.
         chunks: by their number.
         num_bytes_written: of chunks that were not in the store before.
-        digests: of the registered tensors by path; the same from all.
+        digests: of the tensors that users' code keeps, by path; the same from all.
     """
 
     version: Version
@@ -63,17 +63,18 @@ def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
             number += 1
 
 
-def hash_registered(snapshot: Snapshot, share: Share) -> dict[str, str]:
-    """Hash the whole of each tensor given to `Session.register`; none if the share is all there is.
+def hash_user_state(snapshot: Snapshot, share: Share) -> dict[str, str]:
+    """Hash each tensor that was registered, or is a module's extra state, as a whole.
 
-    What else is in a state each commit makes the same on every rank.
+    What else is in a state each commit makes the same on every rank. A share that is all there is
+    needs none.
     """
     if share.count == 1:
         return {}
     return {
         tensor.path: name_of("".join(map(name_of, split(payload))).encode())
         for tensor, payload in zip(snapshot.tensors, snapshot.payloads, strict=True)
-        if tensor.path.startswith(_REGISTERED)
+        if tensor.path.startswith(_USER_STATE)
     }
 
 

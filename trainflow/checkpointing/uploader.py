@@ -6,7 +6,7 @@ Process: keeper.  Threads: the caller's, and a pool that writes.  Blocks: on the
 from collections.abc import Iterable
 
 from trainflow.checkpointing.chunk_writer import ChunkWriter, Traffic
-from trainflow.checkpointing.sharing import Share, ShareReport, deal, hash_registered
+from trainflow.checkpointing.sharing import Share, ShareReport, deal, hash_user_state
 from trainflow.checkpointing.snapshot_slots import Snapshot
 from trainflow.checkpointing.store import CheckpointStore
 
@@ -45,5 +45,5 @@ def upload_share(
         tensors=snapshot.tensors,
         chunks=chunks,
         num_bytes_written=done.num_bytes_written,
-        digests=hash_registered(snapshot, share),
+        digests=hash_user_state(snapshot, share),
     )

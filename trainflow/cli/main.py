@@ -6,6 +6,7 @@ Process: driver, or any.
 """
 
 import errno
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -81,7 +82,7 @@ def run(
     """
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
 
-    chosen = [] if resume is None else [f"checkpoint.resume={resume}"]
+    chosen = [] if resume is None else [f"checkpoint.resume={_as_yaml(resume)}"]
     checked = check_job(job_file, [*(overrides or []), *chosen])
     from trainflow.cli.run_command import run_job  # noqa: PLC0415  a bad job needs no Ray
 
@@ -162,6 +163,11 @@ def down() -> None:
         return
     end_head(head)
     say(f"ended the head at {head.address} (pid {head.pid})")
+
+
+def _as_yaml(resume: str) -> str:
+    """Return how a setting is written whose value is this text, a step aside."""
+    return resume if resume.isdecimal() else json.dumps(resume, ensure_ascii=False)
 
 
 def main() -> None:

@@ -63,6 +63,11 @@ class PreparedModel:
     def __post_init__(self) -> None:
         self._persistent = frozenset(self.module.state_dict())
         self._rebuilt = frozenset(dict(self.module.named_buffers())) - self._persistent
+        self._extended = {
+            name: module
+            for name, module in self.module.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
 
     def persistent_buffers(self) -> list[Tensor]:
         """Buffers that are state (BatchNorm statistics), without those that can be made again."""
@@ -88,6 +93,20 @@ class PreparedModel:
         named.update((name, each) for name, each in buffers if name not in self._rebuilt)
         return {name: tensor.detach() for name, tensor in named.items()}
 
+    def extra_states(self) -> dict[str, Any]:
+        """What modules add to their ``state_dict()`` on their own, by the module's name."""
+        return {name: module.get_extra_state() for name, module in self._extended.items()}
+
+    def load_extra_states(self, states: dict[str, Any]) -> None:
+        """Give them back.
+
+        Raises:
+            StateError: they are of another model.
+        """
+        _require_same_names("modules with extra state", self._extended, states)
+        for name, state in states.items():
+            self._extended[name].set_extra_state(state)
+
 
 @dataclass
 class Registered:
@@ -112,6 +131,7 @@ class TrainingState:
         """Return the state as a tree whose tensors are the live ones."""
         return {
             "models": {name: each.tensors() for name, each in self.models.items()},
+            "extra_states": {name: each.extra_states() for name, each in self.models.items()},
             "optimizers": {
                 name: _optimizer_tree(each.optimizer) for name, each in self.models.items()
             },
@@ -142,6 +162,7 @@ class TrainingState:
             _require_same_names(f"tensors of {name}", own, tensors)
             for key, tensor in tensors.items():
                 _copy_into(own[key], tensor)
+            self.models[name].load_extra_states(tree.get("extra_states", {}).get(name, {}))
         for name, optimizer in tree["optimizers"].items():
             _load_optimizer(self.models[name].optimizer, optimizer)
         for name, scheduler in tree["schedulers"].items():
@@ -163,16 +184,18 @@ class StepStart:
     """What forward and the training function may change before a commit, as it was."""
 
     buffers: dict[str, dict[str, Tensor]]
+    extra_states: dict[str, dict[str, Any]]
     registered: dict[str, dict[str, Any]]
 
     @classmethod
     def capture(cls, state: TrainingState) -> "StepStart":
-        """Copy all buffers (BatchNorm statistics, caches) and registered state."""
+        """Copy all buffers (BatchNorm statistics, caches), extra and registered state."""
         return cls(
             {
                 name: {key: buffer.clone() for key, buffer in each.module.named_buffers()}
                 for name, each in state.models.items()
             },
+            {name: deepcopy(each.extra_states()) for name, each in state.models.items()},
             {name: deepcopy(each.state.state_dict()) for name, each in state.registered.items()},
         )
 
@@ -183,6 +206,8 @@ class StepStart:
             own = dict(state.models[name].module.named_buffers())
             for key, buffer in buffers.items():
                 own[key].copy_(buffer)
+        for name, states in self.extra_states.items():
+            state.models[name].load_extra_states(deepcopy(states))
         for name, saved in self.registered.items():
             state.registered[name].state.load_state_dict(deepcopy(saved))
 

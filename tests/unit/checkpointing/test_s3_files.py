@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +39,13 @@ class Script:
             return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
+def _find(objects: dict[str, bytes], path: str) -> bytes | None:
+    try:
+        return objects[path]
+    except KeyError:
+        return None
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     script: Script
@@ -52,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._goes_wrong():
             return
-        body = self.script.objects.get(self.path)
+        body = _find(self.script.objects, self.path)
         self._answer(OK if body is not None else 404, body or _ERROR % b"NoSuchKey")
 
     def log_message(self, *arguments: object) -> None:
@@ -130,6 +138,23 @@ def test_a_server_that_stays_busy_is_an_error_after_a_few_tries(script: Script, 
     with pytest.raises(OSError, match="503 Told"):
         files.write_whole("bucket/a", b"data")
     assert len(script.requests) <= 6
+
+
+@pytest.mark.usefixtures("script")
+def test_an_address_that_is_none_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    with pytest.raises(StoreError, match="Invalid endpoint: localhost:9000"):
+        CheckpointStore("s3://bucket/checkpoints").committed_steps()
+
+
+def test_a_listing_that_lacks_what_it_must_hold_is_an_error_of_the_store(
+    script: Script,
+):
+    entry = b"<Contents><Key>checkpoints/committed/a</Key></Contents>"
+    listing = b"<ListBucketResult><Name>bucket</Name>" + entry + b"</ListBucketResult>"
+    script.objects = defaultdict(lambda: listing)
+    with pytest.raises(StoreError, match="KeyError"):
+        CheckpointStore("s3://bucket/checkpoints").committed_steps()
 
 
 @pytest.mark.parametrize("times", [1, 100])

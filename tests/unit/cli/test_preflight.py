@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.cli.conftest import CallMain
 from trainflow.cli.preflight import check_job, describe_job
 from trainflow.data.pack import PackOptions, pack_corpus
 from trainflow.data.token_corpus import TokenCorpus
@@ -157,6 +158,15 @@ def test_a_step_to_go_on_from_that_is_not_there_is_refused(job_file: Path, tmp_p
     overrides = [f"checkpoint.url={tmp_path / 'ckpt'}", "checkpoint.resume=7"]
     with pytest.raises(ConfigError, match="got step 7, expected one that is in"):
         check_job(job_file, overrides)
+
+
+@pytest.mark.parametrize("name", ["./runs #2", "./a: b", "{a}/b", "ünï/🏃", "'a'/b"])
+def test_a_folder_to_go_on_from_is_taken_as_it_is_typed(
+    job_file: Path, tmp_path: Path, call_main: CallMain, capsys, name: str
+):
+    command = ("run", str(job_file), "--set", f"checkpoint.url={tmp_path / 'own'}")
+    assert call_main(*command, "--resume", name) != 0
+    assert f"got {Path.cwd() / name}, expected a folder" in capsys.readouterr().err
 
 
 def test_another_folder_to_go_on_from_is_the_same_for_workers_elsewhere(job_file: Path):

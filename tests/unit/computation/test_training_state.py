@@ -1,7 +1,9 @@
 """What belongs to the state that is kept, and what each process makes anew."""
 
+from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from trainflow.communication.aggregation import RingSum
 from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.training_state import PreparedModel, StepStart, TrainingState
 from trainflow.epochs import EpochId, Version
+from trainflow.errors import StateError
 
 VERSION = Version(5, EpochId(1, 2))
 
@@ -57,6 +60,61 @@ def test_a_process_keeps_its_own_buffer_that_is_not_persistent():
     state.models["model"].module.get_buffer("cache").zero_()
     other.load_tree(state.tree(), VERSION)
     assert torch.equal(other.models["model"].module.get_buffer("cache"), torch.arange(4.0).exp())
+
+
+class Counting(nn.Linear):
+    """Keeps what is neither parameter nor buffer, as quantising layers do."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.calls: dict[str, Any] = {"number": 0, "largest": torch.zeros(2)}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.calls
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.calls = state
+
+
+def make_counting(number: int, depth: int = 2) -> tuple[TrainingState, list[Counting]]:
+    layers = [Counting() for _ in range(depth)]
+    for layer in layers:
+        layer.calls = {"number": number, "largest": torch.full((2,), float(number))}
+    module = nn.Sequential(*layers)
+    reducer = GradientReducer(list(module.named_parameters()), RingSum(), 1000)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return TrainingState({"model": PreparedModel(module, optimizer, None, reducer)}), layers
+
+
+class TestExtraState:
+    def test_it_is_kept(self):
+        state, _ = make_counting(7)
+        other, layers = make_counting(0)
+        other.load_tree(deepcopy(state.tree()), VERSION)
+        assert [layer.calls["number"] for layer in layers] == [7, 7]
+        assert layers[1].calls["largest"].tolist() == [7.0, 7.0]
+
+    def test_an_abandoned_step_leaves_no_trace_in_it(self):
+        state, layers = make_counting(7)
+        start = StepStart.capture(state)
+        layers[0].calls["number"] += 1
+        layers[1].calls["largest"].zero_()
+        start.restore(state)
+        assert layers[0].calls["number"] == 7
+        assert layers[1].calls["largest"].tolist() == [7.0, 7.0]
+
+    def test_that_of_another_model_is_refused(self):
+        state, _ = make_counting(7)
+        tree = state.tree()
+        del tree["extra_states"]["model"]["1"]
+        with pytest.raises(StateError, match=r"modules with extra state: got \['0'\]"):
+            state.load_tree(tree, VERSION)
+
+    def test_a_state_from_before_there_was_any_is_taken_by_a_model_that_has_none(self):
+        state = make_state(1)
+        tree = state.tree()
+        del tree["extra_states"]
+        state.load_tree(tree, VERSION)
 
 
 def test_an_abandoned_step_leaves_no_trace_in_any_buffer():
