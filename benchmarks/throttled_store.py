@@ -2,10 +2,11 @@
 
     python -m benchmarks.throttled_store [--quick] [--minutes 10]
 
-A worker steps, and changes all of its state in each step; every few steps a snapshot is due. A
-Keeper brings snapshots to a folder through a throttle. Blocks of steps with all that take turns
-with blocks without: no snapshot is due, and the Keeper is stopped. A pair of neighbouring blocks
-gives one ratio of mean step times. All the while the harness looks at both processes' memory.
+A worker steps, changes all of its state in each step, and copies it to memory after each, as any
+run does; every few steps a checkpoint is due. A Keeper brings those to a folder through a throttle.
+Blocks of steps with all that take turns with blocks without: no checkpoint is due, and the Keeper
+is stopped. A pair of neighbouring blocks gives one ratio of mean step times. All the while the
+harness looks at both processes' memory.
 
 Process: the harness; it starts the worker and the Keeper.
 """
@@ -83,8 +84,9 @@ class Plan:
         """What the store takes."""
         return self.state_bytes / (EVERY_STEPS * self.step_s) / THROTTLE
 
-    def job(self) -> JobConfig:
-        """Return the settings that both sides act on."""
+    def job(self, *, stores: bool = True) -> JobConfig:
+        """Return the settings that both sides act on; those without checkpoints, if not."""
+        checkpoint = {"url": str(self.folder / "store"), "every_steps": EVERY_STEPS, "keep_last": 1}
         return JobConfig.model_validate(
             {
                 "name": "bench-throttled",
@@ -96,11 +98,7 @@ class Plan:
                 },
                 "data": {"dataset": "benchmarks.overhead_job:open_dataset"},
                 "workers": {"minimum": 1, "target": 1},
-                "checkpoint": {
-                    "url": str(self.folder / "store"),
-                    "every_steps": EVERY_STEPS,
-                    "keep_last": 1,
-                },
+                "checkpoint": checkpoint if stores else {},
             }
         )
 
@@ -135,7 +133,10 @@ class Worker:
         self._step = 0
         self._num_due = self._num_left_out = 0
         writer = SnapshotWriter(plan.node, "worker")
-        self._cadence = SnapshotCadence(plan.job(), writer, self._count, SYSTEM_CLOCK)
+        self._cadences = {
+            stores: SnapshotCadence(plan.job(stores=stores), writer, self._count, SYSTEM_CLOCK)
+            for stores in (True, False)
+        }
 
     def run(self) -> None:
         """Run all blocks."""
@@ -165,9 +166,9 @@ class Worker:
         for _ in range(self._num_products):
             torch.mm(self._matrix, self._matrix)
         self._state.change(self._step)
-        if saves:
-            self._num_due += self._step % EVERY_STEPS == 0
-            self._cadence.after_commit(self._state, SPEC, 0, self._cadence.flags(SPEC, 0))
+        self._num_due += saves and self._step % EVERY_STEPS == 0
+        cadence = self._cadences[saves]
+        cadence.after_commit(self._state, SPEC, 0, cadence.flags(SPEC, 0))
         return SYSTEM_CLOCK.monotonic_s() - start_s
 
     def _calibrate(self) -> None:

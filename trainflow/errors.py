@@ -10,6 +10,7 @@
     ├── CheckpointError                a checkpoint or its store is missing, damaged or refuses
     │   ├── CheckpointConflictError    another writer has committed that step
     │   ├── CheckpointMisfitError      it is whole, and of another training function
+    │   ├── CheckpointVersionError     another release has written it, in another format
     │   └── StoreError                 the store doesn't answer, or has no room
     ├── TrainingError                  the user's training function, or the model, gave up
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
@@ -72,6 +73,10 @@ class CheckpointConflictError(CheckpointError):
 
 class CheckpointMisfitError(CheckpointError):
     """A checkpoint is whole, and of another training function than the one that is to go on."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint is of a version of the format that this release can't read; it may be whole."""
 
 
 class TrainingError(TrainFlowError):

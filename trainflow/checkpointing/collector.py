@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, CheckpointVersionError, StoreError
 
 _NUM_THREADS = 8
 
@@ -30,6 +30,7 @@ def collect(store: CheckpointStore, kept: Collection[int]) -> Collected:
     """Remove the committed checkpoints but ``kept``, and all that no checkpoint needs.
 
     Raises:
+        CheckpointVersionError: some checkpoint is of another release: nothing is removed.
         CheckpointError: ``kept`` holds no committed checkpoint while there are some, a kept one's
             manifest is damaged (what it needs is unknown: nothing is removed), or the store
             doesn't answer.
@@ -45,6 +46,8 @@ def collect(store: CheckpointStore, kept: Collection[int]) -> Collected:
     manifests = {store.committed_manifest(step) for step in staying}
     going = [step for step in committed if step not in kept]
     for step in going:
+        _require_own_version(store, step)
+    for step in going:
         store.remove_marker(step)
     for name in store.manifest_names().keys() - manifests:
         store.remove_manifest(name)
@@ -53,3 +56,13 @@ def collect(store: CheckpointStore, kept: Collection[int]) -> Collected:
         list(pool.map(store.remove_chunk, unneeded))
         list(pool.map(store.remove_remainder, list(store.remainders())))
     return Collected(tuple(going), len(unneeded))
+
+
+def _require_own_version(store: CheckpointStore, step: int) -> None:
+    """Require that what goes is this release's to remove; a damaged one is."""
+    try:
+        store.read_manifest(step)
+    except (CheckpointVersionError, StoreError):
+        raise
+    except CheckpointError:
+        return

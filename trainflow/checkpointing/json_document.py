@@ -43,11 +43,7 @@ def load_json(data: bytes, max_bytes: int) -> Json:
     Raises:
         FlawError: it is no such document, or too large to be read.
     """
-    if len(data) > max_bytes:
-        raise FlawError("", f"{len(data)} bytes", f"at most {max_bytes}")
-    num_values = sum(data.count(mark) for mark in (b"[", b"{", b","))
-    if num_values > MAX_VALUES:
-        raise FlawError("", f"about {num_values} values", f"at most {MAX_VALUES}")
+    require_bounded(data, max_bytes)
     try:
         return json.loads(
             data.decode(),
@@ -57,6 +53,19 @@ def load_json(data: bytes, max_bytes: int) -> Json:
         )
     except (ValueError, RecursionError) as error:
         raise FlawError("", f"no JSON ({str(error)[:_MAX_TOLD]})", "a JSON document") from None
+
+
+def require_bounded(data: bytes, max_bytes: int) -> None:
+    """Require that a document is small enough to be parsed.
+
+    Raises:
+        FlawError: it is too large, or has too many values.
+    """
+    if len(data) > max_bytes:
+        raise FlawError("", f"{len(data)} bytes", f"at most {max_bytes}")
+    num_values = sum(data.count(mark) for mark in (b"[", b"{", b","))
+    if num_values > MAX_VALUES:
+        raise FlawError("", f"about {num_values} values", f"at most {MAX_VALUES}")
 
 
 def _unite(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
@@ -134,11 +143,11 @@ class Node:
             raise self.flaw(f"an integer from 0 to {most}")
         return value
 
-    def number(self) -> float:
-        """Return a number of usual size."""
+    def number(self, most: int) -> float:
+        """Return a number that is not negative."""
         value = self.value
-        if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 2**62:
-            raise self.flaw(f"a number up to {2**62}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+            raise self.flaw(f"a number from 0 to {most}")
         return float(value)
 
     def equal(self, expected: Json) -> None:

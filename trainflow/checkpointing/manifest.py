@@ -16,9 +16,16 @@ from typing import Any
 
 from trainflow.checkpointing.boxes import Box, count_corners, is_partition
 from trainflow.checkpointing.dtypes import ITEM_BYTES
-from trainflow.checkpointing.json_document import FlawError, Members, Node, load_json, tell
+from trainflow.checkpointing.json_document import (
+    FlawError,
+    Members,
+    Node,
+    load_json,
+    require_bounded,
+    tell,
+)
 from trainflow.checkpointing.skeleton import check_skeleton
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, CheckpointVersionError
 
 FORMAT = "trainflow-checkpoint"
 FORMAT_VERSION = 1
@@ -28,6 +35,7 @@ MAX_TENSOR_BYTES = 2**50
 MAX_CHUNK_BYTES = 2 * 1024 * 1024
 MAX_CORNERS = 2**22  # of all shards of one tensor: a million shards, if two dimensions are cut
 MAX_STEP = 10**12 - 1  # twelve digits
+MAX_TIME_S = 253_402_300_799  # the last second of the year 9999, the last that a date can show
 
 _CHUNK_ID = re.compile(r"[0-9a-f]{32}")
 _ATTEMPT = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
@@ -110,16 +118,24 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Write a manifest as JSON; the same manifest is the same bytes.
 
     Raises:
-        CheckpointError: its state is one that nobody could read again.
+        CheckpointError: it is one that nobody could read again.
     """
+    document = _document_of(manifest)
     try:
-        check_skeleton(manifest.skeleton, len(manifest.tensors))
+        _require_readable(document, manifest.tensors)  # first: how deep it is, is bounded there
+        data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+        require_bounded(data, MAX_MANIFEST_BYTES)
     except FlawError as flaw:
         raise CheckpointError(
-            f"checkpoint of step {manifest.step}: got a state with {flaw.got}, expected "
-            f"{flaw.expected}; look at what state_dict() of what you registered returns"
+            f"checkpoint of step {manifest.step}: {flaw.where}: got {flaw.got}, expected "
+            f"{flaw.expected}: nobody could read it again; if that is from your state, look at "
+            "what state_dict() of what you registered returns"
         ) from None
-    document = {
+    return data
+
+
+def _document_of(manifest: Manifest) -> dict[str, Json]:
+    return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "job_id": manifest.job_id,
@@ -134,7 +150,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             {
                 "path": path,
                 "dtype": tensor.dtype,
-                "shape": tensor.shape,
+                "shape": list(tensor.shape),
                 "shards": [
                     {
                         "offset": shard.box.offset,
@@ -147,7 +163,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
             for path, tensor in manifest.tensors.items()
         ],
     }
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _require_readable(document: dict[str, Json], tensors: Mapping[str, TensorEntry]) -> None:
+    """Require of what is to be written what a reader will, by the same code.
+
+    But for the shards: they are cut and put together here, whatever the state is, and reading them
+    is most of the time that a manifest takes.
+    """
+    members = Node("", document).mapping()
+    for node in members["tensors"].items():
+        entry = node.mapping()
+        entry["path"].text()
+        _parse_dtype_and_shape(entry)
+    _parse_members(members, tensors)
 
 
 def parse_manifest(data: bytes, source: str) -> Manifest:
@@ -158,12 +187,15 @@ def parse_manifest(data: bytes, source: str) -> Manifest:
         source: where it is from, for the error.
 
     Raises:
-        CheckpointError: it is no manifest, of a version that isn't known here, or contradicts
-            itself: sizes that don't add up, shards that overlap or leave gaps, names that aren't
-            chunk ids.
+        CheckpointVersionError: it is of a version that isn't known here.
+        CheckpointError: it is no manifest, or contradicts itself: sizes that don't add up, shards
+            that overlap or leave gaps, names that aren't chunk ids.
     """
     try:
-        return _parse_document(data)
+        members = Node("", load_json(data, MAX_MANIFEST_BYTES)).mapping()
+        members["format"].equal(FORMAT)
+        _require_version(members["version"].integer(), source)
+        return _parse_members(members, _parse_tensors(members["tensors"]))
     except FlawError as flaw:
         raise CheckpointError(
             f"manifest {source}: {flaw.where}: got {flaw.got}, expected {flaw.expected}; the file "
@@ -171,21 +203,28 @@ def parse_manifest(data: bytes, source: str) -> Manifest:
         ) from None
 
 
-def _parse_document(data: bytes) -> Manifest:
-    document = Node("", load_json(data, MAX_MANIFEST_BYTES)).mapping()
-    document["format"].equal(FORMAT)
-    document["version"].equal(FORMAT_VERSION)
-    document["config"].mapping()
+def _require_version(version: int, source: str) -> None:
+    if version != FORMAT_VERSION:
+        raise CheckpointVersionError(
+            f"manifest {source}: got version {version} of the format, expected {FORMAT_VERSION}: "
+            "another release of TrainFlow has written this checkpoint, and it stays as it is; use "
+            "that release, or another folder"
+        )
+
+
+def _parse_members(members: Members, tensors: Mapping[str, TensorEntry]) -> Manifest:
+    """Return the manifest of a document whose tensors are known already."""
+    members["config"].mapping()
     manifest = Manifest(
-        job_id=document["job_id"].text(),
-        step=document["step"].integer(MAX_STEP),
-        attempt=document["attempt"].matching(_ATTEMPT),
-        created_at_s=document["created_at_s"].number(),
-        world_size=document["world_size"].integer(),
-        fingerprint=document["fingerprint"].text(),
-        config=document["config"].value,
-        skeleton=document["skeleton"].value,
-        tensors=_parse_tensors(document["tensors"]),
+        job_id=members["job_id"].text(),
+        step=members["step"].integer(MAX_STEP),
+        attempt=members["attempt"].matching(_ATTEMPT),
+        created_at_s=members["created_at_s"].number(MAX_TIME_S),
+        world_size=members["world_size"].integer(),
+        fingerprint=members["fingerprint"].text(),
+        config=members["config"].value,
+        skeleton=members["skeleton"].value,
+        tensors=tensors,
     )
     check_skeleton(manifest.skeleton, len(manifest.tensors))
     return manifest
@@ -207,15 +246,20 @@ def _parse_tensors(node: Node) -> dict[str, TensorEntry]:
 
 
 def _parse_tensor(entry: Members) -> TensorEntry:
+    dtype, shape = _parse_dtype_and_shape(entry)
+    shards = tuple(_parse_shard(node, shape, ITEM_BYTES[dtype]) for node in entry["shards"].items())
+    _require_partition([shard.box for shard in shards], shape, entry["shards"].where)
+    return TensorEntry(dtype, shape, shards)
+
+
+def _parse_dtype_and_shape(entry: Members) -> tuple[str, tuple[int, ...]]:
     dtype = entry["dtype"].among(list(ITEM_BYTES))
     shape = _parse_index(entry["shape"])
     # Sides of length 0 don't make the others harmless: somebody may still want to make room.
     num_bytes = prod(max(1, side) for side in shape) * ITEM_BYTES[dtype]
     if num_bytes > MAX_TENSOR_BYTES:
         raise FlawError(entry["shape"].where, tell(shape), f"at most {MAX_TENSOR_BYTES} bytes")
-    shards = tuple(_parse_shard(node, shape, ITEM_BYTES[dtype]) for node in entry["shards"].items())
-    _require_partition([shard.box for shard in shards], shape, entry["shards"].where)
-    return TensorEntry(dtype, shape, shards)
+    return dtype, shape
 
 
 def _require_partition(boxes: list[Box], shape: tuple[int, ...], where: str) -> None:

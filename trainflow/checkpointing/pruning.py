@@ -10,7 +10,7 @@ from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.retention import RetentionPolicy, choose_kept
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
-from trainflow.errors import CheckpointError, StoreError
+from trainflow.errors import CheckpointError, CheckpointVersionError, StoreError
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def plan_prune(
         after: those of later steps go, whatever the policy says; None: none go for that.
 
     Raises:
+        CheckpointVersionError: one is of another release: what it needs is unknown.
         CheckpointError: there are checkpoints, and none that may stay is whole, or the store
             doesn't answer.
     """
@@ -85,6 +86,8 @@ def _read(store: CheckpointStore, step: int) -> Manifest | None:
     """Return a manifest; None if it is damaged."""
     try:
         return store.read_manifest(step)
+    except CheckpointVersionError as error:
+        raise CheckpointVersionError(f"nothing is removed: {error}") from None
     except StoreError:
         raise
     except CheckpointError:

@@ -10,7 +10,7 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.config.fingerprint import changed_settings
 from trainflow.config.job import JobConfig
 from trainflow.epochs import StoredState
-from trainflow.errors import CheckpointError, ConfigError, StoreError
+from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ def find_resumable(job: JobConfig, made: Collection[int] = ()) -> list[StoredSta
         ConfigError: the checkpoint asked for isn't there, the newest was made with settings that
             alter the run and that ``checkpoint.accept`` doesn't name, or the run would begin before
             checkpoints that are in ``checkpoint.url``.
+        CheckpointVersionError: the newest is of another release: none before it is taken instead.
         StoreError: the store doesn't answer.
     """
     url, resume = job.checkpoint.url, job.checkpoint.resume
@@ -97,7 +98,7 @@ def _newest_config(store: CheckpointStore, steps: Sequence[int]) -> dict[str, ob
     for step in reversed(steps):
         try:
             return store.read_manifest(step).config
-        except StoreError:
+        except (CheckpointVersionError, StoreError):
             raise
         except CheckpointError as error:
             logger.warning("%s", error)
@@ -117,5 +118,7 @@ def _require_same_run(
         raise ConfigError(
             f"checkpoint.resume: got a checkpoint in {url} of a run with other settings ({told}), "
             "expected the same; change them back, name them in checkpoint.accept to go on with "
-            "the new ones, or set checkpoint.resume to never and checkpoint.url to another folder"
+            "the new ones (but for what the restored state holds: the optimizer's groups and the "
+            "scheduler, so learning rates too, stay as they were saved), or set checkpoint.resume "
+            "to never and checkpoint.url to another folder"
         )

@@ -35,6 +35,7 @@ from trainflow.errors import CheckpointConflictError, CheckpointError, StoreErro
 _MARKER = re.compile(r"([0-9]{12})\.json")
 _MANIFEST = re.compile(r"([0-9]{12})-[0-9a-z][0-9a-z.-]*\.json")
 _MAX_MARKER_BYTES = 4096
+_NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # and no trouble of the store
 
 
 @dataclass(frozen=True)
@@ -238,11 +239,12 @@ class CheckpointStore:
     @contextmanager
     def _reading(self, name: str) -> Generator[None]:
         try:
-            with self._answering(name, FileNotFoundError):
+            with self._answering(name, *_NO_FILE):
                 yield
-        except FileNotFoundError as error:
+        except _NO_FILE as error:
             raise CheckpointError(
-                f"{self._path(name)}: got nothing, expected a file; use an earlier checkpoint"
+                f"{self._path(name)}: got no file ({error.strerror or error}), expected one; use "
+                "an earlier checkpoint"
             ) from error
 
     def _names(self, folder: str) -> list[str]:

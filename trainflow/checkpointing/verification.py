@@ -9,7 +9,7 @@ from functools import partial
 
 from trainflow.checkpointing.manifest import Chunk
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.errors import CheckpointError, StoreError
+from trainflow.errors import CheckpointError, CheckpointVersionError, StoreError
 
 _NUM_THREADS = 8
 
@@ -35,11 +35,12 @@ def verify(store: CheckpointStore, step: int) -> Verdict:
     """Read the marker, the manifest and every chunk of a checkpoint.
 
     Raises:
+        CheckpointVersionError: it is of another release, and can't be judged here.
         StoreError: the store doesn't answer.
     """
     try:
         chunks = list(store.read_manifest(step).chunks().values())
-    except StoreError:
+    except (CheckpointVersionError, StoreError):
         raise
     except CheckpointError as error:
         return Verdict(step, 0, 0, (str(error),))
@@ -59,11 +60,12 @@ def quarantine(store: CheckpointStore, step: int) -> int | None:
         checkpoint is whole, and stays as it is.
 
     Raises:
+        CheckpointVersionError: it is of another release: nothing was removed.
         StoreError: the store doesn't answer; nothing more was removed.
     """
     try:
         chunks = list(store.read_manifest(step).chunks().values())
-    except StoreError:
+    except (CheckpointVersionError, StoreError):
         raise
     except CheckpointError:
         store.remove_marker(step)

@@ -15,8 +15,15 @@ from trainflow.cli.checkpoints_choice import EPILOGUE, NewestOrStep, Url, choose
 from trainflow.cli.checkpoints_transfer import export, import_
 from trainflow.cli.checkpoints_upkeep import drill, prune, rewind
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
-from trainflow.errors import CheckpointError
+from trainflow.cli.tables import (
+    Output,
+    OutputOption,
+    escape,
+    format_table,
+    format_value,
+    write_answer,
+)
+from trainflow.errors import CheckpointError, CheckpointVersionError
 
 if TYPE_CHECKING:
     from trainflow.checkpointing.store import CheckpointStore
@@ -77,8 +84,9 @@ def show(
         }
         for path, entry in manifest.tensors.items()
     ]
-    answer = {**_describe(store, chosen), "config": manifest.config, "tensors": tensors}
-    lines = [f"{key:<12}{value}" for key, value in _describe(store, chosen).items()]
+    described = _describe(store, chosen)
+    answer = {**described, "config": manifest.config, "tensors": tensors}
+    lines = [f"{key:<12}{format_value(value)}" for key, value in described.items()]
     text = [*lines, f"config      {json.dumps(manifest.config)}"]
     write_answer(answer, "\n".join([*text, format_table(tensors, _TENSOR_COLUMNS)]), output)
 
@@ -89,28 +97,37 @@ def verify(
     step: Annotated[int | None, typer.Argument(help="Its step; all if left out.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Read checkpoints to their last byte; leaves with 1 if one is damaged."""
+    """Read checkpoints to their last byte; leaves with 1 if one is damaged, or can't be judged.
+
+    That is one that another release has written, in another version of the format.
+    """
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
-    from trainflow.checkpointing.verification import verify as verify_one  # noqa: PLC0415
 
     store = CheckpointStore(url)
     steps = store.committed_steps()
-    chosen = steps if step is None else [choose_step(steps, step, url)]
-    verdicts = [verify_one(store, each) for each in chosen]
-    rows: list[dict[str, Any]] = [
-        {
-            "step": each.step,
-            "num_chunks": each.num_chunks,
-            "num_bytes": each.num_bytes,
-            "verdict": "damaged" if each.flaws else "whole",
-            "flaws": list(each.flaws),
-        }
-        for each in verdicts
-    ]
-    flaws = [f"step {each.step}: {flaw}" for each in verdicts for flaw in each.flaws]
+    last = choose_step(steps, step, url)
+    chosen = steps if step is None else [last]
+    rows = [_verify(store, each) for each in chosen]
+    flaws = [escape(f"step {row['step']}: {flaw}") for row in rows for flaw in row["flaws"]]
     write_answer(rows, "\n".join([format_table(rows, _VERDICT_COLUMNS), *flaws]), output)
     if flaws:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _verify(store: "CheckpointStore", step: int) -> dict[str, Any]:
+    from trainflow.checkpointing.verification import verify as verify_one  # noqa: PLC0415
+
+    row = dict.fromkeys(_VERDICT_COLUMNS.values()) | {"step": step}
+    try:
+        verdict = verify_one(store, step)
+    except CheckpointVersionError as error:
+        return row | {"verdict": "of another release", "flaws": [str(error)]}
+    return row | {
+        "num_chunks": verdict.num_chunks,
+        "num_bytes": verdict.num_bytes,
+        "verdict": "damaged" if verdict.flaws else "whole",
+        "flaws": list(verdict.flaws),
+    }
 
 
 def _describe(store: "CheckpointStore", step: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def export(
     )
 
 
-def import_(
+def import_(  # noqa: PLR0913, PLR0917  one a thing that may be said
     path: Annotated[Path, typer.Argument(help="The file or folder to bring in.")],
     to: Annotated[str, typer.Option(help="Folder of checkpoints that takes it, as a run's.")],
     format_: Format,
@@ -86,6 +86,12 @@ def import_(
     step: Annotated[
         int, typer.Option(min=0, help="Step that a run counts on from; with --job only.")
     ] = 0,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="a.b=c", help="Change one of the job's settings, as of a run."
+        ),
+    ] = None,
 ) -> None:
     """Make a checkpoint that a run begins from, of weights or of an export.
 
@@ -97,12 +103,13 @@ def import_(
     from trainflow.checkpointing.transfer import import_checkpoint  # noqa: PLC0415
 
     _require_source(path, format_, job, step)
+    _require_step(step)
     request: dict[str, Any] = {
         "path": str(path.absolute()),
         "url": absolute(to),
         "format": str(format_),
         "step": step,
-        "job": None if job is None else _read_job(job),
+        "job": _read_job(job, overrides or []),
         "model": model,
     }
     if job is not None and step in CheckpointStore(absolute(to)).committed_steps():
@@ -128,10 +135,24 @@ def _require_source(path: Path, format_: TransferFormat, job: Path | None, step:
         )
 
 
-def _read_job(path: Path) -> str:
+def _require_step(step: int) -> None:
+    from trainflow.checkpointing.manifest import MAX_STEP  # noqa: PLC0415
+
+    if step > MAX_STEP:
+        raise ConfigError(f"--step: got {step}, expected at most {MAX_STEP}; change --step")
+
+
+def _read_job(path: Path | None, overrides: list[str]) -> str | None:
     from trainflow.config.loading import load_job  # noqa: PLC0415
 
-    return load_job(path).model_dump_json()
+    if path is not None:
+        return load_job(path, overrides).model_dump_json()
+    if overrides:
+        raise ConfigError(
+            f"--set: got {overrides[0]!r} without --job, expected nothing: an export has the "
+            "settings of its run; leave it out, or name --job to import weights alone"
+        )
+    return None
 
 
 def _note(notes: list[str] | tuple[str, ...]) -> None:

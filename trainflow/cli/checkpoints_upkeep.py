@@ -90,6 +90,8 @@ def prune(
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
     store = CheckpointStore(absolute(url))
+    if next(store.chunk_ids(), None) is None:  # else something may be left of a run that died
+        choose_step(store.committed_steps(), None, store.url)
     name, num_best = _parse_best(keep_best)
     values = {} if name is None else _read_values(store, name)
     plan = plan_prune(store, RetentionPolicy(keep_last, keep_every, num_best), values)

@@ -6,19 +6,30 @@ sample of a dataset of the job's own.
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from trainflow.checkpointing.resume import find_resumable
-from trainflow.config import JobConfig, import_function, load_job, resolve_entrypoint
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.cli.output import say
+from trainflow.config import (
+    JobConfig,
+    ResolvedEntrypoint,
+    import_function,
+    load_job,
+    resolve_entrypoint,
+)
+from trainflow.config.fingerprint import changed_settings
 from trainflow.config.job import CheckpointConfig
 from trainflow.data.corpus_format import Split
 from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
 from trainflow.data.token_corpus import TokenCorpus
-from trainflow.errors import DataError
+from trainflow.errors import CheckpointError, ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class CheckedJob:
     """A job in which nothing is wrong that can be seen from here.
 
     Attributes:
-        config: its settings.
+        config: its settings; the args with their defaults, for whoever can't load their model.
         args: what the training function will be given, defaults filled in.
         num_samples: samples in a pass over the training data.
     """
@@ -50,15 +61,66 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
     """
     config = _locate_checkpoints(load_job(path, overrides))
     _look_in_working_directory()
-    args = resolve_entrypoint(config.entrypoint).check_args(config.args)
+    entrypoint = resolve_entrypoint(config.entrypoint)
+    args = entrypoint.check_args(config.args)
+    config = _name_defaults(config, entrypoint)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
     dataset = _open_training_data(config, args)
     num_samples = count_training_samples(dataset, config)
     if config.data.dataset is not None:
         check_first_sample(dataset, config.data.dataset)
+    config = _accept_equal_args(config, entrypoint)
     find_resumable(config)
     return CheckedJob(config, args, num_samples)
+
+
+def _name_defaults(config: JobConfig, entrypoint: ResolvedEntrypoint) -> JobConfig:
+    """Put the args' defaults among the settings: checkpoints keep these, to be compared with."""
+    filled = entrypoint.fill_args(config.args)
+    if filled is None:
+        say(
+            "note: args: got some that are others after JSON (a secret, infinity, a strict tuple), "
+            "expected the same; so checkpoints keep only those that the job names, and a changed "
+            "default isn't noticed",
+            err=True,
+        )
+        return config
+    return config.model_copy(update={"args": filled})
+
+
+def _accept_equal_args(config: JobConfig, entrypoint: ResolvedEntrypoint) -> JobConfig:
+    """Accept, by name, args that a checkpoint doesn't name or writes otherwise, and that are equal.
+
+    A checkpoint of an earlier release names only the args that its job did, as they were written
+    there, and a model of args may have grown. One that isn't named counts as the default of today.
+    If that was another when the checkpoint was made, nothing tells. The coordinator compares
+    too, and can't load the model: so what is found equal here is passed on as accepted.
+    """
+    saved, now = _read_saved_settings(config), config.model_dump(mode="json")
+    if not isinstance(saved.get("args"), dict):
+        return config
+    named: dict[str, Any] = saved["args"]
+    try:
+        filled = entrypoint.fill_args({k: v for k, v in named.items() if k in config.args})
+    except ConfigError:
+        return config  # the model has changed too much to tell: each difference is refused by name
+    alike = saved | {"args": named | (filled or {})}
+    equal = changed_settings(saved, now).keys() - changed_settings(alike, now).keys()
+    accept = [*config.checkpoint.accept, *sorted(equal)]
+    checkpoint = config.checkpoint.model_copy(update={"accept": accept})
+    return config.model_copy(update={"checkpoint": checkpoint})
+
+
+def _read_saved_settings(config: JobConfig) -> dict[str, Any]:
+    """Return those of the newest checkpoint that the run might go on from; none if none is read."""
+    for folder in (config.checkpoint.url, config.checkpoint.resume):
+        if isinstance(folder, str) and folder not in {"auto", "never"}:
+            store = CheckpointStore(folder)
+            for step in reversed(store.committed_steps()):
+                with suppress(CheckpointError):  # whoever goes on from there tells of it
+                    return store.read_manifest(step).config
+    return {}
 
 
 def _locate_checkpoints(config: JobConfig) -> JobConfig:

@@ -39,11 +39,17 @@ def format_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) 
 
 
 def format_value(value: object) -> str:
-    """Return a value as a cell of a table."""
+    """Return a value as a cell of a table; whatever it is, a terminal only shows it."""
     match value:
         case None:
             return _UNKNOWN
         case float():
             return f"{value:.1f}"
         case _:
-            return str(value)
+            return escape(str(value))
+
+
+def escape(text: str) -> str:
+    """Return text whose control characters are spelled out: it may be from a forged file."""
+    spelled = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(spelled)

@@ -31,6 +31,7 @@ from trainflow.computation.outside_a_run import build_state
 from trainflow.computation.own_process import answer_request
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.weights import bytes_of, load_weights, names_in
+from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
 from trainflow.epochs import INITIAL_EPOCH, Version
@@ -93,6 +94,8 @@ def import_checkpoint(request: ImportRequest) -> Json:
 
 def _import_weights(request: ImportRequest, job: JobConfig, notes: list[str]) -> Manifest:
     """Write the state that the job begins with, but for the weights; returns what is to be made."""
+    filled = resolve_entrypoint(job.entrypoint).fill_args(job.args)
+    job = job.model_copy(update={"args": filled or job.args})  # what a run compares with
     with build_state(job, _ATTEMPT) as (state, _):
         name = next(iter(state.models)) if request.model is None else request.model
         if name not in state.models or (request.model is None and len(state.models) > 1):

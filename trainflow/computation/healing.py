@@ -86,7 +86,7 @@ def _receive_state(
     text = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
     if not receive(text):
         return False
-    state.version = None  # from here on live tensors are overwritten
+    state.begin_overwrite()
     message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
     own = flatten_state(state.tree()).tensors
     tensors = [

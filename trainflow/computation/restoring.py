@@ -80,7 +80,7 @@ def _restore_once(
     clock: Clock,
 ) -> None:
     with _open(stored, after_each, clock) as source:
-        state.version = None  # from here on live tensors are overwritten
+        state.begin_overwrite()
         try:
             _load(state, source, after_each, stored.version)
         except _MISFITS as error:

@@ -33,6 +33,7 @@ from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
+from trainflow.computation.trainable import find_trainable
 from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
@@ -50,6 +51,7 @@ from trainflow.epochs import (
 from trainflow.errors import (
     CheckpointError,
     CheckpointMisfitError,
+    CheckpointVersionError,
     GroupMismatchError,
     StoreError,
     TrainingError,
@@ -71,6 +73,8 @@ class Session:
         self.job_id: str = context.job_id
         self._context = context
         self._state = TrainingState()
+        if context.snapshots is not None:
+            self._state.before_overwrite = context.snapshots.before_overwrite
         self._group: Group | None = None
         self._sealed = False
         self._tail_done = True
@@ -136,18 +140,14 @@ class Session:
             The module, on the session's device; hold on to it for the whole run.
 
         Raises:
-            TrainingError: no trainable parameters, a name used twice, or steps have begun.
+            TrainingError: no trainable parameters, complex ones, a name used twice, or steps have
+                begun.
         """
         self._require_unsealed("prepare", name, self._state.models)
         self._stamp(Phase.STARTING)
         module = model().to(self.device)
         self._stamp(Phase.STARTING)
-        trainable = [(key, p) for key, p in module.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise TrainingError(
-                f"prepare({name!r}): got a model without trainable parameters, "
-                "expected at least one"
-            )
+        trainable = find_trainable(name, module)
         communication = self._context.job.communication
         aggregator = choose_aggregator(
             communication.compression,
@@ -332,7 +332,7 @@ class Session:
         """Read the state from where it was kept; False, and the group fails, if it is bad."""
         try:
             restore(self._state, stored, after_each=self._context.stamps.renew)
-        except (StoreError, CheckpointMisfitError):
+        except (StoreError, CheckpointMisfitError, CheckpointVersionError):
             raise  # it may be quite in order: nobody is to do without it unasked
         except CheckpointError as error:
             self._context.report(unusable(stored, error))

@@ -82,6 +82,10 @@ class SnapshotCadence:
             patience_s = _LAST_WITHIN_S if self._is_last(version, flags) and share else 0.0
             self._write(state, version, share, patience_s)
 
+    def before_overwrite(self) -> None:
+        """Have whoever is about to change the state wait for what is being copied of it."""
+        self._writer.before_overwrite()
+
     def _leave_to_others(self) -> None:
         """Others copy the state now: once they have, what this rank has copied is not needed."""
         self._commits_left_to_others += 1

@@ -1,10 +1,16 @@
 """Copy the training state into shared memory, from where the node's Keeper takes it.
 
-Process: every rank that snapshots.  Thread: training, after a commit.  Blocks: for the copy.
+What is on a GPU is copied while training goes on; a snapshot is whole some time after `write`.
+
+Process: every rank that snapshots.  Thread: training, after a commit.  Blocks: for the copy of what
+is in the host's memory.
 Fails: never the step; without room, or of a state that can't be kept, the snapshot is left out, and
 says why.
 """
 
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +20,13 @@ from torch import Tensor
 from trainflow.checkpointing.sharing import Share
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.state_tree import flatten_state
+from trainflow.computation.device_staging import DeviceStaging, Transfer
+from trainflow.computation.state_tree import FlatState, flatten_state
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
 _LOOK_EVERY_S = 0.02
+_OPTIMIZERS = "/optimizers/"  # what forward doesn't change
 
 
 class SnapshotWriter:
@@ -31,8 +39,17 @@ class SnapshotWriter:
         trouble: why the last one that was left out was; empty if none was.
     """
 
-    def __init__(self, directory: Path, worker_id: str, num_slots: int = 4):
+    def __init__(
+        self,
+        directory: Path,
+        worker_id: str,
+        num_slots: int = 4,
+        make_staging: Callable[[torch.device], DeviceStaging] = DeviceStaging,
+    ):
         self.trouble = ""
+        self._make_staging = make_staging
+        self._staging: DeviceStaging | None = None
+        self._staged: tuple[Slot, bool] | None = None  # being filled; whether for storage
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
         self._newest: Slot | None = None
@@ -40,7 +57,8 @@ class SnapshotWriter:
     @property
     def is_busy(self) -> bool:
         """Whether a snapshot is still on its way to storage."""
-        return any(slot.state is SlotState.READY for slot in self._slots)
+        is_staged = self._staged is not None and self._staged[1]
+        return is_staged or any(slot.state is SlotState.READY for slot in self._slots)
 
     def write(
         self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float = 0
@@ -54,9 +72,15 @@ class SnapshotWriter:
             patience_s: how long to wait for a slot that is still in use.
         """
         try:
-            flat = flatten_state(tree)
-        except StateError as error:  # of a type that it took on after the run had begun
+            self._finish_staging()
+            return self._write(flatten_state(tree), version, share, patience_s)
+        except (StateError, RuntimeError) as error:
+            # Of a type that it took on after the run had begun; or the device has no more room.
             return self._leave_out(str(error))
+
+    def _write(
+        self, flat: FlatState, version: Version, share: Share | None, patience_s: float
+    ) -> bool:
         tensors = [tensor.detach().contiguous() for tensor in flat.tensors.values()]
         records = [
             TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes)
@@ -75,14 +99,52 @@ class SnapshotWriter:
             )
         if slot is None or views is None:
             return self._leave_out("got every slot in use, expected a free one: the store is slow")
-        for tensor, view in zip(tensors, views, strict=True):
-            _copy(tensor, view)
-        slot.complete(for_storage=share is not None)
-        self._newest = slot
+        transfers = [
+            Transfer(tensor, view, is_lasting=path.startswith(_OPTIMIZERS))
+            for path, tensor, view in zip(flat.tensors, tensors, views, strict=True)
+        ]
+        self._fill(slot, transfers, for_storage=share is not None)
+        if patience_s:  # the last one: nobody comes back for it
+            self._finish_staging()
         return True
+
+    def before_overwrite(self) -> None:
+        """Have what training computes from here on wait for what is being copied."""
+        if self._staging is not None:
+            self._staging.before_overwrite()
+
+    def _fill(self, slot: Slot, transfers: Sequence[Transfer], *, for_storage: bool) -> None:
+        """Copy what the host has; have the rest copied, and the slot completed then."""
+        elsewhere = [each for each in transfers if each.tensor.device.type != "cpu"]
+        for each in transfers:
+            if each.tensor.device.type == "cpu":
+                _copy(each.tensor, each.view)
+        if not elsewhere:
+            slot.complete(for_storage=for_storage)
+            self._newest = slot
+            return
+        if self._staging is None:
+            self._staging = self._make_staging(elsewhere[0].tensor.device)
+        self._staging.begin(elsewhere, partial(slot.complete, for_storage=for_storage))
+        self._staged = slot, for_storage
+
+    def _finish_staging(self) -> None:
+        """Wait for what is being copied.
+
+        Raises:
+            RuntimeError: it failed; the slot is written over.
+        """
+        if self._staging is None or self._staged is None:
+            return
+        slot, _ = self._staged
+        self._staged = None
+        self._staging.wait()
+        self._newest = slot
 
     def discard(self) -> None:
         """Give the memory back: this rank copies no more. What is on its way to storage stays."""
+        with contextlib.suppress(RuntimeError):
+            self._finish_staging()
         self._slots = [slot for slot in self._slots if not slot.discard()]
         self._newest = None
 

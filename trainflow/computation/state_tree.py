@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from trainflow.checkpointing.dtypes import ITEM_BYTES
+from trainflow.checkpointing.skeleton import MAX_DEPTH
 from trainflow.errors import StateError
 
 Json = Any
 Tree = Any
+
+_MAX_INTEGER_BITS = 14_000  # Python reads no more than 4,300 digits
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def flatten_state(tree: Tree) -> FlatState:
         StateError: it holds something else; says where.
     """
     tensors: dict[str, Tensor] = {}
-    return FlatState(_strip(tree, "", tensors), tensors)
+    return FlatState(_strip(tree, "", tensors, 0), tensors)
 
 
 def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
@@ -63,24 +68,54 @@ def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
     return result
 
 
-def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
+def _strip(node: Tree, path: str, tensors: dict[str, Tensor], depth: int) -> Json:
+    if depth > MAX_DEPTH:
+        raise StateError(
+            f"state at {path[:100]}...: got containers more than {MAX_DEPTH} deep in each other, "
+            "expected fewer; flatten it in state_dict()"
+        )
     if isinstance(node, Tensor):
-        if path in tensors:
-            raise StateError(
-                f"state at {path}: got two tensors of that path, expected keys without '/' and not "
-                "both 1 and '1'; rename one in state_dict()"
-            )
-        tensors[path] = node.detach()
-        return {"tensor": len(tensors) - 1}
+        return {"tensor": _add_tensor(node, path, tensors)}
     if isinstance(node, Mapping):
         return {
-            "dict": [[_key(k, path), _strip(v, f"{path}/{k}", tensors)] for k, v in node.items()]
+            "dict": [
+                [_key(key, path), _strip(value, f"{path}/{key}", tensors, depth + 1)]
+                for key, value in node.items()
+            ]
         }
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
-        return {kind: [_strip(value, f"{path}/{i}", tensors) for i, value in enumerate(node)]}
+        return {
+            kind: [_strip(value, f"{path}/{i}", tensors, depth + 1) for i, value in enumerate(node)]
+        }
+    return _plain(node, path)
+
+
+def _add_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> int:
+    """Take a tensor over; returns its number."""
+    if path in tensors:
+        raise StateError(
+            f"state at {path}: got two tensors of that path, expected keys without '/' and not "
+            "both 1 and '1'; rename one in state_dict()"
+        )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or dtype not in ITEM_BYTES:
+        raise StateError(
+            f"state at {path}: got a tensor of {dtype} laid out as {tensor.layout}, expected a "
+            f"dense one of {', '.join(ITEM_BYTES)}; convert it in state_dict()"
+        )
+    tensors[path] = tensor.detach()
+    return len(tensors) - 1
+
+
+def _plain(node: Tree, path: str) -> Json:
     if isinstance(node, float) and not math.isfinite(node):
         return {"float": str(node)}  # JSON has no infinity and no NaN
+    if isinstance(node, int) and node.bit_length() > _MAX_INTEGER_BITS:
+        raise StateError(
+            f"state at {path}: got an integer of {node.bit_length()} bits, expected at most "
+            f"{_MAX_INTEGER_BITS}; keep it as text, in hexadecimal digits"
+        )
     if node is None or isinstance(node, bool | int | float | str):
         return node
     raise StateError(
@@ -90,6 +125,19 @@ def _strip(node: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
 
 
 def _key(key: object, path: str) -> str | int:
-    if isinstance(key, str | int) and not isinstance(key, bool):
+    if isinstance(key, str):
+        _require_whole_characters(key, path)
         return key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return _plain(key, path)
     raise StateError(f"state at {path or '/'}: got key {key!r}; expected a string or an integer")
+
+
+def _require_whole_characters(key: str, path: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise StateError(
+            f"state at {path or '/'}: got key {key!r}; expected text that UTF-8 can hold; change "
+            "it in state_dict(), of a file's name to os.fsencode(name).hex()"
+        ) from None

@@ -18,6 +18,10 @@ from trainflow.epochs import Version
 from trainflow.errors import StateError
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Stateful(Protocol):
     """User state that commits with the step."""
 
@@ -118,7 +122,17 @@ class Registered:
 
 @dataclass
 class TrainingState:
-    """The whole of it. ``version`` is None while the tensors hold no committed state."""
+    """The whole of it.
+
+    Attributes:
+        models: by the name they were prepared under.
+        registered: by name.
+        version: of the state; None while the tensors hold no committed one.
+        consumed_samples: position in the data.
+        skipped_in_a_row: steps without finite gradients, up to now.
+        last_commit: what the last one did.
+        before_overwrite: called before anything but forward changes a tensor.
+    """
 
     models: dict[str, PreparedModel] = field(default_factory=dict[str, PreparedModel])
     registered: dict[str, Registered] = field(default_factory=dict[str, Registered])
@@ -126,6 +140,12 @@ class TrainingState:
     consumed_samples: int = 0
     skipped_in_a_row: int = 0
     last_commit: Committed | None = None
+    before_overwrite: Callable[[], None] = _nothing
+
+    def begin_overwrite(self) -> None:
+        """From here on live tensors are written to: they hold no committed state."""
+        self.before_overwrite()
+        self.version = None
 
     def tree(self) -> dict[str, Any]:
         """Return the state as a tree whose tensors are the live ones."""

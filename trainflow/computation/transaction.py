@@ -183,7 +183,7 @@ class Transaction:
         self._snapshot(decision.flags)
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
-            self._state.version = None
+            self._state.begin_overwrite()
             raise StepAborted
         return committed
 
@@ -237,7 +237,7 @@ class Transaction:
         norm = math.hypot(*(each.norm for each in gradients)) / total if total else 0.0
         lr = next(iter(state.models.values())).lr
         applied = bool(total) and math.isfinite(norm) and math.isfinite(decision.loss)
-        state.version = None
+        state.begin_overwrite()
         self._stamp(Phase.OPTIMIZER)
         if applied:
             self._update(gradients, total)

@@ -5,6 +5,7 @@ Process: driver, to refuse a bad job before anything starts; every worker, to ru
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -50,6 +51,36 @@ class ResolvedEntrypoint:
                 prefix="args",
             )
             raise ConfigError(summarize(problems)) from error
+
+    def fill_args(self, args: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return a job's ``args`` and the defaults of those that it doesn't name, as JSON has them.
+
+        Left out are defaults that a function computes (a class as ``default_factory`` is none): a
+        time or a token is another each time, or on each machine, or isn't to be kept.
+
+        Returns:
+            None if the training function would get other args by them: secrets are masked in JSON,
+            it knows no infinity, and a validator may not bear its own outcome.
+
+        Raises:
+            ConfigError: as `check_args`.
+        """
+        given = self.check_args(args)
+        computed = {
+            name
+            for name, field in self.args_model.model_fields.items()
+            if name not in given.model_fields_set
+            and not isinstance(field.default_factory, type | None)
+        }
+        try:
+            filled = given.model_dump(
+                mode="json", by_alias=True, round_trip=True, exclude=computed, warnings=False
+            )
+            again = self.check_args(json.loads(json.dumps(filled, allow_nan=False)))
+            same = again.model_dump(exclude=computed) == given.model_dump(exclude=computed)
+        except Exception:  # noqa: BLE001  validators and types of the job's own may raise anything
+            return None
+        return filled if same else None
 
 
 def resolve_entrypoint(spec: str) -> ResolvedEntrypoint:

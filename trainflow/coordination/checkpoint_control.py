@@ -68,6 +68,7 @@ class CheckpointControl:
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
         self._stored = [StoredState(str(self.url), step) for step in made]
+        self._own = set(made)  # with those that were there before this run wrote any
         self._closed = ClosedVersions(max(made, default=0))
         for epoch, step in record.beginnings:
             self._closed.begin(epoch, step, self._closed.step)
@@ -92,8 +93,9 @@ class CheckpointControl:
         own = set(self._record.steps_of("checkpoint"))
         resumable = await asyncio.to_thread(find_resumable, self._job, own)
         found = {each.step: each for each in resumable}
-        if own and self.url is not None:
+        if self.url is not None:
             there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
+            self._own |= set(there)
             found |= {step: StoredState(self.url, step) for step in own.intersection(there)}
         self._stored = [found[step] for step in sorted(found)]
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
@@ -280,6 +282,7 @@ class CheckpointControl:
             self._give_up(version, f"{type(error).__name__}: {error}")
             return
         self.skipped.end_row(version.step)
+        self._own.add(version.step)
         written = sum(share.num_bytes_written for share in shares)
         # A store may answer the later of two first.
         made = StoredState(url, version.step)
@@ -303,7 +306,7 @@ class CheckpointControl:
         values = self._record.evaluations_of(metric) if metric is not None else {}
         try:
             with self._removing():
-                collected = await asyncio.to_thread(_collect, CheckpointStore(url), values, policy)
+                collected = await asyncio.to_thread(self._remove, url, values, policy)
         except CheckpointError as error:
             self._record.add_event("checkpoints_not_removed", str(error))
             return
@@ -311,6 +314,19 @@ class CheckpointControl:
             self._stored = [each for each in self._stored if each.step not in collected.steps]
             text = f"removed the checkpoints of steps {list(collected.steps)}"
             self._record.add_event("checkpoints_removed", text, steps=list(collected.steps))
+
+    def _remove(self, url: str, values: Mapping[int, float], policy: RetentionPolicy) -> Collected:
+        store = CheckpointStore(url)
+        committed = store.committed_steps()
+        for step in set(committed) - self._own:
+            job_id = store.read_manifest(step).job_id
+            if job_id != self._job_id:  # else the answer to its commit was lost
+                raise CheckpointError(
+                    f"{url}: got a checkpoint of step {step} by run {job_id}, expected this run's "
+                    "alone while it goes on: nothing is removed there any more; give each run a "
+                    "checkpoint.url of its own"
+                )
+        return collect(store, choose_kept(committed, values, policy))
 
     def _describe(self, shares: list[ShareReport], world_size: int) -> Manifest:
         version = shares[0].version
@@ -368,9 +384,3 @@ class CheckpointControl:
             return True
         is_under_way = self._is_coming_up_to(step) or self._num_removing > 0
         return self._closed.is_left_out(step) and not is_under_way
-
-
-def _collect(
-    store: CheckpointStore, values: Mapping[int, float], policy: RetentionPolicy
-) -> Collected:
-    return collect(store, choose_kept(store.committed_steps(), values, policy))

@@ -19,7 +19,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochSpec, HeldState, MemberReport, RecoveryPlan, StoredState
-from trainflow.errors import CheckpointError, ConfigError
+from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +103,22 @@ class KeptState:
             try:
                 await self.checkpoints.find_stored()
                 found.set()
+            except CheckpointVersionError as error:
+                self._on_another_release(error)
+                found.set()
             except CheckpointError as error:
                 logger.warning("the store is asked again: %s", error)
                 await asyncio.sleep(_FIND_AGAIN_AFTER_S)
             except ConfigError as error:
                 logger.warning("what the run makes itself is all it has: %s", error)
                 found.set()
+
+    def _on_another_release(self, error: CheckpointVersionError) -> None:
+        """Go on with what the members hold; what another release has left is not passed over."""
+        if self._record.has("epoch"):
+            logger.warning("what the run makes itself is all it has: %s", error)
+        else:
+            self._superior.end(Ending(RunState.FAILED, str(error), error.exit_code))
 
     async def wait_stored(self) -> None:
         """Wait until the last step's checkpoint is made or given up, where there is to be one."""

@@ -141,7 +141,7 @@ class TestStale:
         save(store, 4, PAYLOAD[::-1])
         (folder / "manifests" / store.committed_manifest(4)).unlink()
         before = files(folder)
-        with pytest.raises(CheckpointError, match=r"got nothing, expected a file.*use an earlier"):
+        with pytest.raises(CheckpointError, match=r"got no file.*use an earlier"):
             store.read_manifest(4)
         assert len(verify(store, 4).flaws) == 1
         with pytest.raises(CheckpointError):

@@ -28,7 +28,7 @@ from trainflow.checkpointing.manifest import (
     parse_manifest,
 )
 from trainflow.checkpointing.skeleton import MAX_DEPTH
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, CheckpointVersionError
 
 
 @given(st.data(), shapes)
@@ -59,7 +59,7 @@ def put(document: dict[str, Any], value: Any, *path: str | int) -> None:
 SHARD = ("tensors", 0, "shards", 0)
 FORGERIES = {
     "another format": ("zip", "format"),
-    "a later version": (2, "version"),
+    "a version that is no number": ("2", "version"),
     "a version that only compares equal": (True, "version"),
     "a negative step": (-1, "step"),
     "a step that is no integer": (40.0, "step"),
@@ -91,6 +91,8 @@ FORGERIES = {
     "a time that no float holds": (10**400, "created_at_s"),
     "a time that isn't finite": (math.inf, "created_at_s"),
     "a time that is no number": (math.nan, "created_at_s"),
+    "a time that no date can show": (4e18, "created_at_s"),
+    "a time before all computers": (-4e18, "created_at_s"),
     "settings that are none": ("{}", "config"),
     "half a character": ("\ud800", "tensors", 0, "path"),
     "a list that isn't named one": ([{"tensor": 0}], "skeleton"),
@@ -200,8 +202,9 @@ def test_shards_cut_along_very_many_dimensions_are_refused():
         size = box.num_elements // num_chunks
         shards.append(Shard(box, (Chunk(f"{size:032x}", size),) * num_chunks))
     entry = TensorEntry("uint8", (2,) * dims, tuple(shards))
+    data = encode_manifest(make_manifest(w=entry))
     with pytest.raises(CheckpointError, match="corners of shards, expected at most"):
-        parse_manifest(encode_manifest(make_manifest(w=entry)), "here")
+        parse_manifest(data, "here")
 
 
 def test_overlapping_shards_are_refused(good: Manifest):
@@ -256,9 +259,82 @@ def test_nesting_is_bounded_for_whoever_reads_it_by_recursion(good: Manifest):
         parse_manifest(json.dumps(document).encode(), "here")
 
 
-def test_a_state_that_nobody_could_read_again_is_not_written(good: Manifest):
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])
+def test_a_state_that_nobody_could_read_again_is_not_written(good: Manifest, depth: int):
     with pytest.raises(CheckpointError, match=r"deeper nesting.*look at what state_dict"):
-        encode_manifest(replace(good, skeleton=nested(MAX_DEPTH + 1)))
+        encode_manifest(replace(good, skeleton=nested(depth)))
+
+
+UNREADABLE = {
+    "half a character in a path": (
+        {"tensors": {"/registered/\udcff.bin": TensorEntry("int32", (0,), ())}},
+        r"/tensors/0/path: got '/registered/\\udcff.bin', expected a string of whole characters",
+    ),
+    "half a character in the job's name": (
+        {"job_id": "\udcff"},
+        "/job_id: got .*expected a string",
+    ),
+    "too many dimensions": (
+        {"tensors": {"w": TensorEntry("int32", (0,) * 65, ())}},
+        "/tensors/0/shape: got .*expected at most 64 dimensions",
+    ),
+    "an unknown type of element": (
+        {"tensors": {"w": TensorEntry("quint8", (0,), ())}},
+        "/tensors/0/dtype: got 'quint8', expected one of",
+    ),
+    "a step of thirteen digits": (
+        {"step": 10**12},
+        r"/step: got 1000000000000, expected an integer from 0 to 999999999999",
+    ),
+    "a clock that is far off": ({"created_at_s": 1e12}, "/created_at_s: got .*expected a number"),
+    "an attempt that is no name": ({"attempt": "A/B"}, "/attempt: got 'A/B', expected text"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_would_be_refused_when_it_is_read_is_not_written(good: Manifest, what: str):
+    members, said = UNREADABLE[what]
+    with pytest.raises(CheckpointError, match=f"{said}.*nobody could read it again"):
+        encode_manifest(replace(good, **members))
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("MAX_MANIFEST_BYTES", r"document: got \d+ bytes, expected at most 300"),
+        ("json_document.MAX_VALUES", "document: got about 3[0-9]+ values, expected at most 300"),
+    ],
+)
+def test_what_is_too_large_to_be_read_is_not_written(
+    good: Manifest, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
+):
+    """Marks inside of strings count too: a reader counts before it parses."""
+    large = replace(good, config={"note": "," * 300})
+    parse_manifest(encode_manifest(large), "here")
+    module = "trainflow.checkpointing." + ("" if "." in limit else "manifest.")
+    monkeypatch.setattr(module + limit, 300)
+    with pytest.raises(CheckpointError, match=said):
+        encode_manifest(large)
+
+
+@given(st.text(st.characters(), max_size=3), st.integers(-2, 10**13), st.floats(-2, 1e12))
+def test_what_is_written_is_read(path: str, step: int, created_at_s: float):
+    manifest = make_manifest(**{path: TensorEntry("int32", (0,), ())})
+    manifest = replace(manifest, step=step, created_at_s=created_at_s)
+    try:
+        data = encode_manifest(manifest)
+    except CheckpointError:
+        return
+    assert parse_manifest(data, "here") == manifest
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_version_is_no_damage(good: Manifest, version: int):
+    """Whatever else is in it: only another release knows what that means."""
+    data = json.dumps({"format": "trainflow-checkpoint", "version": version}).encode()
+    told = rf"manifest here: got version {version} of the format, expected 1: another release"
+    with pytest.raises(CheckpointVersionError, match=f"{told}.*use that release, or another fold"):
+        parse_manifest(data, "here")
 
 
 def test_chunks_as_they_are_cut_are_chunks_that_are_read():

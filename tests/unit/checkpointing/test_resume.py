@@ -57,3 +57,10 @@ def test_what_a_run_has_made_itself_is_no_obstacle(job):
 
 def test_the_newest_may_be_asked_for_by_its_step(job):
     assert steps_of(job(120)) == steps_of(job("auto")) == STEPS
+
+
+def test_a_refusal_says_what_stays_as_saved_if_it_is_accepted(job):
+    altered = job("auto").model_copy(update={"args": {"lr": 0.9}})
+    stays = r"accept .* \(but for what .* scheduler, so learning rates too, stay as they were saved"
+    with pytest.raises(ConfigError, match=stays):
+        find_resumable(altered)

@@ -102,7 +102,7 @@ def test_a_manifest_without_a_marker_is_no_checkpoint(store: CheckpointStore, ur
     save(store, 3)
     store.remove_marker(3)
     assert CheckpointStore(url).committed_steps() == []
-    with pytest.raises(CheckpointError, match="got nothing, expected a file"):
+    with pytest.raises(CheckpointError, match="got no file"):
         store.read_manifest(3)
 
 

@@ -1,12 +1,13 @@
 """Checkpoints to and from the formats of others, from the command line."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.unit.checkpointing.small_job import STEP, all_files, damage, make_job, save
+from tests.unit.checkpointing.small_job import STEP, Args, all_files, damage, make_job, save
 from tests.unit.cli.conftest import CallMain
 from trainflow.checkpointing.store import CheckpointStore
 
@@ -36,13 +37,20 @@ def test_a_model_goes_out_and_comes_back(
     assert said.out.startswith(f"step {STEP}: 10 tensors, ")
     assert "frozen tensors, written as the training function makes them: 1" in said.err
     assert load_file(out / "model.safetensors")["brief"].dtype is torch.bfloat16
-    job.write_text(make_job().model_dump_json())  # JSON is YAML
+    settings = make_job().model_dump(mode="json", exclude_defaults=True)
+    settings |= {"checkpoint": {"every_steps": 4}}  # whose folder comes with the command
+    job.write_text(json.dumps(settings))  # JSON is YAML
     other = tmp_path / "other"
     call = ("checkpoints", "import", out, "--to", other, "--format", "safetensors", "--job", job)
     capsys.readouterr()
+    assert call_main(*call) == 2
+    assert "checkpoint.every_steps: got 4" in capsys.readouterr().err
+    call += ("--set", f"checkpoint.url={other}")
     assert call_main(*call) == 0
     assert capsys.readouterr().out.startswith("step 0: ")
-    assert CheckpointStore(str(other)).committed_steps() == [0]
+    store = CheckpointStore(str(other))
+    assert store.committed_steps() == [0]
+    assert store.read_manifest(0).config["args"] == Args().model_dump()
     assert call_main(*call) == 6
     assert "a checkpoint of step 0 there" in capsys.readouterr().err
 
@@ -105,9 +113,14 @@ def test_what_can_not_be_exported_is_said(
     ("arguments", "said"),
     [
         (("nowhere", "--format", "dcp"), "PATH: got nowhere, which isn't there"),
+        ((".", "--format", "dcp", "--set", "name=x"), "--set: got 'name=x' without --job"),
         ((".", "--format", "safetensors"), "--job: got nothing, expected a job file"),
         ((".", "--format", "dcp", "--step", "3"), "--step: got 3 without --job"),
         ((".", "--format", "dcp", "--job", "none.yaml"), "none.yaml"),
+        (
+            (".", "--format", "safetensors", "--job", "none.yaml", "--step", str(10**12)),
+            "--step: got 1000000000000, expected at most 999999999999",
+        ),
     ],
 )
 def test_what_can_not_be_imported_is_said(

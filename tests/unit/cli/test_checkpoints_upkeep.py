@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.checkpointing.rewriting import rewrite
 from tests.unit.checkpointing.small_job import STEP, all_files, damage, make_job, save
 from tests.unit.cli.conftest import CallMain
 from trainflow.checkpointing.manifest import Manifest
@@ -148,3 +149,18 @@ class TestPrune:
         assert "removed steps 40: " in said
         assert "kept steps 10; damaged: 40" in said
         assert call_main("checkpoints", "verify", store.url) == 0
+
+    @pytest.mark.usefixtures("steps")
+    @pytest.mark.parametrize("command", [("prune", "--keep-last", "1"), ("rewind", "10")])
+    def test_nothing_goes_beside_one_of_another_release(
+        self, store, call_main: CallMain, capsys, command: tuple[str, ...]
+    ):
+        rewrite(store, 20, version=2)
+        before = all_files(Path(store.url))
+        name, *rest = command
+        for options in (["--yes"], ["--dry-run"]):
+            assert call_main("checkpoints", name, store.url, *rest, *options) == 1
+            said = capsys.readouterr().err
+            assert "nothing is removed: manifest " in said
+            assert "got version 2 of the format, expected 1" in said
+        assert all_files(Path(store.url)) == before

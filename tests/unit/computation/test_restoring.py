@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.unit.checkpointing import small_job
 from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.checkpointing.rewriting import rewrite
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.peer_memory import UnreachableMemoryError
 from trainflow.checkpointing.sharing import Share, assemble
@@ -20,6 +22,7 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.reducer import GradientReducer
+from trainflow.computation.outside_a_run import build_state
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_writer import SnapshotWriter
@@ -31,7 +34,12 @@ from trainflow.computation.training_state import (
     _load_optimizer,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, HeldState, StoredState, Version
-from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError
+from trainflow.errors import (
+    CheckpointError,
+    CheckpointMisfitError,
+    CheckpointVersionError,
+    StoreError,
+)
 
 STEP = 7
 
@@ -146,6 +154,17 @@ def test_a_flipped_bit_is_found_and_leaves_no_whole_state(stored: StoredState):
 def test_the_checkpoint_of_another_model_is_refused(stored: StoredState):
     with pytest.raises(CheckpointMisfitError, match="is whole, and can't be loaded here"):
         restore(make_state(seed=2, width=9), stored, after_each=lambda: None)
+
+
+def test_one_of_another_release_ends_the_run_and_is_not_reported_as_unusable(tmp_path: Path):
+    store, job = CheckpointStore(str(tmp_path)), small_job.make_job()
+    small_job.save(store, job)
+    rewrite(store, small_job.STEP, version=2)
+    with (
+        pytest.raises(CheckpointVersionError, match="another release of TrainFlow"),
+        build_state(job, "small-abcdef", StoredState(store.url, small_job.STEP)),
+    ):
+        pass
 
 
 def test_a_store_that_does_not_answer_is_asked_again(

@@ -33,7 +33,7 @@ from trainflow.epochs import (
     RecoveryPlan,
     Version,
 )
-from trainflow.errors import DataError, StateError
+from trainflow.errors import DataError, StateError, TrainingError
 
 TIMEOUT_S = 30.0
 
@@ -116,6 +116,20 @@ def test_the_training_function_finds_the_jobs_dataset_and_length(context: RankCo
     assert session.max_steps == MAX_STEPS
 
 
+def test_complex_parameters_are_refused_unless_they_are_frozen(context: RankContext):
+    def build(*, frozen: bool) -> nn.Module:
+        module = nn.Linear(2, 2)
+        wave = torch.zeros(2, dtype=torch.complex64)
+        module.register_parameter("wave", nn.Parameter(wave, requires_grad=not frozen))
+        return module
+
+    session = Session(context)
+    refusal = r"prepare\('model'\): got .*wave: torch.complex64.*expected real .*view_as_real"
+    with pytest.raises(TrainingError, match=refusal):
+        session.prepare(lambda: build(frozen=False), make_optimizer)
+    session.prepare(lambda: build(frozen=True), make_optimizer)
+
+
 def make_few(_: NoArgs) -> Samples:
     return Samples(9)
 
@@ -189,6 +203,9 @@ class BreakingSnapshots:
 
     def flags(self, *_: object) -> Flag:
         return Flag.NONE
+
+    def before_overwrite(self) -> None:
+        pass
 
     def after_commit(self, *_: object) -> None:
         self.break_epoch()

@@ -36,6 +36,9 @@ class Album:
         self.patience_s: list[float] = []
         self.weights: list[torch.Tensor] = []
 
+    def before_overwrite(self) -> None:
+        """Nothing is on its way from a device."""
+
     def discard(self) -> None:
         self.num_discards += 1
 

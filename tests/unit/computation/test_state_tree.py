@@ -1,12 +1,14 @@
 import json
 import math
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainflow.checkpointing.skeleton import check_skeleton
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.errors import StateError
 
@@ -89,6 +91,17 @@ def test_an_ordered_dict_comes_back_as_a_dict_in_its_order():
     assert list(state.items()) == [("b", 1), ("a", 2)]
 
 
+def nested(depth: int) -> Any:
+    tree: Any = 0
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+def test_what_is_nested_as_deep_as_a_reader_follows_is_taken():
+    check_skeleton(flatten_state(nested(200)).skeleton, 0)
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
@@ -96,6 +109,15 @@ def test_an_ordered_dict_comes_back_as_a_dict_in_its_order():
         (object(), "state at /: got object"),
         ({"a": {(1, 2): 0}}, r"state at /a: got key \(1, 2\); expected a string or an integer"),
         ({True: 1}, "got key True"),
+        ({"a": {"\udcff.bin": 0}}, r"state at /a: got key '\\udcff\.bin'; expected text that UTF"),
+        ({"a": 10**4300}, "state at /a: got an integer of 14285 bits, expected at most"),
+        ({"a": {10**4300: 0}}, "state at /a: got an integer of 14285 bits"),
+        (
+            {"a": torch.eye(2).to_sparse()},
+            r"state at /a: got a tensor of float32 laid out as torch",
+        ),
+        ({"a": torch.zeros(1).to(torch.float8_e4m3fnuz)}, "state at /a: got a tensor of float8_e4"),
+        (nested(201), r"state at /0/0/0.*\.\.\.: got containers more than 200 deep"),
         ({"a": b"bytes"}, "state at /a: got bytes"),
         ({"a": 1 + 2j}, "state at /a: got complex"),
     ],

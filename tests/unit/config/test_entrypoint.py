@@ -1,11 +1,21 @@
 """Finding the training function, and checking args against the function's own model."""
 
+from math import inf
 from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
 
 import pytest
-from pydantic import BaseModel
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    computed_field,
+)
 
-from trainflow.config import import_function, resolve_entrypoint
+from trainflow.config import ResolvedEntrypoint, import_function, resolve_entrypoint
 from trainflow.errors import ConfigError, EntrypointError
 
 MODULE = """
@@ -157,3 +167,74 @@ def test_bad_args_are_refused(args: dict[str, object], line: str):
 def test_a_model_that_keeps_unknown_args_may():
     args = resolve_entrypoint("user_job:train_open").check_args({"anything": 1})
     assert args.model_dump() == {"anything": 1}
+
+
+def fill(model: type[BaseModel], **args: object) -> dict[str, object] | None:
+    return ResolvedEntrypoint("jobs.x:train", lambda _session, _args: None, model).fill_args(args)
+
+
+class Nested(BaseModel):
+    beta: float = 0.9
+
+
+class ManyKinds(BaseModel):
+    lr: float = Field(default=0.1, alias="rate")
+    folder: Path = Path("out")
+    pair: tuple[int, ...] = (1, 2)
+    optimizer: Nested = Nested()
+    sizes: list[int] = Field(default_factory=list)
+    name: str = Field(default_factory=lambda: str(uuid4()))
+
+    @computed_field
+    @property
+    def twice(self) -> float:
+        return 2 * self.lr
+
+
+def test_defaults_are_filled_in_as_json_has_them_but_those_that_a_function_computes():
+    defaults = {
+        "rate": 0.1,
+        "folder": "out",
+        "pair": [1, 2],
+        "optimizer": {"beta": 0.9},
+        "sizes": [],
+    }
+    assert fill(ManyKinds) == defaults
+    assert fill(ManyKinds, **defaults) == defaults
+    assert fill(ManyKinds, rate="0.5", name="a") == defaults | {"rate": 0.5, "name": "a"}
+
+
+class Strict(BaseModel, strict=True):
+    pair: tuple[int, int] = (1, 2)
+
+
+class Secret(BaseModel):
+    token: SecretStr = SecretStr("t")
+
+
+class Infinite(BaseModel):
+    best: float = inf
+
+
+class Doubled(BaseModel):
+    lr: Annotated[float, AfterValidator(lambda lr: 2 * lr)] = 0.1
+
+
+class Split(BaseModel):
+    words: Annotated[list[str], BeforeValidator(lambda text: text.split())] = []
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (Strict, {}),
+        (Secret, {}),
+        (Infinite, {}),
+        (Doubled, {"lr": 0.1}),
+        (Split, {"words": "a b"}),
+    ],
+)
+def test_args_that_would_be_others_once_written_as_json_are_not_filled_in(
+    model: type[BaseModel], args: dict[str, object]
+):
+    assert fill(model, **args) is None

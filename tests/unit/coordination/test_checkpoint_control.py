@@ -440,7 +440,7 @@ def test_a_node_without_a_keeper_that_counts_holds_no_permit(
 def test_nothing_is_permitted_while_either_of_two_removes(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ):
-    begun, go_on, collect = threading.Event(), threading.Event(), checkpoint_control._collect
+    begun, go_on, collect = threading.Event(), threading.Event(), checkpoint_control.collect
 
     def collect_slowly(*arguments: Any) -> Any:
         begun.set()
@@ -448,7 +448,7 @@ def test_nothing_is_permitted_while_either_of_two_removes(
         return collect(*arguments)
 
     control = make_checkpoint(store, record)
-    monkeypatch.setattr(checkpoint_control, "_collect", collect_slowly)
+    monkeypatch.setattr(checkpoint_control, "collect", collect_slowly)
 
     async def act() -> None:
         version = Version(STEP + 1, EpochId(1, 1))

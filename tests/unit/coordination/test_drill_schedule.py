@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.checkpointing.rewriting import rewrite
 from tests.unit.checkpointing.small_job import all_files
 from tests.unit.checkpointing.test_sharing import make_snapshot, upload
 from tests.unit.coordination.fakes import FakeClock
@@ -25,7 +26,13 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.drill_schedule import DrillSchedule
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import StoredState
-from trainflow.errors import CheckpointError, CheckpointMisfitError, StoreError, TrainingError
+from trainflow.errors import (
+    CheckpointError,
+    CheckpointMisfitError,
+    CheckpointVersionError,
+    StoreError,
+    TrainingError,
+)
 
 
 def drill(
@@ -145,4 +152,16 @@ def test_another_runs_damaged_checkpoint_is_left_to_its_owner(
     drill(control, record, monkeypatch, CheckpointError("a chunk hashes to something else"))
     assert control.newest is None
     assert kinds(record)[-1] == "checkpoint_unusable"
+    assert all_files(Path(store.url)) == before
+
+
+def test_one_of_another_release_stays_and_counts(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    control = make_checkpoint(store, record)
+    rewrite(store, STEP, version=2)
+    before = all_files(Path(store.url))
+    drill(control, record, monkeypatch, CheckpointVersionError("got version 2"))
+    assert kinds(record)[-1] == "drill_failed"
+    assert control.newest == StoredState(store.url, STEP)
     assert all_files(Path(store.url)) == before

@@ -29,7 +29,7 @@ from trainflow.epochs import (
     StoredState,
     Version,
 )
-from trainflow.errors import StoreError
+from trainflow.errors import CheckpointVersionError, StoreError
 
 SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
 PLAN = RecoveryPlan(SPEC, INITIAL_VERSION)
@@ -347,3 +347,27 @@ def test_a_new_coordinator_waits_for_the_store_only_if_training_has_not_begun(
 
     assert asyncio.run(look_again(tmp_path / "a", begun=False, silences=20)) == 1
     assert asyncio.run(look_again(tmp_path / "b", begun=True, silences=10**6)) == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_checkpoint_of_another_release_is_not_passed_over_by_a_run_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+):
+    checkpoints = FakeCheckpoints()
+    scene = Scene(tmp_path, FakeNodes(), checkpoints)
+    if begun:
+        scene.record.add_event("epoch", "the first")
+
+    async def find_stored() -> None:
+        raise CheckpointVersionError("got version 2, expected 1")
+
+    async def act() -> None:
+        any_background: Any = Background(scene.superior.failures.append)
+        monkeypatch.setattr(scene.kept, "_background", any_background)
+        async with asyncio.timeout(4.0):
+            await scene.kept.find_stored_again()
+
+    monkeypatch.setattr(checkpoints, "find_stored", find_stored, raising=False)
+    asyncio.run(act())
+    reasons = [ending.reason for ending in scene.superior.endings]
+    assert reasons == ([] if begun else ["got version 2, expected 1"])

@@ -1,0 +1,34 @@
+"""What of a module is to be trained, and whether it can be.
+
+Process: every rank.  Thread: training.  Pure.
+"""
+
+from torch import nn
+
+from trainflow.errors import TrainingError
+
+
+def find_trainable(name: str, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that are to be trained, by their names in the module.
+
+    Args:
+        name: what the module is prepared as.
+        module: built.
+
+    Raises:
+        TrainingError: there are none, or complex ones.
+    """
+    trainable = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
+    if not trainable:
+        raise TrainingError(
+            f"prepare({name!r}): got a model without trainable parameters, expected at least one"
+        )
+    # Norms and sums over ranks are of real numbers: a complex gradient would end the first step.
+    unusable = [f"{key}: {each.dtype}" for key, each in trainable if each.is_complex()]
+    if unusable:
+        raise TrainingError(
+            f"prepare({name!r}): got trainable parameters that are complex "
+            f"({', '.join(unusable)}), expected real ones; keep each as torch.view_as_real gives "
+            "it, and take torch.view_as_complex of it in forward"
+        )
+    return trainable
