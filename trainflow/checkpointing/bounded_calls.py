@@ -27,6 +27,7 @@ MAX_LEFT_BEHIND = 16
 _ANSWER_WITHIN_S = 60.0
 _BYTES_PER_S = 8 * 1024 * 1024
 _MAX_IDLE = 16
+_LOOK_EVERY_S = 0.2
 
 
 def patience_s(num_bytes: int = 0) -> float:
@@ -164,7 +165,8 @@ class BoundedCalls:
             raise errors[0]
 
     def _wait(self, call: Call) -> Any:  # noqa: ANN401  what its work returns
-        while not call.done.wait(call.left_s):
+        # Looked at in between: what is begun later may have less time than what is under way.
+        while not call.done.wait(min(call.left_s, _LOOK_EVERY_S)):
             with self._lock:
                 if not call.done.is_set() and not call.left_s:
                     call.give_up()
