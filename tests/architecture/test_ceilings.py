@@ -19,9 +19,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 
 # "path" or "path::function" -> why it may be larger.
-EXCEPTIONS: dict[str, str] = {
-    "trainflow/cli/checkpoints_transfer.py::import_": "typer makes each option of a parameter",
-}
+EXCEPTIONS: dict[str, str] = {}
 
 
 class Function(NamedTuple):

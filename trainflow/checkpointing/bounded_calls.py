@@ -135,11 +135,7 @@ class BoundedCalls:
         left = deque(tasks)
 
         def work(call: Call) -> None:
-            while left and call.is_awaited:
-                try:
-                    task = left.popleft()
-                except IndexError:  # another thread has taken the last
-                    return
+            while call.is_awaited and (task := _take(left)) is not None:
                 call.expect_within(task.within_s)
                 try:
                     task.work(call)
@@ -148,36 +144,51 @@ class BoundedCalls:
                     raise
 
         patience = max((task.within_s for task in tasks), default=0.0)
+        calls: list[Call] = []
         errors: list[Exception] = []
         try:
-            calls = [
+            calls.extend(  # as far as threads are to be had
                 self._hand_over(Call(work, patience)) for _ in range(min(at_a_time, len(tasks)))
-            ]
+            )
             for call in calls:
-                try:
-                    self._wait(call)
-                except Exception as error:  # noqa: BLE001  raised once all threads have stopped
+                error = self._outcome(call)
+                if error is not None:
                     left.clear()
                     errors.append(error)
-        finally:
+        finally:  # if refused or interrupted half-way: nothing more reaches what the caller lent
             left.clear()
+            for call in calls:
+                self._leave_behind(call)
         if errors:
             raise errors[0]
+
+    def _outcome(self, call: Call) -> Exception | None:
+        try:
+            self._wait(call)
+        except Exception as error:  # noqa: BLE001  raised once all threads have stopped
+            return error
+        return None
 
     def _wait(self, call: Call) -> Any:  # noqa: ANN401  what its work returns
         # Looked at in between: what is begun later may have less time than what is under way.
         while not call.done.wait(min(call.left_s, _LOOK_EVERY_S)):
-            with self._lock:
-                if not call.done.is_set() and not call.left_s:
-                    call.give_up()
-                    self._num_left_behind += 1
-                    raise TimeoutError(f"no answer within {call.within_s:.0f} s")
+            if not call.left_s and self._leave_behind(call):
+                raise TimeoutError(f"no answer within {call.within_s:.0f} s")
         try:
             if call.error is not None:
                 raise call.error
             return call.result
         finally:
             call.error = None  # its traceback leads back here: what the caller lent would stay
+
+    def _leave_behind(self, call: Call) -> bool:
+        """Wait no longer; False if it is done."""
+        with self._lock:
+            if call.done.is_set():
+                return False
+            self._num_left_behind += call.is_awaited
+            call.give_up()
+            return True
 
     def _hand_over(self, call: Call) -> Call:
         with self._lock:
@@ -208,6 +219,13 @@ class BoundedCalls:
             del call  # and with it what the caller lent
             if not stays:
                 return
+
+
+def _take(tasks: deque[Task]) -> Task | None:
+    try:
+        return tasks.popleft()
+    except IndexError:
+        return None
 
 
 STORE_CALLS = BoundedCalls()

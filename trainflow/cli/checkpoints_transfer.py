@@ -69,15 +69,16 @@ def export(
     )
 
 
-def import_(  # noqa: PLR0913, PLR0917  one a thing that may be said
+def import_(
     path: Annotated[Path, typer.Argument(help="The file or folder to bring in.")],
     to: Annotated[str, typer.Option(help="Folder of checkpoints that takes it, as a run's.")],
     format_: Format,
     job: Annotated[
         Path | None,
         typer.Option(
-            help="Job file of the model whose weights these are; leave it out to bring back the "
-            "whole state that a dcp export holds."
+            help="Job file of the model whose weights these are, under the environment's changes "
+            "(TRAINFLOW__CHECKPOINT__URL=...); leave it out to bring back the whole state that a "
+            "dcp export holds."
         ),
     ] = None,
     model: Annotated[
@@ -86,12 +87,6 @@ def import_(  # noqa: PLR0913, PLR0917  one a thing that may be said
     step: Annotated[
         int, typer.Option(min=0, help="Step that a run counts on from; with --job only.")
     ] = 0,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="a.b=c", help="Change one of the job's settings, as of a run."
-        ),
-    ] = None,
 ) -> None:
     """Make a checkpoint that a run begins from, of weights or of an export.
 
@@ -109,7 +104,7 @@ def import_(  # noqa: PLR0913, PLR0917  one a thing that may be said
         "url": absolute(to),
         "format": str(format_),
         "step": step,
-        "job": _read_job(job, overrides or []),
+        "job": None if job is None else _read_job(job),
         "model": model,
     }
     if job is not None and step in CheckpointStore(absolute(to)).committed_steps():
@@ -142,17 +137,10 @@ def _require_step(step: int) -> None:
         raise ConfigError(f"--step: got {step}, expected at most {MAX_STEP}; change --step")
 
 
-def _read_job(path: Path | None, overrides: list[str]) -> str | None:
+def _read_job(path: Path) -> str:
     from trainflow.config.loading import load_job  # noqa: PLC0415
 
-    if path is not None:
-        return load_job(path, overrides).model_dump_json()
-    if overrides:
-        raise ConfigError(
-            f"--set: got {overrides[0]!r} without --job, expected nothing: an export has the "
-            "settings of its run; leave it out, or name --job to import weights alone"
-        )
-    return None
+    return load_job(path).model_dump_json()
 
 
 def _note(notes: list[str] | tuple[str, ...]) -> None:

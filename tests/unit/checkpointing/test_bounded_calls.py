@@ -112,6 +112,35 @@ class TestCallAll:
         assert len(ended) == len(begun) - 1
         assert calls.num_left_behind == 0
 
+    def test_where_only_some_threads_are_to_be_had_nothing_is_written_afterwards(
+        self, calls: BoundedCalls, monkeypatch: pytest.MonkeyPatch
+    ):
+        begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+        lent, hand_over = bytearray(4), calls._hand_over
+
+        def hand_over_one(call: Call) -> Call:
+            if begun.is_set():
+                raise TimeoutError("16 calls before it are still without an answer")
+            handed = hand_over(call)
+            assert begun.wait(10)
+            return handed
+
+        def work(call: Call) -> None:
+            begun.set()
+            go_on.wait(10)
+            try:
+                call.deliver(lambda: lent.__setitem__(slice(None), b"late"))
+            finally:
+                over.set()
+
+        monkeypatch.setattr(calls, "_hand_over", hand_over_one)
+        with pytest.raises(TimeoutError, match="16 calls before it"):
+            calls.call_all([Task(30, work)] * 5, at_a_time=2)
+        assert calls.num_left_behind == 1
+        go_on.set()
+        assert over.wait(10)
+        assert lent == bytes(4)
+
     def test_each_has_a_bound_of_its_own(self, calls: BoundedCalls):
         hanging = Hanging()
         with pytest.raises(TimeoutError, match="no answer"):

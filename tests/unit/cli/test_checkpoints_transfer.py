@@ -28,7 +28,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_model_goes_out_and_comes_back(
-    saved: CheckpointStore, tmp_path: Path, call_main: CallMain, capsys
+    saved: CheckpointStore,
+    tmp_path: Path,
+    call_main: CallMain,
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     out, job = tmp_path / "out", tmp_path / "job.yaml"
     call = ("checkpoints", "export", saved.url, "--to", out, "--format", "safetensors")
@@ -45,7 +49,7 @@ def test_a_model_goes_out_and_comes_back(
     capsys.readouterr()
     assert call_main(*call) == 2
     assert "checkpoint.every_steps: got 4" in capsys.readouterr().err
-    call += ("--set", f"checkpoint.url={other}")
+    monkeypatch.setenv("TRAINFLOW__CHECKPOINT__URL", str(other))
     assert call_main(*call) == 0
     assert capsys.readouterr().out.startswith("step 0: ")
     store = CheckpointStore(str(other))
@@ -113,7 +117,6 @@ def test_what_can_not_be_exported_is_said(
     ("arguments", "said"),
     [
         (("nowhere", "--format", "dcp"), "PATH: got nowhere, which isn't there"),
-        ((".", "--format", "dcp", "--set", "name=x"), "--set: got 'name=x' without --job"),
         ((".", "--format", "safetensors"), "--job: got nothing, expected a job file"),
         ((".", "--format", "dcp", "--step", "3"), "--step: got 3 without --job"),
         ((".", "--format", "dcp", "--job", "none.yaml"), "none.yaml"),
