@@ -109,7 +109,7 @@ def remove_empty_folders(node_folder: Path) -> None:
 
 
 def read_stamp(path: Path) -> Stamp | None:
-    """Read a worker's stamp; None if it has none (not started, or closed)."""
+    """Read a worker's stamp; None if it has none (not started, not whole yet, or closed)."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -117,6 +117,8 @@ def read_stamp(path: Path) -> Stamp | None:
     if len(data) < _LAYOUT.size:
         return None
     pid, step, incarnation, counter, sequence, phase, progress, pulse = _LAYOUT.unpack_from(data)
+    if not (pid and progress and pulse):
+        return None  # the file is there before the first stamp: this is nobody, who hung for ever
     return Stamp(
         pid, step, EpochId(incarnation, counter), sequence, _PHASES[phase], progress, pulse
     )

@@ -132,6 +132,20 @@ def test_no_stamp_is_no_worker(path: Path):
     assert read_stamp(path) is None
 
 
+def test_a_file_before_its_first_stamp_is_no_worker(path: Path):
+    """Seen by chance as one that last ran when the machine started, and killed for it."""
+    seen: list[Stamp | None] = []
+
+    class Watched(StampWriter):
+        def renew(self) -> None:
+            seen.append(read_stamp(path))
+            super().renew()
+            seen.append(read_stamp(path))
+
+    Watched(path).close()
+    assert seen[:2] == [None, None]
+
+
 def test_a_closed_worker_leaves_nothing_behind(path: Path):
     StampWriter(path).close()
     assert read_stamp(path) is None
