@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(call wants_cpu_torch); then \
 		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
 	fi
-	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,bench,dev]'
+	$(BIN)/pip install --no-compile -c constraints.txt -e '.[lm,s3,bench,dev]'
 	touch $@
 
 # No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.
@@ -61,11 +61,17 @@ format: $(STAMP) ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# Tests that mind neither each other nor a busy machine. A cluster, and a recovery with a deadline,
+# have the machine to themselves.
+SIDE_BY_SIDE := tests/architecture tests/unit tests/crash
+PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n auto --maxprocesses 4
+
 test: $(STAMP) ## every test
-	$(BIN)/python -m pytest
+	$(PYTEST_SIDE_BY_SIDE) $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%)
 
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
-	$(BIN)/python -m pytest tests/unit -m 'not slow'
+	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
 bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store ## every benchmark
 
