@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.communication.commit_record import RECORD_BYTES
 from trainflow.communication.transport import Connector, Transport, Work
 from trainflow.epochs import EpochId, Phase
 
@@ -31,6 +32,7 @@ class Where(StrEnum):
 
     IN_MICROBATCH = "in_microbatch"
     IN_BACKWARD = "in_backward"
+    BETWEEN_HOPS = "between_hops"
     BEFORE_RECORD = "before_record"
     AFTER_RECORD = "after_record"
     IN_OPTIMIZER = "in_optimizer"
@@ -146,16 +148,21 @@ class FaultyTransport:
         return work
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
-        """A commit record, if it is bytes and not numbers, and during commit."""
-        if self._injector.phase is not Phase.COMMUNICATE or tensor.dtype is not torch.uint8:
+        """A commit record, if it is that long, and during commit; or a quantised sum's hop 2."""
+        if tensor.dtype is torch.uint8 and tensor.numel() != RECORD_BYTES:
+            self._injector.reach(Where.BETWEEN_HOPS)
+        if self._injector.phase is not Phase.COMMUNICATE or tensor.numel() != RECORD_BYTES:
             return self._inner.all_gather(output, tensor)
         self._injector.reach(Where.BEFORE_RECORD)
         work = self._inner.all_gather(output, tensor)
         return _AfterRecord(work, self._injector)
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
-        """Not a place of its own."""
-        return self._inner.all_to_all(output, tensor)
+        """A quantised bucket's hop 1."""
+        work = self._inner.all_to_all(output, tensor)
+        if self._injector.phase is Phase.COMPUTE:
+            self._injector.reach(Where.IN_BACKWARD)
+        return work
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Healing somebody; struck when a large part of the state has been sent, but not all."""

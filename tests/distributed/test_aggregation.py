@@ -11,6 +11,8 @@ from tests.distributed.conftest import TIMEOUT_S, WORLD, InRanks
 from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitRecord, exchange
+from trainflow.communication.compression.block_format import BlockFormat
+from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, wait_all
 
 
@@ -108,15 +110,23 @@ def test_records_are_gathered_by_rank_and_carry_the_groups_epoch(in_ranks: InRan
         assert records == [CommitRecord(4, 5, 9, digest=rank) for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("aggregator", [RingSum(), Bfloat16Sum(RingSum()), RankOrderSum()])
-def test_an_abort_frees_those_who_wait_for_a_rank_that_never_comes(groups, aggregator):
+@pytest.mark.parametrize(
+    "make",
+    [
+        RingSum,
+        lambda: Bfloat16Sum(RingSum()),
+        RankOrderSum,
+        lambda: TwoHopSum(BlockFormat(8, 256), torch.device("cpu"), chunk_elements=1000),
+    ],
+)
+def test_an_abort_frees_those_who_wait_for_a_rank_that_never_comes(groups, make):
     """The ranks' threads share a process, so each aborts its own sockets, as in the real thing."""
     waiting = threading.Barrier(WORLD)
 
     def reduce(group: Group) -> bool:
-        handles = [aggregator.start(torch.ones(100_000), group) for _ in range(4)]
+        aggregator = make()
         waiting.wait(TIMEOUT_S)
-        return wait_all(handles)
+        return wait_all([aggregator.start(torch.ones(100_000), group) for _ in range(4)])
 
     with ThreadPoolExecutor(WORLD) as pool:
         reducing = [pool.submit(reduce, group) for group in groups[1:]]

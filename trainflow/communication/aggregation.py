@@ -9,7 +9,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from trainflow.communication.compression.block_format import INT4, INT8
+from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, Pending
+
+Compression = Literal["none", "bf16", "int8", "int4"]
 
 
 class Handle(Protocol):
@@ -21,7 +25,13 @@ class Handle(Protocol):
 
 
 class Aggregator(Protocol):
-    """Sums a flat bucket over ranks, in place."""
+    """Sums a flat bucket over ranks, in place.
+
+    Attributes:
+        wire: names what travels; ranks understand each other only if theirs are equal.
+    """
+
+    wire: str
 
     def start(self, bucket: Tensor, group: Group) -> Handle:
         """Send the bucket off. ``bucket`` is 1-D and must not be touched until ``wait`` returns."""
@@ -39,6 +49,8 @@ def _ring_bytes(payload_bytes: int, world_size: int) -> int:
 class RingSum:
     """The library's all_reduce in the bucket's own type."""
 
+    wire = "sum"
+
     def start(self, bucket: Tensor, group: Group) -> Pending:
         """Start an all_reduce."""
         return group.all_reduce(bucket)
@@ -53,6 +65,7 @@ class Bfloat16Sum:
 
     def __init__(self, inner: Aggregator):
         self._inner = inner
+        self.wire = f"bfloat16 {inner.wire}"
 
     def start(self, bucket: Tensor, group: Group) -> Handle:
         """Cast, then start the sum of the copy."""
@@ -87,6 +100,8 @@ class RankOrderSum:
     Hop 1 gives rank r the r-th part of every rank's bucket, which it sums from rank 0 up; hop 2
     gathers the sums. As many bytes as a ring.
     """
+
+    wire = "sum in rank order"
 
     def start(self, bucket: Tensor, group: Group) -> Handle:
         """Start hop 1. Hop 2 starts in ``wait``, in the order of waiting, equal on all ranks."""
@@ -125,15 +140,18 @@ class _TwoHops:
 
 
 def choose_aggregator(
-    compression: Literal["none", "bf16"], *, deterministic: bool, topology_free: bool
+    compression: Compression, *, deterministic: bool, device: torch.device
 ) -> Aggregator:
     """Pick how buckets are summed.
 
     Args:
         compression: what the job asks for.
         deterministic: whether a run must repeat bit for bit.
-        topology_free: whether the library's own order of summation depends on ranks alone (gloo).
+        device: where buckets lie.
     """
-    in_rank_order = deterministic and not topology_free
+    if compression in {"int8", "int4"}:
+        return TwoHopSum(INT8 if compression == "int8" else INT4, device)
+    # gloo's own order of summation depends on ranks alone, NCCL's on the network too.
+    in_rank_order = deterministic and device.type != "cpu"
     exact: Aggregator = RankOrderSum() if in_rank_order else RingSum()
     return Bfloat16Sum(exact) if compression == "bf16" else exact

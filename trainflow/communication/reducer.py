@@ -48,7 +48,12 @@ class ReducedGradients:
 
 
 class GradientReducer:
-    """Buckets of one model's gradients."""
+    """Buckets of one model's gradients.
+
+    Attributes:
+        layout: which gradients travel together.
+        fingerprint: equal on two ranks only if they can sum their gradients with each other.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,9 @@ class GradientReducer:
         self._parameters = [parameter for _, parameter in parameters]
         specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in parameters]
         self.layout: BucketLayout = plan_buckets(specs, bucket_bytes)
+        self.fingerprint = xxhash.xxh3_64_intdigest(
+            f"{self.layout.fingerprint} {aggregator.wire}".encode()
+        )
         self._aggregator = aggregator
         self._tail_aggregator = RingSum()
         device = self._parameters[0].device

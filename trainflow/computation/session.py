@@ -147,12 +147,12 @@ class Session:
         self._stamp(Phase.STARTING)
         module = model().to(self.device)
         self._stamp(Phase.STARTING)
-        trainable = find_trainable(name, module)
         communication = self._context.job.communication
+        trainable = find_trainable(name, module, communication.compression)
         aggregator = choose_aggregator(
             communication.compression,
             deterministic=self._context.job.training.deterministic,
-            topology_free=self.device.type == "cpu",
+            device=self.device,
         )
         made = optimizer([parameter for _, parameter in trainable])
         self._state.models[name] = PreparedModel(
@@ -342,7 +342,7 @@ class Session:
 
     def _same_layout(self, group: Group) -> bool:
         """Compare bucket layouts with the other ranks; False if the group failed meanwhile."""
-        layouts = [model.reducer.layout.fingerprint for model in self._state.models.values()]
+        layouts = [model.reducer.fingerprint for model in self._state.models.values()]
         mine = CommitRecord(0, 0, 0, digest=hash(tuple(layouts)) & (2**64 - 1))
         records = commit_record.exchange(mine, group, self.device)
         if records is None:
@@ -352,9 +352,9 @@ class Session:
         ]
         if differing:
             raise GroupMismatchError(
-                f"epoch {group.spec.epoch}: got other parameters on ranks {differing} than on "
-                "rank 0, expected the same names, shapes and types: the training function must "
-                "build the same model on every rank"
+                f"epoch {group.spec.epoch}: got other parameters, or another compression of their "
+                f"gradients, on ranks {differing} than on rank 0, expected the same names, shapes "
+                "and types: the training function must build the same model on every rank"
             )
         return True
 

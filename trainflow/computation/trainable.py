@@ -3,20 +3,25 @@
 Process: every rank.  Thread: training.  Pure.
 """
 
+import torch
 from torch import nn
 
+from trainflow.communication.aggregation import Compression
 from trainflow.errors import TrainingError
 
 
-def find_trainable(name: str, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def find_trainable(
+    name: str, module: nn.Module, compression: Compression
+) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are to be trained, by their names in the module.
 
     Args:
         name: what the module is prepared as.
         module: built.
+        compression: of their gradients.
 
     Raises:
-        TrainingError: there are none, or complex ones.
+        TrainingError: there are none, or complex ones, or more exact ones than compression takes.
     """
     trainable = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
     if not trainable:
@@ -30,5 +35,12 @@ def find_trainable(name: str, module: nn.Module) -> list[tuple[str, nn.Parameter
             f"prepare({name!r}): got trainable parameters that are complex "
             f"({', '.join(unusable)}), expected real ones; keep each as torch.view_as_real gives "
             "it, and take torch.view_as_complex of it in forward"
+        )
+    too_exact = [key for key, each in trainable if each.dtype == torch.float64]
+    if too_exact and compression not in {"none", "bf16"}:
+        raise TrainingError(
+            f"prepare({name!r}): got communication.compression: {compression} and trainable "
+            f"parameters of float64 ({', '.join(too_exact)}), expected float32 or narrower ones; "
+            "make them float32, or set compression: none"
         )
     return trainable

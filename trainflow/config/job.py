@@ -143,8 +143,9 @@ class CommunicationConfig(Section):
     bucket_bytes: PositiveInt = 4 * _MIB
     """Gradient bytes summed in one collective; fixes the bucket layout, so part of the result."""
 
-    compression: Literal["none", "bf16"] = "none"
-    """Form of gradients on the wire; bf16 halves the traffic and rounds."""
+    compression: Literal["none", "bf16", "int8", "int4"] = "none"
+    """Form of gradients on the wire: bf16 halves the traffic and rounds; int8 and int4 send a
+    quarter and an eighth, as integers of which 256 or 128 share a scale."""
 
 
 class CheckpointConfig(Section):

@@ -9,6 +9,7 @@ from trainflow.communication.aggregation import (
     RingSum,
     choose_aggregator,
 )
+from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, wait_all
 from trainflow.epochs import EpochId, EpochSpec
 
@@ -155,18 +156,20 @@ def test_after_a_failure_too_the_library_is_waited_for(group: Group, transport: 
 
 
 @pytest.mark.parametrize(
-    ("compression", "deterministic", "topology_free", "kind"),
+    ("compression", "deterministic", "device", "kind"),
     [
-        ("none", False, False, RingSum),
-        ("none", False, True, RingSum),
-        ("none", True, True, RingSum),
-        ("none", True, False, RankOrderSum),
-        ("bf16", True, True, Bfloat16Sum),
+        ("none", False, "cuda", RingSum),
+        ("none", False, "cpu", RingSum),
+        ("none", True, "cpu", RingSum),
+        ("none", True, "cuda", RankOrderSum),
+        ("bf16", True, "cpu", Bfloat16Sum),
+        ("int8", True, "cpu", TwoHopSum),
+        ("int4", False, "cpu", TwoHopSum),
     ],
 )
-def test_the_sum_is_chosen_by_what_must_repeat(compression, deterministic, topology_free, kind):
+def test_the_sum_is_chosen_by_what_must_repeat(compression, deterministic, device, kind):
     chosen = choose_aggregator(
-        compression, deterministic=deterministic, topology_free=topology_free
+        compression, deterministic=deterministic, device=torch.device(device)
     )
     assert isinstance(chosen, kind)
 

@@ -123,7 +123,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"parallel__mode": "fsdp"}, "parallel.mode", "'ddp'"),
         ({"communication__backend": "mpi"}, "communication.backend", "'auto', 'gloo' or 'nccl'"),
         ({"communication__bucket_bytes": 0}, "communication.bucket_bytes", "greater than 0"),
-        ({"communication__compression": "topk"}, "communication.compression", "'none' or 'bf16'"),
+        ({"communication__compression": "topk"}, "communication.compression", "'none', 'bf16', 'int8' or 'int4'"),
         ({"failures__max_failures": -1}, "failures.max_failures", "greater than or equal to 0"),
         ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),
         ({"failures__hang_timeout_s": 0}, "failures.hang_timeout_s", "greater than 0"),

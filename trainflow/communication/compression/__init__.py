@@ -1,0 +1,1 @@
+"""Sums of gradients that send less than the gradients: quantised, sparse, of low rank."""

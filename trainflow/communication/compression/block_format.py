@@ -1,0 +1,124 @@
+"""What a quantised piece of a gradient looks like on the wire. Pure.
+
+A message is a header of `HEADER_BYTES`, of which the first byte tells whether all values were
+finite; then one fp32 scale a block; then the codes. Each begins at a multiple of `HEADER_BYTES`, so
+that scales can be read where they lie.
+"""
+
+from dataclasses import dataclass
+
+from trainflow.errors import ConfigError
+
+HEADER_BYTES = 64
+FINITE, NOT_FINITE = 0, 1
+MIN_BLOCK, MAX_BLOCK = 32, 4096
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Integers of ``bits`` bits, of which ``block`` share an fp32 scale: absmax / top.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+
+    bits: int
+    block: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in {4, 8}:
+            raise ConfigError(
+                f"compression: got integers of {self.bits} bits, expected 8 or 4; choose int8 or "
+                "int4"
+            )
+        if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
+            raise ConfigError(
+                f"compression: got a block of {self.block} elements, expected a power of two from "
+                f"{MIN_BLOCK} to {MAX_BLOCK}; change the block"
+            )
+
+    @property
+    def name(self) -> str:
+        """What it is called in a job's configuration."""
+        return f"int{self.bits}"
+
+    @property
+    def top(self) -> int:
+        """The largest code; the smallest is its negative."""
+        return 2 ** (self.bits - 1) - 1
+
+    def num_scales(self, num_elements: int) -> int:
+        """How many blocks that many elements are."""
+        return -(-num_elements // self.block)
+
+    def num_code_bytes(self, num_elements: int) -> int:
+        """Bytes of that many codes."""
+        return -(-num_elements * self.bits // 8)
+
+    def layout(self, num_elements: int) -> "MessageLayout":
+        """Say where things lie in the message for a piece of ``num_elements``."""
+        scale_bytes = self.num_scales(num_elements) * _SCALE_BYTES
+        codes_at = HEADER_BYTES + _padded(scale_bytes)
+        codes_end = codes_at + self.num_code_bytes(num_elements)
+        return MessageLayout(HEADER_BYTES + scale_bytes, codes_at, codes_end, _padded(codes_end))
+
+
+INT8 = BlockFormat(8, 256)
+"""Loses nothing that a model's loss would show."""
+
+INT4 = BlockFormat(4, 128)
+"""Loses a little; takes smaller blocks, since a large value costs its neighbours more."""
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """Offsets in one message, in bytes. Scales begin at `HEADER_BYTES`."""
+
+    scales_end: int
+    codes_at: int
+    codes_end: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a bucket, in elements; the last ones may be short, or empty."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+def cut(num_elements: int, world_size: int, chunk_elements: int, block: int) -> list[list[Piece]]:
+    """Cut a bucket into chunks that travel one after another, each into a piece a rank.
+
+    Args:
+        num_elements: of the bucket.
+        world_size: ranks; the r-th piece of each chunk is summed by rank r.
+        chunk_elements: about how many elements a chunk should have.
+        block: pieces begin at multiples of it.
+
+    Returns:
+        For each chunk its pieces, by rank. All pieces of a chunk but the last of the bucket have
+        the same size.
+    """
+    num_chunks = max(1, round(num_elements / chunk_elements))
+    unit = world_size * block
+    chunk = -(-num_elements // (num_chunks * unit)) * unit
+    piece = chunk // world_size
+    return [
+        [
+            Piece(min(start, num_elements), min(start + piece, num_elements))
+            for start in range(first, first + chunk, piece)
+        ]
+        for first in range(0, num_elements, max(1, chunk))
+    ]
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // HEADER_BYTES) * HEADER_BYTES

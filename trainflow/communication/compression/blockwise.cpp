@@ -1,0 +1,263 @@
+// Blockwise quantisation of gradients, and sums of what was quantised. One thread; no allocation.
+//
+// Elements come in blocks of `block` (the last may be shorter), each with one fp32 scale. What is
+// done to an element is a fixed sequence of IEEE operations, rounded to nearest even and never
+// contracted: every machine, and the slower tier in torch, gets the same bits.
+//
+// Built with -O3 -march=native -ffp-contract=off. Never with -ffast-math: it removes tests for NaN.
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr std::int64_t kMaxBlock = 4096;
+constexpr std::uint32_t kMagnitude = 0x7fffffffu;
+constexpr std::uint32_t kInfinity = 0x7f800000u;
+constexpr float kTiny = 1e-30f;        // below, top / absmax would overflow: the block is zero
+constexpr float kHuge = 1e38f;         // above, a scale that was rounded up decodes to infinity
+constexpr float kShrink = 0.9999998f;
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it leaves the integer in the low bits
+constexpr std::int32_t kMagicBits = 0x4b400000;
+
+inline std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// As integers, magnitudes order as floats do, with infinity and NaN on top: no NaN is lost.
+inline std::uint32_t absmax_bits(const float* __restrict values, std::int64_t count) {
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t magnitude = bits_of(values[i]) & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// To the nearest integer, ties to even; |value| at most 2^21.
+inline std::int32_t round_even(float value) {
+  return static_cast<std::int32_t>(bits_of(value + kMagic)) - kMagicBits;
+}
+
+struct Int8 {
+  static constexpr float kTop = 127.0f;
+  static constexpr std::uint8_t kZeros = 0;
+  static constexpr std::int64_t bytes(std::int64_t count) { return count; }
+
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes) {
+    for (std::int64_t i = 0; i < count; ++i)
+      codes[i] = static_cast<std::uint8_t>(round_even(values[i] * factor));
+  }
+  static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                     float* __restrict values) {
+    for (std::int64_t i = 0; i < count; ++i)
+      values[i] = static_cast<float>(static_cast<std::int8_t>(codes[i])) * scale;
+  }
+  static void add(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                  float* __restrict sums) {
+    for (std::int64_t i = 0; i < count; ++i)
+      sums[i] += static_cast<float>(static_cast<std::int8_t>(codes[i])) * scale;
+  }
+};
+
+// Two codes a byte, the earlier element in the low half, each 8 more than its value.
+struct Int4 {
+  static constexpr float kTop = 7.0f;
+  static constexpr std::uint8_t kZeros = 0x88;
+  static constexpr std::int64_t bytes(std::int64_t count) { return (count + 1) / 2; }
+
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes) {
+    alignas(64) std::uint8_t wide[kMaxBlock + 2];
+    for (std::int64_t i = 0; i < count; ++i)
+      wide[i] = static_cast<std::uint8_t>(round_even(values[i] * factor) + 8);
+    wide[count] = 8;
+    const std::int64_t pairs = bytes(count);
+    for (std::int64_t i = 0; i < pairs; ++i)
+      codes[i] = static_cast<std::uint8_t>(wide[2 * i] | (wide[2 * i + 1] << 4));
+  }
+  static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                     float* __restrict values) {
+    alignas(64) std::int8_t wide[kMaxBlock + 2];
+    widen(codes, count, wide);
+    for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<float>(wide[i]) * scale;
+  }
+  static void add(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                  float* __restrict sums) {
+    alignas(64) std::int8_t wide[kMaxBlock + 2];
+    widen(codes, count, wide);
+    for (std::int64_t i = 0; i < count; ++i) sums[i] += static_cast<float>(wide[i]) * scale;
+  }
+
+ private:
+  static void widen(const std::uint8_t* __restrict codes, std::int64_t count,
+                    std::int8_t* __restrict wide) {
+    const std::int64_t pairs = bytes(count);
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      wide[2 * i] = static_cast<std::int8_t>((codes[i] & 15) - 8);
+      wide[2 * i + 1] = static_cast<std::int8_t>((codes[i] >> 4) - 8);
+    }
+  }
+};
+
+struct Scale {
+  float decode;
+  float encode;
+};
+
+inline Scale scale_of(std::uint32_t largest, float top) {
+  const float absmax = float_of(largest);
+  if (largest >= kInfinity || absmax < kTiny) return {0.0f, 0.0f};
+  const float decode = absmax / top;
+  return {absmax > kHuge ? decode * kShrink : decode, top / absmax};
+}
+
+// Encodes one block; false if it holds what is not finite: it then stands for zeros.
+template <typename Code>
+inline bool encode_block(const float* values, std::int64_t count, std::uint8_t* codes,
+                         float* scale) {
+  const std::uint32_t largest = absmax_bits(values, count);
+  const Scale by = scale_of(largest, Code::kTop);
+  *scale = by.decode;
+  if (by.encode == 0.0f) {
+    std::memset(codes, Code::kZeros, static_cast<std::size_t>(Code::bytes(count)));
+  } else {
+    Code::encode(values, count, by.encode, codes);
+  }
+  return largest < kInfinity;
+}
+
+// Calls `visit(start, size, number)` for each block.
+template <typename Visit>
+inline void each_block(std::int64_t count, std::int64_t block, Visit visit) {
+  std::int64_t number = 0;
+  for (std::int64_t start = 0; start < count; start += block, ++number)
+    visit(start, count - start < block ? count - start : block, number);
+}
+
+// Past the cache: what is left is read again one step later.
+inline void store(const float* from, std::int64_t count, float* to) {
+  std::int64_t i = 0;
+#ifdef __AVX__
+  if (reinterpret_cast<std::uintptr_t>(to) % 32 == 0)
+    for (; i + 8 <= count; i += 8) _mm256_stream_ps(to + i, _mm256_load_ps(from + i));
+#endif
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+template <typename Code>
+int encode(const float* values, std::int64_t count, std::int64_t block, std::uint8_t* codes,
+           float* scales) {
+  bool finite = true;
+  each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    finite &= encode_block<Code>(values + start, size, codes + Code::bytes(start), scales + number);
+  });
+  return finite;
+}
+
+// As encode, of values plus what was left of them before; what is left now goes to `left`.
+template <typename Code>
+int encode_with_feedback(const float* values, const float* residual, std::int64_t count,
+                         std::int64_t block, std::uint8_t* codes, float* scales, float* left) {
+  bool finite = true;
+  alignas(64) float wanted[kMaxBlock];
+  alignas(64) float sent[kMaxBlock];
+  each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    for (std::int64_t i = 0; i < size; ++i) wanted[i] = values[start + i] + residual[start + i];
+    std::uint8_t* own = codes + Code::bytes(start);
+    finite &= encode_block<Code>(wanted, size, own, scales + number);
+    if (scales[number] == 0.0f) {  // a residual below kTiny would stay for ever
+      std::memset(wanted, 0, static_cast<std::size_t>(size) * sizeof(float));
+    } else {
+      Code::decode(own, size, scales[number], sent);
+      for (std::int64_t i = 0; i < size; ++i) wanted[i] -= sent[i];
+    }
+    store(wanted, size, left + start);
+  });
+#ifdef __AVX__
+  _mm_sfence();
+#endif
+  return finite;
+}
+
+template <typename Code>
+void decode(const std::uint8_t* codes, const float* scales, std::int64_t count, std::int64_t block,
+            float* values) {
+  each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    Code::decode(codes + Code::bytes(start), size, scales[number], values + start);
+  });
+}
+
+template <typename Code>
+void decode_add(const std::uint8_t* codes, const float* scales, std::int64_t count,
+                std::int64_t block, float* sums) {
+  each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    Code::add(codes + Code::bytes(start), size, scales[number], sums + start);
+  });
+}
+
+// Sums `ranks` messages in their order and encodes the sum, block by block in cache. Message r has
+// its codes and scales `stride` bytes after those of message r - 1.
+template <typename Code>
+int reduce_encode(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t ranks,
+                  std::int64_t stride, std::int64_t count, std::int64_t block,
+                  std::uint8_t* out_codes, float* out_scales) {
+  bool finite = true;
+  alignas(64) float sums[kMaxBlock];
+  each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    const std::int64_t at = Code::bytes(start);
+    const auto scale = [&](std::int64_t rank) {
+      return reinterpret_cast<const float*>(scales + rank * stride)[number];
+    };
+    Code::decode(codes + at, size, scale(0), sums);
+    for (std::int64_t rank = 1; rank < ranks; ++rank)
+      Code::add(codes + rank * stride + at, size, scale(rank), sums);
+    finite &= encode_block<Code>(sums, size, out_codes + at, out_scales + number);
+  });
+  return finite;
+}
+
+}  // namespace
+
+// The same five functions for each code, with C linkage.
+#define EXPORT(name, Code)                                                                        \
+  extern "C" int encode_##name(const float* values, std::int64_t count, std::int64_t block,       \
+                               std::uint8_t* codes, float* scales) {                              \
+    return encode<Code>(values, count, block, codes, scales);                                     \
+  }                                                                                               \
+  extern "C" int encode_with_feedback_##name(const float* values, const float* residual,          \
+                                             std::int64_t count, std::int64_t block,              \
+                                             std::uint8_t* codes, float* scales, float* left) {   \
+    return encode_with_feedback<Code>(values, residual, count, block, codes, scales, left);       \
+  }                                                                                               \
+  extern "C" void decode_##name(const std::uint8_t* codes, const float* scales,                   \
+                                std::int64_t count, std::int64_t block, float* values) {          \
+    decode<Code>(codes, scales, count, block, values);                                            \
+  }                                                                                               \
+  extern "C" void decode_add_##name(const std::uint8_t* codes, const float* scales,               \
+                                    std::int64_t count, std::int64_t block, float* sums) {        \
+    decode_add<Code>(codes, scales, count, block, sums);                                          \
+  }                                                                                               \
+  extern "C" int reduce_encode_##name(const std::uint8_t* codes, const std::uint8_t* scales,      \
+                                      std::int64_t ranks, std::int64_t stride,                    \
+                                      std::int64_t count, std::int64_t block,                     \
+                                      std::uint8_t* out_codes, float* out_scales) {               \
+    return reduce_encode<Code>(codes, scales, ranks, stride, count, block, out_codes,             \
+                               out_scales);                                                       \
+  }
+
+EXPORT(int8, Int8)
+EXPORT(int4, Int4)

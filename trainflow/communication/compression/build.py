@@ -1,0 +1,97 @@
+"""Build the compression kernels at first use, with the compiler at hand.
+
+A library is built once for a kind of machine and kept in the user's cache (XDG_CACHE_HOME): a
+spare, a restart or another job finds it there. Nothing is built when TrainFlow is installed.
+
+Process: any that aggregates gradients.  Blocks: some seconds, the first time on a machine.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import xxhash
+
+from trainflow.errors import CommunicationError
+
+SOURCE = Path(__file__).with_name("blockwise.cpp")
+
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-std=c++17")
+_COMPILERS = ("c++", "g++", "clang++")
+_BUILT_WITHIN_S = 120.0
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        CommunicationError: there is no compiler, or it fails, or what it made can't be kept or
+            loaded; says what to do.
+    """
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise CommunicationError(
+            f"got none of {', '.join(_COMPILERS)}, expected a C++ compiler to build the "
+            "compression kernels with; install one (apt-get install g++)"
+        )
+    try:
+        path = _folder() / f"blockwise-{_key(compiler)}.so"
+        if not path.exists():
+            _build(compiler, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CommunicationError(
+            f"compression kernels: got {error}, expected to keep them in {_folder()}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "trainflow" / "kernels"
+
+
+def _key(compiler: str) -> str:
+    """Return a name that changes with all that the library's code depends on."""
+    about = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=30.0, check=False
+    ).stdout
+    parts = (SOURCE.read_text(), about, " ".join(_FLAGS), platform.machine(), _cpu_features())
+    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
+
+
+def _cpu_features() -> str:
+    """Return what this processor can do: a home folder may be shared with other machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _build(compiler: str, path: Path) -> None:
+    """Build under another name first: who comes meanwhile finds all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        built = Path(folder) / path.name
+        command = [compiler, *_FLAGS, "-o", str(built), str(SOURCE)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_BUILT_WITHIN_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CommunicationError(
+                f"got no library within {_BUILT_WITHIN_S:.0f} s, expected one: {' '.join(command)}"
+            ) from error
+        if done.returncode:
+            raise CommunicationError(
+                f"{' '.join(command)} failed, expected the compression kernels to build:\n"
+                f"{done.stderr[-2000:]}"
+            )
+        built.replace(path)
