@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Row, interval_of_median, publish
+from trainflow.checkpointing.bounded_calls import PEER_CALLS
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.part_reader import Bytes, Part, read_parts
@@ -45,8 +46,9 @@ def serve(folder: Path, num_tensors: int, answers: Any) -> None:  # noqa: ANN401
     records = [
         TensorRecord(f"/{k}", "uint8", (TENSOR_BYTES,), TENSOR_BYTES) for k in range(num_tensors)
     ]
+    skeleton = {"dict": [[str(k), {"tensor": k}] for k in range(num_tensors)]}
     rng = np.random.default_rng(0)
-    views = slot.begin(VERSION, {"list": [{"tensor": k} for k in range(num_tensors)]}, records)
+    views = slot.begin(VERSION, skeleton, records)
     for view in views:
         view[:] = rng.bytes(TENSOR_BYTES)
     slot.complete(for_storage=False)
@@ -69,7 +71,7 @@ def restore_s(held: HeldState, state: list[Bytes]) -> float:
             path: Part(whole(entry.shape), own)
             for (path, entry), own in zip(manifest.tensors.items(), state, strict=True)
         }
-        read_parts(manifest, wanted, memory.read_into, NUM_THREADS)
+        read_parts(manifest, wanted, memory.read_into, NUM_THREADS, calls=PEER_CALLS)
     return SYSTEM_CLOCK.monotonic_s() - began_s
 
 

@@ -81,7 +81,7 @@ def leave(folder: Path, step: int, payload: bytes) -> Slot:
     slot = Slot(folder / f"worker.{step}.snapshot")
     record = TensorRecord("/w", "uint8", (len(payload),), len(payload))
     version = Version(step, EpochId(1, 1))
-    (view,) = slot.begin(version, {"tensor": 0}, [record], {"share": [0, 1]})
+    (view,) = slot.begin(version, {"dict": [["w", {"tensor": 0}]]}, [record], {"share": [0, 1]})
     view[:] = payload
     slot.complete()
     return slot

@@ -4,7 +4,8 @@ A file system over the network can hold a thread in the kernel for as long as it
 and nothing ends that. So what might wait for a store runs in a thread beside the caller's. A caller
 that gives up leaves that thread behind; once it comes back, it finds that nobody waits, and is used
 again. Only so many are left behind at a time: then every call is refused at once, until one of them
-comes back. What a call calls in turn runs in its thread: one bound holds for all of it.
+comes back. What a call calls in turn runs in its thread, whoever's it is: one bound holds for all
+of it.
 
 Process: any.  Threads: its own, which don't hold up the end of the process.
 Blocks: until the call is done or its time is over.
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 from trainflow.clock import SYSTEM_CLOCK
 
 T = TypeVar("T")
+
+_own = threading.local()  # its `call`: what this thread is at, if it is one of those here
 
 MAX_LEFT_BEHIND = 16
 """So many threads of a process may be held by a store that doesn't answer."""
@@ -106,7 +109,6 @@ class BoundedCalls:
         """Forget all threads: those of the process that this one was forked from aren't here."""
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Call]] = []
-        self._own = threading.local()  # its `call`: what this thread of ours is at
         self._num_left_behind = 0
 
     @property
@@ -119,8 +121,9 @@ class BoundedCalls:
 
         Raises:
             TimeoutError: it isn't done in time, or too many before it never came back.
+            OSError: no thread is to be had for it.
         """
-        outer: Call | None = getattr(self._own, "call", None)
+        outer: Call | None = getattr(_own, "call", None)
         if outer is not None:
             return work(outer)
         return self._wait(self._hand_over(Call(work, within_s)))
@@ -130,6 +133,7 @@ class BoundedCalls:
 
         Raises:
             TimeoutError: a task isn't done in time, or too many calls before never came back.
+            OSError: too few threads are to be had.
             Exception: what the first that failed has raised.
         """
         left = deque(tasks)
@@ -199,7 +203,14 @@ class BoundedCalls:
             calls = self._idle.pop() if self._idle else None
         if calls is None:
             calls = queue.SimpleQueue[Call]()
-            threading.Thread(target=self._serve, args=(calls,), name="store", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(calls,), name="store", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(
+                    f"got no thread ({error}), expected one more; raise this machine's limits of "
+                    "threads and memory, or end other processes"
+                ) from error
         calls.put(call)
         return call
 
@@ -207,9 +218,9 @@ class BoundedCalls:
         """Make one call after the other, as long as there are few enough to be kept."""
         while True:
             call = calls.get()
-            self._own.call = call
+            _own.call = call
             call.make()
-            self._own.call = None
+            _own.call = None
             with self._lock:
                 self._num_left_behind -= not call.is_awaited
                 stays = len(self._idle) < _MAX_IDLE
@@ -229,6 +240,10 @@ def _take(tasks: deque[Task]) -> Task | None:
 
 
 STORE_CALLS = BoundedCalls()
-"""The calls of this process."""
+"""The calls of this process to stores."""
 
-os.register_at_fork(after_in_child=STORE_CALLS.begin_anew)
+PEER_CALLS = BoundedCalls()
+"""Those to the memory of other nodes, which a store that hangs is not to hold up."""
+
+for _calls in (STORE_CALLS, PEER_CALLS):
+    os.register_at_fork(after_in_child=_calls.begin_anew)

@@ -215,6 +215,7 @@ def _require_version(version: int, source: str) -> None:
 def _parse_members(members: Members, tensors: Mapping[str, TensorEntry]) -> Manifest:
     """Return the manifest of a document whose tensors are known already."""
     members["config"].mapping()
+    members["skeleton"].mapping()["dict"].items()  # who uses a state looks its parts up by name
     manifest = Manifest(
         job_id=members["job_id"].text(),
         step=members["step"].integer(MAX_STEP),

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainflow.checkpointing.bounded_calls import STORE_CALLS, Call, Task, patience_s
+from trainflow.checkpointing.bounded_calls import (
+    STORE_CALLS,
+    BoundedCalls,
+    Call,
+    Task,
+    patience_s,
+)
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.manifest import Chunk, Manifest, Shard
 from trainflow.checkpointing.read_plan import Available, Wanted, plan_reads
@@ -38,20 +44,25 @@ def read_parts(
     fetch: Fetch,
     num_threads: int,
     within_s: Callable[[int], float] = patience_s,
+    calls: BoundedCalls = STORE_CALLS,
 ) -> None:
     """Fill every wanted part.
 
     Args:
         manifest: the checkpoint.
         wanted: by tensor path.
-        fetch: writes a chunk's bytes where they belong, verified; called from several threads.
+        fetch: writes a chunk's bytes where they belong, verified; called from several threads. It
+            `deliver`s them to the call that it runs in.
         num_threads: how many chunks are fetched at a time.
         within_s: how long a chunk of so many bytes may take.
+        calls: whose threads fetch.
 
     Raises:
         CheckpointError: the checkpoint has no such tensor, or a chunk is missing or damaged.
-        StoreError: a chunk doesn't come in time; no part is written to any more.
+        StoreError: a chunk doesn't come in time, or no thread is to be had that fetches it.
         StateError: a part is no part of its tensor.
+
+    Once it has raised, no part is written to any more.
     """
     shards: dict[tuple[str, Box], Shard] = {}
     for path in wanted:
@@ -80,8 +91,8 @@ def read_parts(
         for chunk, place in each.chunks()
     ]
     try:
-        STORE_CALLS.call_all(tasks, num_threads)
-    except TimeoutError as error:
+        calls.call_all(tasks, num_threads)
+    except OSError as error:
         raise StoreError(f"step {manifest.step}: {error}, expected a chunk of it") from error
     for each in shard_reads:
         each.finish()

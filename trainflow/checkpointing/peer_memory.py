@@ -8,10 +8,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import xxhash
 
+from trainflow.checkpointing.bounded_calls import PEER_CALLS, Call
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot_slots import Snapshot
@@ -98,16 +100,31 @@ class PeerMemory:
         return manifest
 
     def read_into(self, chunk: Chunk, view: memoryview) -> None:
-        """Fill ``view`` with a chunk of that manifest, verified; the Keepers take turns."""
-        self._ask_any(lambda connection, source: self._read(connection, source, chunk, view))
+        """Fill ``view`` with a chunk of that manifest, verified; the Keepers take turns.
 
-    def _ask_any(self, ask: Callable[[socket.socket, PeerAddress], Answer]) -> Answer:
+        The bytes arrive where they belong, and are right only once this returns.
+        """
+
+        def work(call: Call) -> None:
+            def ask(connection: socket.socket, source: PeerAddress) -> None:
+                self._read(connection, source, chunk, _Lent(view, call))
+
+            self._ask_any(ask, call.require_awaited)
+
+        PEER_CALLS.call(threading.TIMEOUT_MAX, work)  # Keepers are waited for with bounds here
+
+    def _ask_any(
+        self,
+        ask: Callable[[socket.socket, PeerAddress], Answer],
+        before_each: Callable[[], None] = _nothing,
+    ) -> Answer:
         """Ask one Keeper after the other; what one got wrong another may have right.
 
         Those that don't answer are left alone while others do; if none does, all are asked again.
         """
         while True:
             for source in self._in_turn():
+                before_each()
                 try:
                     return self._ask(source, ask)
                 except (OSError, *_WRONG) as error:
@@ -193,7 +210,7 @@ class PeerMemory:
         return parse_manifest(bytes(document), f"the memory of {source.host}")
 
     def _read(
-        self, connection: socket.socket, source: PeerAddress, chunk: Chunk, view: memoryview
+        self, connection: socket.socket, source: PeerAddress, chunk: Chunk, lent: "_Lent"
     ) -> None:
         tensor, start = self._places[chunk.chunk_id]
         request = {
@@ -204,8 +221,33 @@ class PeerMemory:
             "num_bytes": chunk.num_bytes,
         }
         _request(connection, request, self._while_waiting)
-        receive_into(connection, view)
-        require_intact(chunk, view, f"the memory of {source.host}")
+        lent.receive(connection)
+        require_intact(chunk, lent.view, f"the memory of {source.host}")
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """Memory of whoever reads, until it gives up."""
+
+    view: memoryview
+    call: Call
+
+    def receive(self, connection: socket.socket) -> None:
+        """Fill it. Raises OSError, also where its lender has given up: nothing is written then.
+
+        Giving up waits while a block is copied, and not for one that has yet to arrive: only once
+        there is one, which this thread alone takes, is the memory written to.
+        """
+        left, first_byte = self.view, bytearray(1)
+
+        def take() -> None:
+            nonlocal left
+            left = left[connection.recv_into(left) :]
+
+        while len(left):
+            if not connection.recv_into(first_byte, 1, socket.MSG_PEEK):
+                raise ConnectionResetError("the connection ended in mid-message")
+            self.call.deliver(take)
 
 
 def send_copy(

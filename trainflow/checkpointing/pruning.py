@@ -3,7 +3,7 @@
 Process: driver.  Blocks: on the store.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainflow.checkpointing.manifest import Manifest
@@ -53,8 +53,8 @@ def plan_prune(
 
     Raises:
         CheckpointVersionError: one is of another release: what it needs is unknown.
-        CheckpointError: there are checkpoints, and none that may stay is whole, or the store
-            doesn't answer.
+        CheckpointError: there are checkpoints, and none that may stay is whole, a folder is in
+            the place of a marker, or the store doesn't answer.
     """
     steps = store.committed_steps()
     manifests = {step: _read(store, step) for step in steps}
@@ -78,7 +78,7 @@ def plan_prune(
         damaged=damaged,
         num_chunks=len(unneeded),
         num_bytes=sum(named.get(key, 0) for key in unneeded),
-        writer=_find_writer([m for m in manifests.values() if m is not None]),
+        writer=_find_writer(store, manifests),
     )
 
 
@@ -91,7 +91,20 @@ def _read(store: CheckpointStore, step: int) -> Manifest | None:
     except StoreError:
         raise
     except CheckpointError:
+        _require_no_folder(store, step)
         return None
+
+
+def _require_no_folder(store: CheckpointStore, step: int) -> None:
+    """Require that what stands where a marker should can be removed as one."""
+    try:
+        store.committed_manifest(step)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, IsADirectoryError):
+            raise CheckpointError(
+                f"{store.url}: got a folder committed/{step:012d}.json, expected a marker, which "
+                "is a file; no checkpoint has made it, and nothing is removed: remove it yourself"
+            ) from error
 
 
 def _find_damaged(
@@ -112,14 +125,17 @@ def _chunk_sizes(manifest: Manifest | None) -> dict[str, int]:
     return {chunk_id: chunk.num_bytes for chunk_id, chunk in manifest.chunks().items()}
 
 
-def _find_writer(manifests: Sequence[Manifest]) -> str | None:
+def _find_writer(store: CheckpointStore, manifests: Mapping[int, Manifest | None]) -> str | None:
     """Say why the run that made the newest checkpoint may still go on; None if it can't.
 
     Nothing in a store tells who is writing. But a run ends with its last step.
     """
     if not manifests:
-        return None
-    newest = manifests[-1]
+        return "a run may be writing its first checkpoint" if _holds_anything(store) else None
+    step = max(manifests)
+    newest = manifests[step]
+    if newest is None:  # who wrote the one before it may be at its end, and this one's run not
+        return f"how many steps the run has that made step {step}, which is damaged, is not known"
     try:
         max_steps = int(newest.config["training"]["max_steps"])
     except (KeyError, TypeError, ValueError):
@@ -127,3 +143,8 @@ def _find_writer(manifests: Sequence[Manifest]) -> str | None:
     if newest.step >= max_steps:
         return None
     return f"the run {newest.job_id} has {max_steps} steps, and is at {newest.step}"
+
+
+def _holds_anything(store: CheckpointStore) -> bool:
+    found = (store.chunk_ids(), store.manifest_names(), store.remainders())
+    return any(next(iter(names), None) is not None for names in found)

@@ -7,7 +7,20 @@ import typer
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.errors import JobNotFoundError
 
-Url = Annotated[str, typer.Argument(help="The folder: checkpoint.url of the run.")]
+
+def require_named(url: str) -> str:
+    """Return the URL of a folder as it is; refuses an empty one, which would be this directory."""
+    if not url.strip():
+        raise typer.BadParameter(
+            f"got {url!r}, expected the URL or path of a folder; for this directory say ."
+        )
+    return url
+
+
+Url = Annotated[
+    str,
+    typer.Argument(help="The folder: checkpoint.url of the run.", callback=require_named),
+]
 NewestOrStep = Annotated[int | None, typer.Argument(help="Its step; the newest if left out.")]
 
 _MEANINGS = {

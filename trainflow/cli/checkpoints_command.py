@@ -23,7 +23,7 @@ from trainflow.cli.tables import (
     format_value,
     write_answer,
 )
-from trainflow.errors import CheckpointError, CheckpointVersionError
+from trainflow.errors import CheckpointError, CheckpointVersionError, StoreError
 
 if TYPE_CHECKING:
     from trainflow.checkpointing.store import CheckpointStore
@@ -99,7 +99,8 @@ def verify(
 ) -> None:
     """Read checkpoints to their last byte; leaves with 1 if one is damaged, or can't be judged.
 
-    That is one that another release has written, in another version of the format.
+    That is one that can't be read, or that another release has written, in another version of the
+    format.
     """
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
@@ -122,6 +123,9 @@ def _verify(store: "CheckpointStore", step: int) -> dict[str, Any]:
         verdict = verify_one(store, step)
     except CheckpointVersionError as error:
         return row | {"verdict": "of another release", "flaws": [str(error)]}
+    except StoreError as error:
+        store.committed_steps()  # which fails where the store as a whole does
+        return row | {"verdict": "can't be read", "flaws": [f"can't be read: {error}"]}
     return row | {
         "num_chunks": verdict.num_chunks,
         "num_bytes": verdict.num_bytes,

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trainflow.cli.checkpoints_choice import NewestOrStep, Url, absolute, choose_step
+from trainflow.cli.checkpoints_choice import (
+    NewestOrStep,
+    Url,
+    absolute,
+    choose_step,
+    require_named,
+)
 from trainflow.cli.output import say
 from trainflow.errors import ConfigError, ConflictError
 
@@ -71,7 +77,12 @@ def export(
 
 def import_(
     path: Annotated[Path, typer.Argument(help="The file or folder to bring in.")],
-    to: Annotated[str, typer.Option(help="Folder of checkpoints that takes it, as a run's.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Folder of checkpoints that takes it, as a run's.", callback=require_named
+        ),
+    ],
     format_: Format,
     job: Annotated[
         Path | None,

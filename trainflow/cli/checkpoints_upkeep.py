@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
 Yes = Annotated[bool, typer.Option("--yes", help="No run writes there; go ahead.")]
 
+_MAX_DRILL_S = 7 * 24 * 3600.0
+
 
 def drill(
     url: Url,
     step: NewestOrStep = None,
     timeout_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which it is given up.")
+        float,
+        typer.Option(help=f"Seconds after which it is given up: 1 to {_MAX_DRILL_S:.0f}."),
     ] = 600.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -46,6 +49,10 @@ def drill(
     from trainflow.checkpointing.drill import run_drill  # noqa: PLC0415
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
+    if not 1 <= timeout_s <= _MAX_DRILL_S:  # nor if it is no number: click's bounds let that by
+        raise ConfigError(
+            f"--timeout-s: got {timeout_s:g}, expected 1 to {_MAX_DRILL_S:.0f} seconds; change it"
+        )
     store = CheckpointStore(absolute(url))
     chosen = choose_step(store.committed_steps(), step, url)
     report = run_drill(store.url, chosen, timeout_s=timeout_s)
@@ -82,8 +89,9 @@ def prune(
     The newest good one always stays: it is read to its last byte before anything goes, and damaged
     ones after it go. Not for a folder into which a run is just writing: what it has written of its
     next checkpoint would go too. A folder doesn't tell; so without --yes this refuses unless the
-    run that wrote the newest checkpoint has made its last step. A run prunes its own folder
-    itself, by checkpoint.keep_last and its like.
+    run that wrote the newest checkpoint has made its last step; and where there is none yet, since
+    a run may be writing its first. A run prunes its own folder itself, by checkpoint.keep_last and
+    its like.
     """
     from trainflow.checkpointing.pruning import plan_prune  # noqa: PLC0415
     from trainflow.checkpointing.retention import RetentionPolicy  # noqa: PLC0415
@@ -106,7 +114,8 @@ def rewind(
 ) -> None:
     """Remove the checkpoints after a step, so that a run can go on from it in the same folder.
 
-    As with prune, a whole one stays, of this step or before, and no run may be writing there.
+    It is read to its last byte first: if it is damaged nothing goes. As with prune, no run may be
+    writing there.
     """
     from trainflow.checkpointing.pruning import plan_prune  # noqa: PLC0415
     from trainflow.checkpointing.retention import RetentionPolicy  # noqa: PLC0415
@@ -115,6 +124,11 @@ def rewind(
     store = CheckpointStore(absolute(url))
     choose_step(store.committed_steps(), step, url)
     plan = plan_prune(store, RetentionPolicy(keep_last=sys.maxsize), {}, after=step)
+    if step not in plan.kept:
+        raise CheckpointError(
+            f"{store.url}: got step {step}, which is damaged, expected a whole one to go on from; "
+            f"nothing is removed: rewind to step {plan.kept[-1]}, the newest whole one before it"
+        )
     _carry_out(plan, store, dry_run=dry_run, yes=yes)
 
 
@@ -181,12 +195,18 @@ def _read_evaluations(events: Path, name: str) -> dict[int, float]:
     if not events.exists():
         return {}
     values: dict[int, float] = {}
-    for line in events.read_text(encoding="utf-8").splitlines():
-        try:
-            event: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue  # torn by a crash while it was appended
-        data = event.get("data", {})
-        if event.get("kind") == "evaluated" and data.get("name") == name:
-            values[int(data["step"])] = float(data["value"])
+    for line in events.read_bytes().splitlines():
+        with suppress(ValueError, RecursionError, OverflowError):  # torn by a crash, or worse
+            match json.loads(line.decode()):
+                case {
+                    "kind": "evaluated",
+                    "data": {
+                        "name": str(found),
+                        "step": int(step),
+                        "value": int() | float() as value,
+                    },
+                } if found == name:
+                    values[step] = float(value)
+                case _:  # of another kind, or nothing that a run has written
+                    continue
     return values

@@ -161,11 +161,24 @@ def _remove_stamps(node_id: str) -> None:
     """Remove the stamps of a dead head's node; those of a run with a live process are left."""
     of_all_jobs = names.stamp_directory("any", node_id).parents[1]
     for folder in of_all_jobs.glob(f"*/{node_id}"):
-        stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
-        workers = _find_processes({stamp.pid for stamp in stamps if stamp is not None})
-        if not _wait_gone(workers, _DIE_WITHIN_S):
+        if not _wait_gone(_find_processes(_wait_stamped(folder)), _DIE_WITHIN_S):
             shutil.rmtree(folder, ignore_errors=True)
             remove_empty_folders(folder)
+
+
+def _wait_stamped(folder: Path) -> set[int]:
+    """Return the pids of the workers of a folder, once each has stamped.
+
+    From a stamp's file to its stamp it takes microseconds: if there is none after a while, whoever
+    made the file was killed in between.
+    """
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + _DIE_WITHIN_S
+    while True:
+        is_over = SYSTEM_CLOCK.monotonic_s() > deadline_s  # before the last look, not after it
+        stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
+        if is_over or None not in stamps:
+            return {stamp.pid for stamp in stamps if stamp is not None}
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 
 def _find_processes(pids: set[int]) -> list[psutil.Process]:

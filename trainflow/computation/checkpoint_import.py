@@ -238,10 +238,10 @@ def read_exported_manifest(path: Path) -> Manifest:
         if file.stat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{file}: got too large a file, expected a manifest")
         return parse_manifest(file.read_bytes(), str(file))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"{path}: got a folder that TrainFlow has not exported, expected --job: the job file "
-            "of the model whose weights these are"
+            f"{path}: got no folder that TrainFlow has exported, expected one, or --job: the job "
+            "file of the model whose weights these are"
         ) from error
 
 

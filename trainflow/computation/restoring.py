@@ -15,7 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainflow.checkpointing.bounded_calls import patience_s
+from trainflow.checkpointing.bounded_calls import (
+    PEER_CALLS,
+    STORE_CALLS,
+    BoundedCalls,
+    patience_s,
+)
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
@@ -25,7 +30,7 @@ from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import HeldState, StoredState, Version
+from trainflow.epochs import HeldState, StoredState
 from trainflow.errors import CheckpointError, CheckpointMisfitError, StateError, StoreError
 
 logger = logging.getLogger(__name__)
@@ -81,41 +86,53 @@ def _restore_once(
 ) -> None:
     with _open(stored, after_each, clock) as source:
         state.begin_overwrite()
-        try:
-            _load(state, source, after_each, stored.version)
-        except _MISFITS as error:
-            raise CheckpointMisfitError(
-                f"{stored} is whole, and can't be loaded here ({type(error).__name__}: {error}); "
-                "change the training function back to what was saved, or begin anew with "
-                "checkpoint.resume = never and another checkpoint.url"
-            ) from error
+        _load(state, source, after_each, stored)
+
+
+@contextmanager
+def _loading(stored: StoredState | HeldState) -> Generator[None]:
+    """Raise CheckpointMisfitError where the model and the state don't fit. Read nothing inside."""
+    try:
+        yield
+    except _MISFITS as error:
+        raise CheckpointMisfitError(
+            f"{stored} is whole, and can't be loaded here ({type(error).__name__}: {error}); "
+            "change the training function back to what was saved, or begin anew with "
+            "checkpoint.resume = never and another checkpoint.url"
+        ) from error
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a state is made of, what fetches a part of it, and how long that may take."""
+    """What a state is made of, what fetches a part of it, how long that may take, and where."""
 
     manifest: Manifest
     fetch: Fetch
     within_s: Callable[[int], float]
+    calls: BoundedCalls
 
 
 def _load(
-    state: TrainingState, source: _Source, after_each: Callable[[], None], version: Version
+    state: TrainingState,
+    source: _Source,
+    after_each: Callable[[], None],
+    stored: StoredState | HeldState,
 ) -> None:
     def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
         source.fetch(chunk, view)
         after_each()
 
     manifest = source.manifest
-    live = flatten_state(state.tree()).tensors
+    with _loading(stored):
+        live = flatten_state(state.tree()).tensors
     tensors = [_landing_place(manifest, path, live.get(path)) for path in manifest.tensors]
     wanted = {
         path: Part(whole(entry.shape), tensor.view(-1).view(torch.uint8).numpy())
         for (path, entry), tensor in zip(manifest.tensors.items(), tensors, strict=True)
     }
-    read_parts(manifest, wanted, fetch_and_tell, _NUM_THREADS, source.within_s)
-    state.load_tree(unflatten_state(manifest.skeleton, tensors), version)
+    read_parts(manifest, wanted, fetch_and_tell, _NUM_THREADS, source.within_s, source.calls)
+    with _loading(stored):
+        state.load_tree(unflatten_state(manifest.skeleton, tensors), stored.version)
 
 
 @contextmanager
@@ -124,10 +141,12 @@ def _open(
 ) -> Generator[_Source]:
     if isinstance(stored, HeldState):
         with closing(PeerMemory(stored, while_waiting, clock)) as memory:
-            yield _Source(memory.read_manifest(), memory.read_into, _its_own_bounds)
+            manifest = memory.read_manifest()
+            yield _Source(manifest, memory.read_into, _its_own_bounds, PEER_CALLS)
     else:
         store = CheckpointStore(stored.url)
-        yield _Source(store.read_manifest(stored.step), store.read_into, patience_s)
+        manifest = store.read_manifest(stored.step)
+        yield _Source(manifest, store.read_into, patience_s, STORE_CALLS)
 
 
 def _its_own_bounds(_num_bytes: int) -> float:

@@ -46,6 +46,15 @@ def _check_folder_url(url: str) -> str:
 FolderUrl = Annotated[str, AfterValidator(_check_folder_url)]
 
 
+def _check_named(url: str) -> str:
+    if not url.strip():
+        raise ValueError("the URL or path of a folder, or null; for the working directory say .")
+    return url
+
+
+NamedUrl = Annotated[str, AfterValidator(_check_named)]
+
+
 class Section(BaseModel):
     """A part of the job file: frozen, strict about types, closed to unknown keys."""
 
@@ -151,7 +160,7 @@ class CommunicationConfig(Section):
 class CheckpointConfig(Section):
     """What is kept of the state where it outlives every machine of the run."""
 
-    url: str | None = None
+    url: NamedUrl | None = None
     """Folder for checkpoints, as any URL that fsspec writes; null keeps none."""
 
     every_steps: PositiveInt | None = None

@@ -254,9 +254,9 @@ class Keeper:
     def _kill(self, worker_id: str) -> bool:
         path = self._stamps / f"{worker_id}.stamp"
         stamp = read_stamp(path)
-        path.unlink(missing_ok=True)
         if stamp is None:
-            return False
+            return False  # it may stamp yet: without its file nobody would ever find it
+        path.unlink(missing_ok=True)
         try:
             os.kill(stamp.pid, signal.SIGKILL)
         except ProcessLookupError:

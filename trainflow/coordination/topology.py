@@ -1,7 +1,8 @@
 """How near nodes are to each other, and which of them fail together: by the labels they have. Pure.
 
 Ray knows a node's region and zone on most clouds; its rack is known where somebody has said so
-(``ray start --labels rack=a1``).
+(``ray start --labels rack=a1``). Only racks tell what fails together: another zone or region is a
+longer way, which each copy would go after every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ _SAME, _UNKNOWN, _OTHER = range(3)
 
 def choose_apart(holding: Sequence[Labels], others: Sequence[Labels], count: int) -> list[int]:
     """Choose nodes to hold a state that others hold: in a rack of its own each, and near otherwise.
+
+    Of a node without a rack it is unknown whether it is apart, wherever it is.
 
     Args:
         holding: labels of the nodes that hold it; the first is the one that copies come from.
@@ -53,10 +56,9 @@ def _compare(one: Labels, other: Labels, keys: tuple[str, ...]) -> int:
 
     A wider place that is unknown of both is taken to be the same: racks of one hall need no zone.
     """
-    for key in keys[:-1]:
+    if any(keys[-1] not in each for each in (one, other)):
+        return _UNKNOWN
+    for key in keys:
         if one.get(key) != other.get(key):
             return _OTHER if key in one and key in other else _UNKNOWN
-    last = keys[-1]
-    if last not in one or last not in other:
-        return _UNKNOWN
-    return _SAME if one[last] == other[last] else _OTHER
+    return _SAME

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.full_disk import room_for
 from tests.unit.checkpointing.test_store import PAYLOAD, load, save, small_chunks
@@ -172,6 +173,19 @@ class TestStale:
 
 
 class TestForged:
+    def test_a_page_in_place_of_a_part_of_a_chunk_is_damage(self, monkeypatch: pytest.MonkeyPatch):
+        """As from a server that ignores that a part was asked for."""
+        store = CheckpointStore("memory://page-for-a-chunk")
+        save(store, 3)
+        chunk, *_ = store.read_manifest(3).chunks().values()
+        page = b"<html>" * 50
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: page)
+        view = bytearray(chunk.num_bytes)
+        with pytest.raises(CheckpointError, match="damaged") as caught:
+            store.read_into(chunk, memoryview(view))
+        assert not isinstance(caught.value, StoreError)
+        assert view == bytes(chunk.num_bytes)
+
     def test_a_name_in_other_digits_is_no_checkpoint(self, store: CheckpointStore, folder: Path):
         save(store, 3)
         marker = (folder / "committed" / f"{3:012d}.json").read_bytes()

@@ -182,6 +182,25 @@ def test_only_so_many_are_left_behind(calls: BoundedCalls):
     assert calls.call(5, lambda _: "again") == "again"
 
 
+def test_a_thread_that_is_not_to_be_had_is_no_fault_of_the_work(
+    calls: BoundedCalls, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match=r"got no thread.*expected one more"):
+            calls.call(5, lambda _: None)
+    assert calls.num_left_behind == 0
+    assert calls.call(5, lambda _: "again") == "again"
+
+
+def test_what_a_call_calls_runs_in_its_thread_whoevers_that_is(calls: BoundedCalls):
+    others = BoundedCalls()
+    assert calls.call(5, lambda call: others.call(5, lambda inner: inner is call))
+
+
 def test_a_hanging_call_does_not_keep_a_process_from_ending(tmp_path: Path):
     program = """
 import threading

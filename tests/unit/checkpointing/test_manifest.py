@@ -77,7 +77,10 @@ FORGERIES = {
     "an empty chunk": ([["0" * 32, 0], ["0" * 32, 48]], *SHARD, "chunks"),
     "a triple for a chunk": (["0" * 32, 48, 1], *SHARD, "chunks", 0),
     "a tensor that isn't named": ({"dict": []}, "skeleton"),
-    "a tensor that isn't there": ({"tensor": 7}, "skeleton"),
+    "a tensor that isn't there": ({"dict": [["w", {"tensor": 7}]]}, "skeleton"),
+    "a list of all": ({"list": [{"tensor": 0}]}, "skeleton"),
+    "a tensor that is all": ({"tensor": 0}, "skeleton"),
+    "nothing at all": (None, "skeleton"),
     "a negative offset": ([-1, 0], *SHARD, "offset"),
     "a side that is no integer": ([4.0, 3], "tensors", 0, "shape"),
     "a truth value for a side": ([True, 12], "tensors", 0, "shape"),
@@ -96,14 +99,20 @@ FORGERIES = {
     "settings that are none": ("{}", "config"),
     "half a character": ("\ud800", "tensors", 0, "path"),
     "a list that isn't named one": ([{"tensor": 0}], "skeleton"),
-    "a tensor's number that only compares equal": ({"tensor": False}, "skeleton"),
-    "a tensor named twice": ({"list": [{"tensor": 0}, {"tensor": 0}]}, "skeleton"),
+    "a tensor's number that only compares equal": (
+        {"dict": [["w", {"tensor": False}]]},
+        "skeleton",
+    ),
+    "a tensor named twice": ({"dict": [["w", {"tensor": 0}], ["v", {"tensor": 0}]]}, "skeleton"),
     "a key twice": ({"dict": [["w", {"tensor": 0}], ["w", 1]]}, "skeleton"),
     "a key that is a list": ({"dict": [[["w"], {"tensor": 0}]]}, "skeleton"),
     "a key without a value": ({"dict": [["w"]]}, "skeleton"),
-    "an unknown kind of value": ({"list": [{"tensor": 0}, {"pickle": "gASV"}]}, "skeleton"),
-    "two kinds at once": ({"list": [{"tensor": 0}], "tuple": []}, "skeleton"),
-    "a float that is one": ({"list": [{"tensor": 0}, {"float": "1.5"}]}, "skeleton"),
+    "an unknown kind of value": (
+        {"dict": [["w", {"tensor": 0}], ["v", {"pickle": "gASV"}]]},
+        "skeleton",
+    ),
+    "two kinds at once": ({"dict": [["w", {"tensor": 0}]], "tuple": []}, "skeleton"),
+    "a float that is one": ({"dict": [["w", {"tensor": 0}], ["v", {"float": "1.5"}]]}, "skeleton"),
     "a list for an object": ([], "tensors", 0),
     "text for a list": ("abc", "tensors"),
 }
@@ -153,10 +162,10 @@ def test_a_shard_twice_in_place_of_another_is_refused(good: Manifest):
 @pytest.mark.parametrize("absurd", ["x" * 10**6, list(range(10**5)), 10**4000])
 @pytest.mark.parametrize(
     "path",
-    [("step",), ("tensors", 0, "dtype"), ("tensors", 0, "shape"), ("skeleton", "tensor")],
+    [("step",), ("tensors", 0, "dtype"), ("tensors", 0, "shape"), ("skeleton", "dict")],
 )
 def test_what_is_told_of_something_huge_is_short(good: Manifest, absurd, path):
-    document = json.loads(encode_manifest(replace(good, skeleton={"tensor": 0})))
+    document = json.loads(encode_manifest(good))
     put(document, absurd, *path)
     with pytest.raises(CheckpointError) as caught:
         parse_manifest(json.dumps(document).encode(), "here")
@@ -246,9 +255,9 @@ def test_a_cut_manifest_is_refused(length):
 
 def nested(depth: int) -> Any:
     node: Any = {"tensor": 0}
-    for _ in range(depth):
+    for _ in range(depth - 1):
         node = {"list": [node]}
-    return node
+    return {"dict": [["w", node]]}
 
 
 def test_nesting_is_bounded_for_whoever_reads_it_by_recursion(good: Manifest):

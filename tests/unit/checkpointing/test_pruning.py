@@ -13,7 +13,7 @@ from trainflow.checkpointing.retention import RetentionPolicy
 from trainflow.checkpointing.sharing import assemble
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
-from trainflow.errors import CheckpointError
+from trainflow.errors import CheckpointError, StoreError
 
 STEPS = (10, 20, 30, 40)
 
@@ -89,6 +89,39 @@ def test_nothing_goes_if_nothing_whole_would_be_left_up_to_the_step(store: Check
 def test_an_empty_folder_has_nothing_to_lose(tmp_path: Path):
     plan = plan_prune(CheckpointStore(str(tmp_path)), RetentionPolicy(), {})
     assert (plan.kept, plan.going, plan.writer) == ((), (), None)
+
+
+def test_a_run_may_be_writing_its_first_checkpoint(tmp_path: Path):
+    store = CheckpointStore(str(tmp_path))
+    upload(make_snapshot(35), store, 1)
+    assert "writing its first" in str(plan_prune(store, RetentionPolicy(), {}).writer)
+    for name in ("manifests/000000000010-a-b.json", "chunks/00/.part-a"):
+        folder = tmp_path / name.replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("{}")
+        plan = plan_prune(CheckpointStore(str(folder)), RetentionPolicy(), {})
+        assert "writing its first" in str(plan.writer), name
+
+
+@pytest.mark.parametrize("part", ["manifest", "marker"])
+def test_what_the_run_of_a_damaged_newest_one_is_at_is_not_known(store: CheckpointStore, part: str):
+    newest = replace(store.read_manifest(40), step=60, config={"training": {"max_steps": 100}})
+    store.commit(newest)
+    name = f"manifests/{store.committed_manifest(60)}"
+    path = Path(store.url) / ("committed/000000000060.json" if part == "marker" else name)
+    path.write_bytes(path.read_bytes()[:-10])
+    plan = plan_prune(store, RetentionPolicy(keep_last=1), {})
+    assert (plan.kept, plan.damaged) == ((40,), (60,))
+    assert "how many steps the run has that made step 60" in str(plan.writer)
+
+
+def test_a_folder_in_the_place_of_a_marker_is_named(store: CheckpointStore):
+    (Path(store.url) / "committed" / "000000000050.json").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"got a folder committed/0{10}50.json, expected a ma"
+    ) as caught:
+        plan_prune(store, RetentionPolicy(), {})
+    assert not isinstance(caught.value, StoreError)
 
 
 @pytest.mark.parametrize(

@@ -261,3 +261,11 @@ class TestMarker:
         with pytest.raises(StoreError, match="replaces a file though told not to"):
             store.commit(make_manifest())
         assert store.committed_steps() == []
+
+
+def test_a_server_that_ignores_ranges_fills_no_more_than_was_asked(files: S3Files, script: Script):
+    """The test's own server is of the kind."""
+    script.objects["/bucket/page.html"] = b"<html>longer than a chunk</html>"
+    memory = bytearray(6)
+    assert files.read_into("bucket/page.html", memoryview(memory)) == 6
+    assert memory == b"<html>"

@@ -27,7 +27,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_snapshot(*sizes: int) -> Snapshot:
     records = tuple(TensorRecord(f"/t{i}", "uint8", (size,), size) for i, size in enumerate(sizes))
     contents = [bytes((i * 7 + k) % 251 for k in range(size)) for i, size in enumerate(sizes)]
-    skeleton = {"list": [{"tensor": i} for i in range(len(sizes))]}
+    skeleton = {"dict": [[f"t{i}", {"tensor": i}] for i in range(len(sizes))]}
     return Snapshot(
         Version(4, EpochId(1, 2)), None, skeleton, records, tuple(map(memoryview, contents))
     )

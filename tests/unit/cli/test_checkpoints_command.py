@@ -12,6 +12,7 @@ from tests.unit.checkpointing.test_sharing import make_snapshot, upload
 from tests.unit.cli.conftest import CallMain
 from trainflow.checkpointing.sharing import assemble
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.errors import StoreError
 
 
 @pytest.fixture
@@ -76,6 +77,64 @@ def test_a_folder_without_checkpoints_is_not_found(
     assert "tpyo: got a checkpoint, expected one of those that are there: none" in (
         capsys.readouterr().err
     )
+
+
+def test_one_that_can_t_be_read_stops_no_other(store: CheckpointStore, call_main: CallMain, capsys):
+    chunk_id = next(iter(store.read_manifest(20).chunks()))
+    path = Path(store.url) / "chunks" / chunk_id[:2] / chunk_id
+    path.unlink()
+    path.symlink_to(path)
+    damage(store, 40)
+    assert call_main("checkpoints", "verify", store.url, "-o", "json") == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["verdict"], second["verdict"]) == ("can't be read", "damaged")
+    assert call_main("checkpoints", "verify", store.url) == 1
+    told = capsys.readouterr()
+    assert "step 20: can't be read: " in told.out
+    assert "Too many levels of symbolic links" in told.out
+    assert told.err == ""
+
+
+def test_a_store_that_is_down_as_a_whole_is_no_row(
+    store: CheckpointStore, call_main: CallMain, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    answers = [store.committed_steps()]
+
+    def list_once(_: CheckpointStore) -> list[int]:
+        if answers:
+            return answers.pop()
+        raise StoreError("the store is down")
+
+    def refuse(*_: object) -> bytes:
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(CheckpointStore, "committed_steps", list_once)
+    monkeypatch.setattr(CheckpointStore, "read_chunk", refuse)
+    assert call_main("checkpoints", "verify", store.url) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "the store is down" in told.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("list", ""),
+        ("show", ""),
+        ("verify", " "),
+        ("drill", ""),
+        ("prune", "", "--keep-last", "1"),
+        ("rewind", "", "1"),
+        ("export", "", "--to", "x", "--format", "dcp"),
+        ("import", ".", "--to", "", "--format", "dcp"),
+    ],
+)
+def test_an_empty_url_is_not_the_working_directory(
+    tmp_path: Path, call_main: CallMain, capsys, monkeypatch: pytest.MonkeyPatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    assert call_main("checkpoints", *command) == 2
+    assert "expected the URL or path of a folder" in capsys.readouterr().err
 
 
 def test_what_a_forged_name_would_do_to_a_terminal_is_spelled_out(

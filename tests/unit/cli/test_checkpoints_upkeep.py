@@ -65,6 +65,14 @@ class TestDrill:
         assert "no answer within 1 s" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("timeout_s", ["inf", "1e12", "nan", "0.5", "-1"])
+def test_a_drill_that_never_ends_can_not_be_asked_for(
+    store: CheckpointStore, call_main: CallMain, capsys, timeout_s: str
+):
+    assert call_main("checkpoints", "drill", store.url, f"--timeout-s={timeout_s}") == 2
+    assert "expected 1 to 604800 seconds" in capsys.readouterr().err
+
+
 class TestPrune:
     @pytest.fixture
     def steps(self, store: CheckpointStore) -> list[Manifest]:
@@ -97,6 +105,44 @@ class TestPrune:
         assert call_main(*call, "--yes") == 0
         assert store.committed_steps() == [20]
 
+    def test_a_run_may_be_writing_its_first_checkpoint(
+        self, store, call_main: CallMain, capsys, monkeypatch: pytest.MonkeyPatch
+    ):
+        codes: list[int] = []
+        mark = CheckpointStore._mark
+
+        def prune_first(own: CheckpointStore, step: int, marker: bytes) -> None:
+            codes.append(call_main("checkpoints", "prune", store.url, "--keep-last", "1"))
+            mark(own, step, marker)
+
+        monkeypatch.setattr(CheckpointStore, "_mark", prune_first)
+        save(store, make_job(max_steps=1000))
+        assert codes == [6]
+        assert "a run may be writing its first" in capsys.readouterr().err
+        assert call_main("checkpoints", "verify", store.url) == 0
+
+    def test_what_is_left_of_a_first_one_goes_when_asked(self, store, call_main: CallMain):
+        save(store, make_job())
+        store.remove_marker(STEP)
+        call = ("checkpoints", "prune", store.url, "--keep-last", "1")
+        assert call_main(*call) == 6
+        assert all_files(Path(store.url))
+        assert call_main(*call, "--yes") == 0
+        assert all_files(Path(store.url)) == {}
+
+    @pytest.mark.usefixtures("steps")
+    def test_a_damaged_newest_one_is_not_taken_for_a_run_s_end(
+        self, store, call_main: CallMain, capsys
+    ):
+        config = make_job(max_steps=100).model_dump(mode="json")
+        store.commit(replace(store.read_manifest(STEP), step=60, config=config))
+        path = Path(store.url) / "manifests" / store.committed_manifest(60)
+        path.write_bytes(path.read_bytes()[:-10])
+        before = all_files(Path(store.url))
+        assert call_main("checkpoints", "prune", store.url, "--keep-last", "1") == 6
+        assert "how many steps the run has that made step 60" in capsys.readouterr().err
+        assert all_files(Path(store.url)) == before
+
     def test_the_best_by_an_evaluation_stay(
         self, store, steps: list[Manifest], home: Path, call_main: CallMain, capsys
     ):
@@ -112,7 +158,13 @@ class TestPrune:
             {"kind": "checkpoint", "data": {"step": 30}},
         ]
         lines = [json.dumps(event) for event in events]
-        (record / "events.jsonl").write_text("\n".join([*lines, '{"torn']))
+        lines += ["5", "null", '{"data": 5}', '{"kind": "evaluated", "data": null}']
+        for odd in ({}, {"value": None}, {"value": 0, "step": "x"}, {"value": [0], "step": 10}):
+            data = {"step": 10, "name": "loss"} | odd
+            lines.append(json.dumps({"kind": "evaluated", "data": data}))
+        lines += [lines[0].replace("3.0", "-1" + "0" * 400), "[" * 100_000]
+        torn = b'\n{"kind": "evaluated", "text": "\xff"}\n{"torn'
+        (record / "events.jsonl").write_bytes("\n".join(lines).encode() + torn)
         (Path(store.url) / "manifests" / store.committed_manifest(30)).write_text("{}")
         assert call_main(*call) == 0
         assert store.committed_steps() == [20, STEP]
@@ -137,6 +189,32 @@ class TestPrune:
         assert len(store.committed_steps()) == len(steps)
         assert call_main("checkpoints", "rewind", store.url, str(kept)) == 0
         assert store.committed_steps() == [each.step for each in steps if each.step <= kept]
+
+    def test_to_go_on_from_a_damaged_step_is_refused(self, store, call_main: CallMain, capsys):
+        save(store, make_job(), step=20)
+        newest = save(store, make_job(width=16), step=STEP)
+        damage(store, newest, "/models/model/embed.weight")
+        before = all_files(Path(store.url))
+        for option in ("--dry-run", "--yes"):
+            assert call_main("checkpoints", "rewind", store.url, str(STEP), option) == 1
+            said = capsys.readouterr()
+            assert "got step 40, which is damaged, expected a whole one to go on from" in said.err
+            assert "rewind to step 20" in said.err
+            assert "remove" not in said.out
+        assert all_files(Path(store.url)) == before
+
+    @pytest.mark.usefixtures("steps")
+    @pytest.mark.parametrize("option", ["--dry-run", "--yes"])
+    def test_a_folder_in_the_place_of_a_marker_is_named(
+        self, store, call_main: CallMain, capsys, option: str
+    ):
+        (Path(store.url) / "committed" / "000000000060.json").mkdir()
+        before = all_files(Path(store.url))
+        assert call_main("checkpoints", "prune", store.url, "--keep-last", "1", option) == 1
+        said = capsys.readouterr().err
+        assert "got a folder committed/000000000060.json, expected a marker" in said
+        assert "credentials" not in said
+        assert all_files(Path(store.url)) == before
 
     def test_what_is_damaged_goes_and_the_last_good_one_stays(
         self, store, call_main: CallMain, capsys

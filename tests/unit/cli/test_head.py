@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -204,6 +205,35 @@ def test_stamps_of_a_live_process_are_left(
     leave_stamp(stamps / "job-a" / NODE_ID, os.getpid())
     forget_head(replace(record, node_id=NODE_ID))
     assert (stamps / "job-a" / NODE_ID / "slot0-1.0.stamp").exists()
+
+
+def test_a_worker_that_is_about_to_stamp_is_waited_for(
+    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = stamps / "job-a" / NODE_ID
+    folder.mkdir(parents=True)
+    (folder / "slot0-1.0.stamp").write_bytes(bytes(64))
+    naps_s: list[float] = []
+
+    def stamp_meanwhile(duration_s: float) -> None:
+        naps_s.append(duration_s)
+        leave_stamp(folder, os.getpid())
+
+    clock = SimpleNamespace(sleep=stamp_meanwhile, monotonic_s=lambda: 10.0 * len(naps_s))
+    monkeypatch.setattr(heads, "SYSTEM_CLOCK", clock)
+    forget_head(replace(record, node_id=NODE_ID))
+    assert (folder / "slot0-1.0.stamp").exists()
+
+
+def test_a_stamp_that_is_never_made_goes_with_its_folder(
+    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "_DIE_WITHIN_S", 0.0)
+    folder = stamps / "job-a" / NODE_ID
+    folder.mkdir(parents=True)
+    (folder / "slot0-1.0.stamp").write_bytes(b"")
+    forget_head(replace(record, node_id=NODE_ID))
+    assert list(stamps.iterdir()) == []
 
 
 def test_no_stamps_go_with_a_head_whose_node_is_unknown(record: HeadRecord, stamps: Path):

@@ -64,7 +64,7 @@ def make_state(seed: int, width: int = 8) -> TrainingState:
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in trainable], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    aggregator = choose_aggregator("none", deterministic=True, topology_free=True)
+    aggregator = choose_aggregator("none", deterministic=True, device=torch.device("cpu"))
     reducer = GradientReducer(trainable, aggregator, 1000)
     model = PreparedModel(module, optimizer, scheduler, reducer)
     return TrainingState({"model": model}, {"counter": Registered(Counter(), None)})

@@ -241,7 +241,12 @@ class TestDcp:
 
     def test_another_folder_needs_a_job(self, tmp_path):
         (tmp_path / "dcp").mkdir()
-        with pytest.raises(ConfigError, match="expected --job"):
+        with pytest.raises(ConfigError, match="expected one, or --job"):
+            import_checkpoint(request_for(tmp_path / "dcp", CheckpointStore(str(tmp_path / "x"))))
+
+    def test_a_file_is_no_folder(self, tmp_path):
+        (tmp_path / "dcp").write_text("no folder")
+        with pytest.raises(ConfigError, match=r"dcp: got no folder that TrainFlow has exported"):
             import_checkpoint(request_for(tmp_path / "dcp", CheckpointStore(str(tmp_path / "x"))))
 
 

@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,6 +164,20 @@ def test_an_order_of_an_older_coordinator_is_refused(keeper: Keeper, killed: lis
     assert not killed
     assert keeper.fence(5, "slot0-1.0")
     assert len(killed) == 1
+
+
+def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
+    keeper: Keeper, killed: list[int], tmp_path: Path
+):
+    path = tmp_path / "job-1" / "node-1" / "slot0-1.0.stamp"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(64))
+    assert not keeper.fence(5, "slot0-1.0")
+    assert not killed
+    assert path.exists()
+    with closing(StampWriter(path)):
+        keeper.end_workers()
+        assert killed == [os.getpid()]
 
 
 class Inbox:

@@ -42,6 +42,19 @@ def test_the_way_is_counted_from_where_copies_come_from():
     assert choose_apart([at("z1"), at("z2")], [at("z2"), at("z1")], 1) == [1]
 
 
+def test_without_racks_copies_stay_in_the_zone_and_then_in_the_region():
+    here, near, far = at("a", region="us"), at("b", region="us"), at("x", region="eu")
+    assert choose_apart([here], [here, far], 1) == [0]
+    assert choose_apart([here], [far, near, here], 3) == [2, 1, 0]
+    assert choose_apart([at("a")], [at("b"), at("a")], 1) == [1]
+
+
+def test_another_region_is_no_rack_of_its_own_beside_nodes_with_racks():
+    source = at("a", "r1", "us")
+    others = [at("x", region="eu"), at("a", region="us"), at("a", "r2", "us")]
+    assert choose_apart([source], others, 3) == [2, 1, 0]
+
+
 @given(st.lists(labels, max_size=4), st.lists(labels, max_size=6), st.integers(0, 8))
 def test_the_choice_is_of_distinct_nodes_as_many_as_there_are(holding, others, count):
     chosen = choose_apart(holding, others, count)
