@@ -17,6 +17,9 @@ CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # The type checker doesn't ask the network for news of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
+# Tests start hundreds of processes that import the same files: they need not compile them each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
 	bench-throttled-store clean
 
@@ -36,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(call wants_cpu_torch); then \
 		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
 	fi
-	$(BIN)/pip install --no-compile -c constraints.txt -e '.[lm,s3,bench,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,bench,dev]'
 	touch $@
 
 # No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.
