@@ -184,6 +184,7 @@ def test_more_values_than_fit_in_memory_are_refused_before_they_are_read(good: M
     assert peak_bytes < 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("cut", [0, 1, 2], ids=["rows", "columns", "both"])
 def test_many_shards_take_no_time_beyond_their_number(cut: int):

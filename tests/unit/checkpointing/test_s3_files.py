@@ -17,6 +17,8 @@ from trainflow.checkpointing.s3_files import S3Files
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.errors import CheckpointConflictError, StoreError
 
+pytestmark = pytest.mark.slow
+
 HANG, DROP = "hang", "drop"
 OK = 200
 _ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>no</Message></Error>"

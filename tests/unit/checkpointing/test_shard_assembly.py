@@ -90,6 +90,7 @@ def read(store: CheckpointStore, step: int, path: str, box: Box) -> bytes:
     return out.tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data(), tensors())
 def test_what_four_wrote_is_read_by_any_number_in_any_layout(data, tensors):

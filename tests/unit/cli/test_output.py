@@ -99,6 +99,7 @@ def test_a_refusal_that_can_t_be_said_keeps_its_exit_code(
     assert call_main("validate", job_file, "--set", "training.steps=3") == ExitCode.USAGE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("opened", [open_full, open_unread])
 def test_leaving_python_changes_nothing(opened: type, job_file: Path, tmp_path: Path):

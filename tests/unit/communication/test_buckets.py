@@ -109,6 +109,7 @@ def test_the_fingerprint_tells_layouts_apart():
     assert len({layout.fingerprint for layout in changed}) == len(changed)
 
 
+@pytest.mark.slow
 def test_another_process_lays_out_the_same():
     program = (
         "import json, torch\n"

@@ -21,7 +21,7 @@ leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), tensors
 )
 # What the format itself uses as keys must survive as a user's keys.
-names = st.text(st.characters(exclude_characters="/0123456789"))
+names = st.text(st.characters(codec="utf-8", exclude_characters="/0123456789"))
 keys = st.one_of(names, st.integers(), st.sampled_from(["tensor", "dict", "list", "tuple"]))
 trees = st.recursive(
     leaves,

@@ -88,6 +88,7 @@ def make_training_job(tmp_path: Path) -> JobConfig:
     return JobConfig.model_validate(settings)
 
 
+@pytest.mark.slow
 def test_a_store_at_a_tenth_of_the_rate_costs_no_step_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

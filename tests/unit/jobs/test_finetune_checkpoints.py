@@ -71,6 +71,7 @@ def num_bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_each_checkpoint_writes_little_more_than_what_is_trained(
     state: TrainingState, corpus: TokenCorpus, tmp_path: Path
 ):
