@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store clean
+	bench-throttled-store bench-collectives clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -76,7 +76,7 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store ## every benchmark
+bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -95,6 +95,9 @@ bench-peer-restore: $(STAMP) ## a restore from another node's memory, beside a c
 
 bench-throttled-store: $(STAMP) ## what training feels of a store at a tenth of the rate it needs
 	$(BIN)/python -m benchmarks.throttled_store
+
+bench-collectives: $(STAMP) ## sums over slow links, by what is sent; as root, in network namespaces
+	$(BIN)/python -m benchmarks.collectives
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

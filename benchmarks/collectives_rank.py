@@ -5,6 +5,7 @@ Process: a rank, on a host of its own.  Ranks: all run the same rounds of the sa
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,17 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainflow.communication.aggregation import Aggregator, choose_aggregator
+from benchmarks.peers.power_sgd import TorchPowerSgd
+from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group
 from trainflow.epochs import EpochId, EpochSpec
 
-SYSTEMS = ("fp32", "bf16", "int8", "int4")
+SYSTEMS = ("fp32", "bf16", "int8", "int4", "torch_power_sgd")
 TIMEOUT_S = 300.0
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _COMPRESSION: dict[str, Any] = {"fp32": "none"}
+_DEVICE = torch.device("cpu")
 
-Sum = Callable[[Tensor], None]
+Sum = Callable[[Tensor], float]
 
 
 def main() -> None:
@@ -38,31 +41,40 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     group = _connect(options)
-    device = torch.device("cpu")
-    aggregators = {
-        name: choose_aggregator(_COMPRESSION.get(name, name), deterministic=True, device=device)
-        for name in SYSTEMS
-    }
-    generator = torch.Generator().manual_seed(options.rank)
-    gradient = torch.randn(options.elements, generator=generator)
+    sums: dict[str, Sum] = {name: _make_sum(name, group) for name in SYSTEMS[:-1]}
+    sums["torch_power_sgd"] = TorchPowerSgd(options.elements).sum_s
+    gradient = torch.randn(options.elements, generator=torch.Generator().manual_seed(options.rank))
     bucket = torch.empty_like(gradient)
     print("ready", flush=True)
     while name := input():
         bucket.copy_(gradient)
-        print(json.dumps(_measure(aggregators[name], bucket, group)), flush=True)
+        _meet(group)
+        sent_before = int(_SENT.read_text())
+        took_s = sums[name](bucket)
+        _meet(group)
+        answer = {"s": took_s, "sent_bytes": int(_SENT.read_text()) - sent_before}
+        print(json.dumps(answer), flush=True)
 
 
-def _measure(aggregator: Aggregator, bucket: Tensor, group: Group) -> dict[str, float]:
-    """Sum once; the clock starts when all ranks have come."""
+def _make_sum(name: str, group: Group) -> Sum:
+    aggregator = choose_aggregator(_COMPRESSION.get(name, name), deterministic=True, device=_DEVICE)
+
+    def sum_s(bucket: Tensor) -> float:
+        start_s = time.perf_counter()
+        assert aggregator.start(bucket, group).wait()
+        return time.perf_counter() - start_s
+
+    return sum_s
+
+
+def _meet(group: Group) -> None:
+    """Wait until all ranks are here."""
     assert group.all_reduce(torch.zeros(1)).wait()
-    sent_before, start_s = int(_SENT.read_text()), time.perf_counter()
-    assert aggregator.start(bucket, group).wait()
-    took_s = time.perf_counter() - start_s
-    assert group.all_reduce(torch.zeros(1)).wait()
-    return {"s": took_s, "sent_bytes": int(_SENT.read_text()) - sent_before}
 
 
 def _connect(options: argparse.Namespace) -> Group:
+    """Connect as a run does; the default group, for the peer, goes over the same interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     store = dist.TCPStore(
         options.store_host,
         options.port,
@@ -70,15 +82,20 @@ def _connect(options: argparse.Namespace) -> Group:
         wait_for_workers=False,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("default", store),
+        rank=options.rank,
+        world_size=options.world,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     connect = GlooConnector(
         options.host, connect_timeout_s=TIMEOUT_S, collective_timeout_s=TIMEOUT_S
     )
-    transport = connect(store, options.rank, options.world)
+    transport = connect(dist.PrefixStore("own", store), options.rank, options.world)
     members = tuple(f"rank{rank}" for rank in range(options.world))
     spec = EpochSpec(EpochId(1, 1), members, options.store_host, options.port)
-    group = Group(spec, options.rank, transport, lambda _epoch, reason: print(reason, flush=True))
-    group.store = store  # type: ignore[attr-defined]  lives as long as the group
-    return group
+    return Group(spec, options.rank, transport, lambda _epoch, reason: print(reason, flush=True))
 
 
 if __name__ == "__main__":

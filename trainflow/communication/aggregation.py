@@ -4,7 +4,7 @@ Process: every rank.  Thread: training.  Ranks: all call with the same bucket in
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
 """
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from trainflow.communication.compression.block_format import INT4, INT8
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, Pending
+from trainflow.errors import ConfigError
 
 Compression = Literal["none", "bf16", "int8", "int4"]
 
@@ -148,7 +149,14 @@ def choose_aggregator(
         compression: what the job asks for.
         deterministic: whether a run must repeat bit for bit.
         device: where buckets lie.
+
+    Raises:
+        ConfigError: there is no such compression.
     """
+    if compression not in get_args(Compression):
+        raise ConfigError(
+            f"compression: got {compression!r}, expected one of {', '.join(get_args(Compression))}"
+        )
     if compression in {"int8", "int4"}:
         return TwoHopSum(INT8 if compression == "int8" else INT4, device)
     # gloo's own order of summation depends on ranks alone, NCCL's on the network too.

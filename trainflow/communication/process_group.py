@@ -10,13 +10,13 @@ from torch import Tensor
 from trainflow.communication.transport import Work
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroupGloo, ProcessGroupNCCL
+    from torch.distributed import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
 
 
 class ProcessGroupTransport:
     """One epoch's process group; how it is aborted differs by library."""
 
-    def __init__(self, group: "ProcessGroupGloo | ProcessGroupNCCL"):
+    def __init__(self, group: "ProcessGroup | ProcessGroupGloo | ProcessGroupNCCL"):
         self._group: Any = group  # the stubs leave the collectives out
 
     def _watch(self, work: Any) -> Work:  # noqa: ANN401  the library's own kind

@@ -83,6 +83,7 @@ class GradientReducer:
                 self._views[slot.parameter] = flat.view(specs[slot.parameter].shape)
                 self._bucket_of[slot.parameter] = number
         self._group: Group | None = None
+        self._unscale = 1.0
         self._armed = False
         self._handles: list[Handle] = []
         self._missing: list[int] = []
@@ -91,11 +92,17 @@ class GradientReducer:
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(index))
 
-    def begin(self, group: Group) -> None:
-        """Forget the last step's gradients, whatever became of them."""
+    def begin(self, group: Group, loss_scale: float = 1.0) -> None:
+        """Forget the last step's gradients, whatever became of them.
+
+        Args:
+            group: who sums the next ones.
+            loss_scale: what these will have been multiplied with; a power of two.
+        """
         for handle in self._handles:
             handle.wait()  # an abandoned try's collectives may still write to the buckets
         self._group = group
+        self._unscale = 1.0 / loss_scale
         self._armed = False
         self._handles = []
         self._missing = [len(bucket.slots) for bucket in self.layout.buckets]
@@ -162,8 +169,11 @@ class GradientReducer:
         grad = self._parameters[index].grad
         if grad is None:
             self._views[index].zero_()
-        else:
+        elif self._unscale == 1.0:
             self._views[index].copy_(grad)
+        else:
+            torch.mul(grad, self._unscale, out=self._views[index])
+        if grad is not None:
             self._parameters[index].grad = None
         self._buffers[-1][self.layout.flags_offset + index] = float(grad is not None)
         self._filled[index] = True

@@ -23,12 +23,9 @@ from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.healing import heal
+from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import (
-    EvaluationReport,
-    Joined,
-    StepReport,
-)
+from trainflow.computation.reports import EvaluationReport, Joined, StepReport
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.state_tree import flatten_state
@@ -72,7 +69,8 @@ class Session:
         self.device: torch.device = context.device
         self.job_id: str = context.job_id
         self._context = context
-        self._state = TrainingState()
+        scaler = make_loss_scaler(context.job.training.precision)
+        self._state = TrainingState(loss_scaler=scaler)
         if context.snapshots is not None:
             self._state.before_overwrite = context.snapshots.before_overwrite
         self._group: Group | None = None
@@ -148,7 +146,7 @@ class Session:
         module = model().to(self.device)
         self._stamp(Phase.STARTING)
         communication = self._context.job.communication
-        trainable = find_trainable(name, module, communication.compression)
+        trainable = find_trainable(name, module, self._context.job)
         aggregator = choose_aggregator(
             communication.compression,
             deterministic=self._context.job.training.deterministic,
@@ -181,8 +179,9 @@ class Session:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Compute in ``training.precision``."""
-        enabled = self._context.job.training.precision == "bf16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled)
+        precision = self._context.job.training.precision
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=precision != "fp32")
 
     def reduce(
         self, value: float | Tensor, op: Literal["mean", "sum", "min", "max"] = "mean"

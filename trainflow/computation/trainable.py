@@ -6,22 +6,21 @@ Process: every rank.  Thread: training.  Pure.
 import torch
 from torch import nn
 
-from trainflow.communication.aggregation import Compression
+from trainflow.config.job import JobConfig
 from trainflow.errors import TrainingError
 
 
-def find_trainable(
-    name: str, module: nn.Module, compression: Compression
-) -> list[tuple[str, nn.Parameter]]:
+def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are to be trained, by their names in the module.
 
     Args:
         name: what the module is prepared as.
         module: built.
-        compression: of their gradients.
+        job: says how they are to be trained.
 
     Raises:
-        TrainingError: there are none, or complex ones, or more exact ones than compression takes.
+        TrainingError: there are none, or complex ones, or more exact ones than compression takes,
+            or less exact ones than fp16 training does.
     """
     trainable = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
     if not trainable:
@@ -36,11 +35,19 @@ def find_trainable(
             f"({', '.join(unusable)}), expected real ones; keep each as torch.view_as_real gives "
             "it, and take torch.view_as_complex of it in forward"
         )
+    compression = job.communication.compression
     too_exact = [key for key, each in trainable if each.dtype == torch.float64]
     if too_exact and compression not in {"none", "bf16"}:
         raise TrainingError(
             f"prepare({name!r}): got communication.compression: {compression} and trainable "
             f"parameters of float64 ({', '.join(too_exact)}), expected float32 or narrower ones; "
             "make them float32, or set compression: none"
+        )
+    half = [key for key, each in trainable if each.dtype == torch.float16]
+    if half and job.training.precision == "fp16":
+        raise TrainingError(
+            f"prepare({name!r}): got training.precision: fp16 and trainable parameters of float16 "
+            f"({', '.join(half)}), expected float32 ones, which session.autocast() computes with "
+            "in fp16; call module.float(), or set precision: fp32"
         )
     return trainable

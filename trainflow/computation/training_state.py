@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainflow.communication.reducer import GradientReducer
+from trainflow.computation.loss_scaling import LossScaler
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
@@ -131,6 +132,7 @@ class TrainingState:
         consumed_samples: position in the data.
         skipped_in_a_row: steps without finite gradients, up to now.
         last_commit: what the last one did.
+        loss_scaler: under fp16.
         before_overwrite: called before anything but forward changes a tensor.
     """
 
@@ -140,6 +142,7 @@ class TrainingState:
     consumed_samples: int = 0
     skipped_in_a_row: int = 0
     last_commit: Committed | None = None
+    loss_scaler: LossScaler | None = None
     before_overwrite: Callable[[], None] = _nothing
 
     def begin_overwrite(self) -> None:
@@ -149,6 +152,7 @@ class TrainingState:
 
     def tree(self) -> dict[str, Any]:
         """Return the state as a tree whose tensors are the live ones."""
+        scaler = self.loss_scaler
         return {
             "models": {name: each.tensors() for name, each in self.models.items()},
             "extra_states": {name: each.extra_states() for name, each in self.models.items()},
@@ -166,6 +170,7 @@ class TrainingState:
                 "skipped_in_a_row": self.skipped_in_a_row,
                 "last_commit": None if self.last_commit is None else asdict(self.last_commit),
             },
+            **({} if scaler is None else {"loss_scaler": scaler.state_dict()}),
         }
 
     @torch.no_grad()
@@ -196,6 +201,8 @@ class TrainingState:
         self.skipped_in_a_row = progress["skipped_in_a_row"]
         last = progress["last_commit"]
         self.last_commit = None if last is None else Committed(**last)
+        if self.loss_scaler is not None and "loss_scaler" in tree:
+            self.loss_scaler.load_state_dict(tree["loss_scaler"])
         self.version = version
 
 

@@ -71,7 +71,7 @@ class Transaction:
         if self._mode is not StepMode.TAIL:
             self._start = StepStart.capture(self._state)
             for model in self._state.models.values():
-                model.reducer.begin(self._group)
+                model.reducer.begin(self._group, self._loss_scale)
 
     def leave(self, error: BaseException | None) -> bool:
         """End the try; True if ``error`` came from a step that is void anyhow."""
@@ -127,7 +127,7 @@ class Transaction:
         self._backward_due = False
         self._weight += weight
         self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
-        (mean_loss * weight).backward()
+        (mean_loss * (weight * self._loss_scale)).backward()
         self._stamp(Phase.COMPUTE)
 
     def log(self, scalars: Mapping[str, Tensor | float]) -> None:
@@ -178,7 +178,7 @@ class Transaction:
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
-            scalars=decision.scalars,
+            scalars=self._scaling() | decision.scalars,
         )
         self._snapshot(decision.flags)
         self._stamp(Phase.USER)
@@ -241,7 +241,10 @@ class Transaction:
         self._stamp(Phase.OPTIMIZER)
         if applied:
             self._update(gradients, total)
-        state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
+        scale_to_blame = state.loss_scaler is not None and state.loss_scaler.may_be_to_blame
+        if state.loss_scaler is not None and total:
+            state.loss_scaler.update(finite=applied)
+        state.skipped_in_a_row = 0 if applied or scale_to_blame else state.skipped_in_a_row + 1
         state.consumed_samples += self._context.job.training.global_batch_size
         world_size = self._group.world_size
         state.last_commit = Committed(self.number, applied, decision.loss, norm, lr, world_size)
@@ -255,6 +258,14 @@ class Transaction:
                 "data of these steps"
             )
         return state.last_commit
+
+    @property
+    def _loss_scale(self) -> float:
+        scaler = self._state.loss_scaler
+        return 1.0 if scaler is None else scaler.scale
+
+    def _scaling(self) -> dict[str, float]:
+        return {} if self._state.loss_scaler is None else {"loss_scale": self._loss_scale}
 
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""

@@ -75,8 +75,8 @@ class TrainingConfig(Section):
     microbatch_size: PositiveInt
     """Samples in one forward and backward pass; bounded by a worker's memory."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type that autocast computes in; parameters and sums stay fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type that autocast computes in; parameters and sums stay fp32. fp16 scales the loss."""
 
     clip_norm: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient; null leaves gradients as they are."""

@@ -1,0 +1,125 @@
+"""Plain DistributedDataParallel with compressed gradients: two processes, no Ray."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainflow.communication import ddp_comm_hook
+from trainflow.errors import ConfigError, GroupMismatchError
+
+WORLD = 2
+DEADLINE_S = 60.0
+STEPS = 5
+
+_processes = get_context("forkserver")
+_processes.set_forkserver_preload(["trainflow.communication", "torch.nn.parallel"])
+
+
+def train(rank: int, compression: str | None, bad_step: int | None = None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 200), nn.Linear(200, 1))
+    model = DistributedDataParallel(module, bucket_cap_mb=0.1)
+    if compression is not None:
+        model.register_comm_hook(None, ddp_comm_hook(compression))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    finite: list[bool] = []
+    for step in range(STEPS):
+        inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+        loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        (loss * torch.inf if (step, rank) == (bad_step, 1) else loss).backward()
+        finite.append(all(p.grad.isfinite().all() for p in model.parameters()))
+        if finite[-1]:
+            optimizer.step()
+    return {"weights": [p.detach().clone() for p in model.parameters()], "finite": finite}
+
+
+def train_with_another_on_rank_1(rank: int) -> dict[str, Any]:
+    try:
+        return train(rank, ["int8", "int4"][rank])
+    except GroupMismatchError as error:
+        return {"error": str(error)}
+
+
+def _run(line: Any, rank: int, store: str, function: Callable[..., Any], arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=WORLD,
+        timeout=timedelta(seconds=DEADLINE_S),
+    )
+    line.send(function(rank, *arguments))
+    line.recv()  # the other may still need this one
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def in_processes(tmp_path: Path):
+    """Call a function in two ranks of a default process group; returns what each returned."""
+    started: list[Any] = []
+
+    def call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        lines = []
+        for rank in range(WORLD):
+            line, theirs = _processes.Pipe()
+            process = _processes.Process(
+                target=_run,
+                args=(theirs, rank, str(tmp_path / f"store{len(started) // WORLD}"), function),
+                kwargs={"arguments": arguments},
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            started.append(process)
+            lines.append(line)
+        results = []
+        for line in lines:
+            assert line.poll(DEADLINE_S), "no answer in time"
+            results.append(line.recv())
+        for line in lines:
+            line.send("done")
+        return results
+
+    yield call
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(
+    ("compression", "tolerance"), [("bf16", 2e-3), ("int8", 2e-3), ("int4", 0.03)]
+)
+def test_ranks_stay_equal_and_near_what_plain_ddp_makes(in_processes, compression, tolerance):
+    plain, _ = in_processes(train, None)
+    first, second = in_processes(train, compression)
+    assert all(map(torch.equal, first["weights"], second["weights"]))
+    for own, exact in zip(first["weights"], plain["weights"], strict=True):
+        torch.testing.assert_close(own, exact, rtol=0, atol=tolerance)
+    assert not all(map(torch.equal, first["weights"], plain["weights"]))
+
+
+def test_an_infinite_gradient_of_one_rank_is_seen_by_all_and_passes(in_processes):
+    first, second = in_processes(train, "int8", 2)
+    assert first["finite"] == second["finite"] == [True, True, False, True, True]
+    assert all(map(torch.equal, first["weights"], second["weights"]))
+
+
+def test_ranks_that_compress_otherwise_refuse_each_other(in_processes):
+    first, second = in_processes(train_with_another_on_rank_1)
+    assert "got another compression on ranks [1] than here" in first["error"]
+    assert "got another compression on ranks [0] than here" in second["error"]
+
+
+def test_without_a_process_group_it_is_refused():
+    with pytest.raises(ConfigError, match="got no process group, expected one"):
+        ddp_comm_hook("int8")

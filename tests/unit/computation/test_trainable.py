@@ -1,0 +1,44 @@
+import pytest
+import torch
+from torch import nn
+
+from tests.distributed.jobs import make_job
+from trainflow.computation.trainable import find_trainable
+from trainflow.errors import TrainingError
+
+
+def make_model(odd: torch.dtype, *, frozen: bool = False) -> nn.Module:
+    """Return a model with one weight of another type."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(odd))
+    model[1].requires_grad_(not frozen)
+    return model
+
+
+@pytest.mark.parametrize("compression", ["int8", "int4"])
+def test_what_is_too_exact_for_a_compression_is_refused(compression):
+    job = make_job(communication={"compression": compression})
+    refusal = rf"compression: {compression} and .*float64 \(1.weight, 1.bias\).*compression: none"
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", make_model(torch.float64), job)
+    assert len(find_trainable("model", make_model(torch.float64, frozen=True), job)) == 2
+    assert len(find_trainable("model", make_model(torch.bfloat16), job)) == 4
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_other_sums_take_any_real_type(compression):
+    job = make_job(communication={"compression": compression})
+    assert len(find_trainable("model", make_model(torch.float64), job)) == 4
+
+
+def test_half_parameters_are_refused_under_fp16():
+    """What is too small for them is lost before a scale could save it."""
+    refusal = r"precision: fp16 and .*float16 \(1.weight, 1.bias\), expected float32 .*float\(\)"
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", make_model(torch.float16), make_job(training={"precision": "fp16"}))
+    assert len(find_trainable("model", make_model(torch.float16), make_job())) == 4
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    model = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(TrainingError, match=r"prepare\('model'\): got a model without trainable"):
+        find_trainable("model", model, make_job())
