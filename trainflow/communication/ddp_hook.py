@@ -52,12 +52,13 @@ def ddp_comm_hook(
     The hook itself raises, out of backward: CommunicationError if a collective fails,
     GroupMismatchError if another rank compresses otherwise.
     """
-    if not dist.is_initialized():
+    group = process_group or dist.group.WORLD
+    if group is None:
         raise ConfigError(
             "ddp_comm_hook: got no process group, expected one: call "
             "torch.distributed.init_process_group before"
         )
-    buckets = _Buckets(compression, process_group or dist.distributed_c10d._get_default_group())  # noqa: SLF001  what None stands for
+    buckets = _Buckets(compression, group)
 
     def sum_compressed(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         return buckets.add(bucket.buffer(), is_last=bucket.is_last())
