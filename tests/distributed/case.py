@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.distributed.faults import Fault
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import CompressionChosen, StepReport
 from trainflow.computation.session import Session
 from trainflow.config.job import JobConfig
 from trainflow.epochs import MemberReport, RecoveryPlan
@@ -44,6 +44,7 @@ class Outcome:
         plans: of every epoch that began.
         reports: what the members said when they formed it.
         steps: the report of each committed step, by number.
+        choices: what compression was chosen, each time.
         used: committed step -> how often each sample went into it.
         pids: process ids by worker id.
         took_s: from the first epoch to the end.
@@ -55,6 +56,7 @@ class Outcome:
     plans: list[RecoveryPlan] = field(default_factory=list)
     reports: list[list[MemberReport]] = field(default_factory=list)
     steps: dict[int, StepReport] = field(default_factory=dict)
+    choices: list[CompressionChosen] = field(default_factory=list)
     used: dict[int, Counter[int]] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0

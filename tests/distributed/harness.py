@@ -18,7 +18,7 @@ from typing import Any
 from tests.distributed.case import Case, Outcome
 from tests.distributed.faults import Act
 from tests.distributed.rank_process import run_rank
-from trainflow.computation.reports import EvaluationReport, StepReport
+from trainflow.computation.reports import CompressionChosen, EvaluationReport, StepReport
 from trainflow.computation.stamps import read_stamp
 from trainflow.coordination.hang_detection import Progress, judge_progress
 from trainflow.coordination.membership import (
@@ -181,7 +181,11 @@ class Coordinator:
         if epoch == self._outcome.plans[-1].spec.epoch or self._broken:
             assert self._committed.setdefault(step, epoch) == epoch, f"step {step} committed twice"
 
-    def _on_report(self, _: _Worker, report: StepReport | EvaluationReport) -> None:
+    def _on_report(
+        self, _: _Worker, report: StepReport | EvaluationReport | CompressionChosen
+    ) -> None:
+        if isinstance(report, CompressionChosen):
+            self._outcome.choices.append(report)
         if not isinstance(report, StepReport):
             return
         self._outcome.steps[report.step] = report

@@ -123,3 +123,10 @@ def test_ranks_that_compress_otherwise_refuse_each_other(in_processes):
 def test_without_a_process_group_it_is_refused():
     with pytest.raises(ConfigError, match="got no process group, expected one"):
         ddp_comm_hook("int8")
+
+
+@pytest.mark.parametrize("compression", ["auto", "int7"])
+def test_what_is_not_offered_is_refused(compression):
+    refusal = f"got compression '{compression}', expected one of none, bf16, int8, int4"
+    with pytest.raises(ConfigError, match=refusal):
+        ddp_comm_hook(compression)

@@ -1,46 +1,22 @@
-"""How one bucket is summed over ranks: the seam at which compressors plug in.
+"""How one bucket is summed over ranks: uncompressed and in bfloat16, and which way is taken.
 
 Process: every rank.  Thread: training.  Ranks: all call with the same bucket in the same order.
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
 """
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from trainflow.communication.aggregator import Aggregator, Handle
+from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.compression.block_format import INT4, INT8
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, Pending
 from trainflow.errors import ConfigError
 
-Compression = Literal["none", "bf16", "int8", "int4"]
-
-
-class Handle(Protocol):
-    """A bucket on its way."""
-
-    def wait(self) -> bool:
-        """Block until the bucket holds the sum over ranks; False if it holds garbage."""
-        ...
-
-
-class Aggregator(Protocol):
-    """Sums a flat bucket over ranks, in place.
-
-    Attributes:
-        wire: names what travels; ranks understand each other only if theirs are equal.
-    """
-
-    wire: str
-
-    def start(self, bucket: Tensor, group: Group) -> Handle:
-        """Send the bucket off. ``bucket`` is 1-D and must not be touched until ``wait`` returns."""
-        ...
-
-    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
-        """Bytes that one rank sends for a bucket."""
-        ...
+Compression = Literal["none", "bf16", "int8", "int4", "auto"]
 
 
 def _ring_bytes(payload_bytes: int, world_size: int) -> int:
@@ -162,4 +138,6 @@ def choose_aggregator(
     # gloo's own order of summation depends on ranks alone, NCCL's on the network too.
     in_rank_order = deterministic and device.type != "cpu"
     exact: Aggregator = RankOrderSum() if in_rank_order else RingSum()
+    if compression == "auto":
+        return AutoSum(exact, device)
     return Bfloat16Sum(exact) if compression == "bf16" else exact

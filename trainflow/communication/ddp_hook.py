@@ -13,6 +13,7 @@ Ranks: all register the same.  Blocks: with the last bucket of a backward, until
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,16 +21,16 @@ import xxhash
 from torch import Tensor
 from torch.futures import Future
 
-from trainflow.communication.aggregation import (
-    Aggregator,
-    Compression,
-    Handle,
-    choose_aggregator,
-)
+from trainflow.communication.aggregation import Compression, choose_aggregator
 from trainflow.communication.group import Group
 from trainflow.communication.process_group import ProcessGroupTransport
 from trainflow.epochs import EpochId, EpochSpec
 from trainflow.errors import CommunicationError, ConfigError, GroupMismatchError
+
+if TYPE_CHECKING:
+    from trainflow.communication.aggregator import Aggregator, Handle
+
+_OFFERED = tuple(each for each in get_args(Compression) if each != "auto")
 
 DdpHook = Callable[[object, dist.GradBucket], Future[Tensor]]
 
@@ -43,15 +44,20 @@ def ddp_comm_hook(
     finite, so are all ranks', as in an uncompressed mean: `torch.amp.GradScaler` skips the step.
 
     Args:
-        compression: what travels; see ``communication.compression`` of a job.
+        compression: what travels; see ``communication.compression`` of a job. Not ``auto``.
         process_group: the one that the model was given; the default group if None.
 
     Raises:
-        ConfigError: an unknown compression, or there is no process group yet.
+        ConfigError: another compression, or there is no process group yet.
 
     The hook itself raises, out of backward: CommunicationError if a collective fails,
     GroupMismatchError if another rank compresses otherwise.
     """
+    if compression not in _OFFERED:
+        raise ConfigError(
+            f"ddp_comm_hook: got compression {compression!r}, expected one of "
+            f"{', '.join(_OFFERED)}; choose one of them: nothing is measured here"
+        )
     group = process_group or dist.group.WORLD
     if group is None:
         raise ConfigError(

@@ -21,8 +21,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from trainflow.communication.aggregation import Aggregator, Handle, RingSum
+from trainflow.communication.aggregation import RingSum
+from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.buckets import BucketLayout, ParameterSpec, plan_buckets
+from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.group import Group
 from trainflow.errors import TrainingError
 
@@ -53,6 +55,7 @@ class GradientReducer:
     Attributes:
         layout: which gradients travel together.
         fingerprint: equal on two ranks only if they can sum their gradients with each other.
+        auto: what chooses how they are summed, if nobody has.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class GradientReducer:
             f"{self.layout.fingerprint} {aggregator.wire}".encode()
         )
         self._aggregator = aggregator
+        self.auto = aggregator if isinstance(aggregator, AutoSum) else None
         self._tail_aggregator = RingSum()
         device = self._parameters[0].device
         self._buffers = [
@@ -101,6 +105,8 @@ class GradientReducer:
         """
         for handle in self._handles:
             handle.wait()  # an abandoned try's collectives may still write to the buckets
+        if self.auto is not None:
+            self.auto.prepare(group, [buffer.numel() for buffer in self._buffers[:-1]])
         self._group = group
         self._unscale = 1.0 / loss_scale
         self._armed = False

@@ -22,6 +22,25 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class CompressionChosen:
+    """What `communication.compression: auto` has come to, by measuring.
+
+    Attributes:
+        step: that was the first to be summed so.
+        model: whose gradients.
+        compression: chosen.
+        predicted_s: seconds to sum one step's gradients, by compression.
+        link_bytes_per_s: measured, of the slowest rank.
+    """
+
+    step: int
+    model: str
+    compression: str
+    predicted_s: dict[str, float]
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One committed step, as one rank saw it.
 
@@ -107,4 +126,6 @@ class SnapshotLeftOut:
     reason: str
 
 
-Report = Callable[[StepReport | EvaluationReport | CheckpointUnusable | SnapshotLeftOut], None]
+Report = Callable[
+    [StepReport | EvaluationReport | CompressionChosen | CheckpointUnusable | SnapshotLeftOut], None
+]

@@ -171,7 +171,22 @@ class TrainingState:
                 "last_commit": None if self.last_commit is None else asdict(self.last_commit),
             },
             **({} if scaler is None else {"loss_scaler": scaler.state_dict()}),
+            **({"compression": chosen} if (chosen := self._chosen_compression()) else {}),
         }
+
+    def _chosen_compression(self) -> dict[str, str]:
+        """Return what `AutoSum` has chosen and a step was committed with, by model."""
+        chosen = {
+            name: each.reducer.auto.kept
+            for name, each in self.models.items()
+            if each.reducer.auto is not None
+        }
+        return {name: kept for name, kept in chosen.items() if kept is not None}
+
+    def _load_compression(self, chosen: dict[str, str]) -> None:
+        for name, each in self.models.items():
+            if each.reducer.auto is not None:
+                each.reducer.auto.kept = chosen.get(name)
 
     @torch.no_grad()
     def load_tree(self, tree: dict[str, Any], version: Version) -> None:
@@ -203,6 +218,7 @@ class TrainingState:
         self.last_commit = None if last is None else Committed(**last)
         if self.loss_scaler is not None and "loss_scaler" in tree:
             self.loss_scaler.load_state_dict(tree["loss_scaler"])
+        self._load_compression(tree.get("compression", {}))
         self.version = version
 
 

@@ -21,6 +21,7 @@ from trainflow.communication.group import Group
 from trainflow.communication.reducer import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.rank_context import RankContext
+from trainflow.computation.reports import CompressionChosen
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
@@ -70,8 +71,9 @@ class Transaction:
         seed_everything(derive_seed(self._context.job.training.seed, self.number, _BEFORE_ALL))
         if self._mode is not StepMode.TAIL:
             self._start = StepStart.capture(self._state)
-            for model in self._state.models.values():
-                model.reducer.begin(self._group, self._loss_scale)
+            with self._context.stamps.waiting():  # for the others, where compression is chosen
+                for model in self._state.models.values():
+                    model.reducer.begin(self._group, self._loss_scale)
 
     def leave(self, error: BaseException | None) -> bool:
         """End the try; True if ``error`` came from a step that is void anyhow."""
@@ -180,6 +182,7 @@ class Transaction:
             ),
             scalars=self._scaling() | decision.scalars,
         )
+        self._keep_choices()
         self._snapshot(decision.flags)
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
@@ -266,6 +269,17 @@ class Transaction:
 
     def _scaling(self) -> dict[str, float]:
         return {} if self._state.loss_scaler is None else {"loss_scale": self._loss_scale}
+
+    def _keep_choices(self) -> None:
+        """Make how this step was summed part of the state that it has made."""
+        for name, model in self._state.models.items():
+            auto = model.reducer.auto
+            choice = None if auto is None else auto.keep()
+            if choice is not None and self._group.rank == 0:
+                rate = choice.link.bytes_per_s
+                self._context.report(
+                    CompressionChosen(self.number, name, choice.name, choice.predicted_s, rate)
+                )
 
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""

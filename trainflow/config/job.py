@@ -152,9 +152,10 @@ class CommunicationConfig(Section):
     bucket_bytes: PositiveInt = 4 * _MIB
     """Gradient bytes summed in one collective; fixes the bucket layout, so part of the result."""
 
-    compression: Literal["none", "bf16", "int8", "int4"] = "none"
+    compression: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
     """Form of gradients on the wire: bf16 halves the traffic and rounds; int8 and int4 send a
-    quarter and an eighth, as integers of which 256 or 128 share a scale."""
+    quarter and an eighth, as integers of which 256 or 128 share a scale; auto measures the link in
+    the first step, and takes int8 where that promises sums 1.1 times as fast."""
 
 
 class CheckpointConfig(Section):

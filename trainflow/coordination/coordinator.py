@@ -22,6 +22,7 @@ from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import (
     CheckpointUnusable,
+    CompressionChosen,
     EvaluationReport,
     SnapshotLeftOut,
     StepReport,
@@ -308,8 +309,8 @@ class Coordinator:
                 self._on_ready(description)
             case StepReport():
                 self._control.on_step(message)
-            case EvaluationReport():
-                self._record.add_evaluation(message)
+            case EvaluationReport() | CompressionChosen():
+                self._record.add_report(message)
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)
             case GroupFailed(epoch, reason):

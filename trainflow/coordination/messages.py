@@ -9,6 +9,7 @@ from typing import Any
 from trainflow.checkpointing.sharing import Share
 from trainflow.computation.reports import (
     CheckpointUnusable,
+    CompressionChosen,
     EvaluationReport,
     SnapshotLeftOut,
     StepReport,
@@ -100,6 +101,7 @@ WorkerMessage = (
     | GroupFailed
     | StepReport
     | EvaluationReport
+    | CompressionChosen
     | CheckpointUnusable
     | SnapshotLeftOut
     | Finished

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
-from trainflow.computation.reports import EvaluationReport, StepReport
+from trainflow.computation.reports import CompressionChosen, EvaluationReport, StepReport
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
@@ -84,12 +84,23 @@ class RunRecord:
         began_in = [epoch.incarnation, epoch.counter]
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
-    def add_evaluation(self, report: EvaluationReport) -> None:
-        """Append an evaluation as an event; a repeated one is dropped."""
+    def add_report(self, report: EvaluationReport | CompressionChosen) -> None:
+        """Append what a rank tells as an event; a repeated evaluation is dropped."""
+        if isinstance(report, CompressionChosen):
+            self._add_choice(report)
+            return
         data = asdict(report)
         if self._evaluations[report.name].get(report.step) != report.value:
             text = f"step {report.step}: {report.name} {report.value:.5f}"
             self.add_event("evaluated", text, **data)
+
+    def _add_choice(self, chosen: CompressionChosen) -> None:
+        times = ", ".join(f"{name} {each:.4f} s" for name, each in chosen.predicted_s.items())
+        text = (
+            f"{chosen.model}: gradients are sent with compression {chosen.compression}; on "
+            f"{chosen.link_bytes_per_s / 1e6:.0f} MB/s a step's sums are predicted to take {times}"
+        )
+        self.add_event("compression_chosen", text, **asdict(chosen))
 
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]

@@ -107,7 +107,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"training__max_steps": 1.5}, "training.max_steps", "valid integer"),
         ({"training__max_steps": "10"}, "training.max_steps", "valid integer"),
         ({"training__max_steps": True}, "training.max_steps", "valid integer"),
-        ({"training__precision": "fp16"}, "training.precision", "'fp32' or 'bf16'"),
+        ({"training__precision": "fp8"}, "training.precision", "'fp32', 'bf16' or 'fp16'"),
         ({"training__clip_norm": 0}, "training.clip_norm", "greater than 0"),
         ({"training__clip_norm": float("nan")}, "training.clip_norm", "finite number"),
         ({"training__clip_norm": float("inf")}, "training.clip_norm", "finite number"),
@@ -126,7 +126,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         (
             {"communication__compression": "topk"},
             "communication.compression",
-            "'none', 'bf16', 'int8' or 'int4'",
+            "'none', 'bf16', 'int8', 'int4' or 'auto'",
         ),
         ({"failures__max_failures": -1}, "failures.max_failures", "greater than or equal to 0"),
         ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),

@@ -217,7 +217,7 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
         ("name=Big Job", "name: got 'Big Job'; expected text that matches ^[a-z0-9]"),
         ("entrypoint=train", "entrypoint: got 'train'; expected module:function, as in"),
         ("failures.hang_timeout_s=soon", "got 'soon'; expected 'auto' or a valid number; change"),
-        ("training.precision=fp16", "got 'fp16'; expected 'fp32' or 'bf16'; change"),
+        ("training.precision=fp8", "got 'fp8'; expected 'fp32', 'bf16' or 'fp16'; change"),
         ("training.seed=-1", "got -1; expected greater than or equal to 0; change training.seed"),
         (
             "workers.target=9",

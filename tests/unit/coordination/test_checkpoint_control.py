@@ -242,8 +242,8 @@ def test_the_best_by_an_evaluation_stays(store: CheckpointStore, record: RunReco
     async def act() -> None:
         control = control_for(store, record, keep_last=1, keep_best=1, best_metric="loss")
         for step, value in ((5, 3.0), (10, 1.0), (15, 2.0)):
-            record.add_evaluation(EvaluationReport(step, "loss", value))
-            record.add_evaluation(EvaluationReport(step, "accuracy", -value))
+            record.add_report(EvaluationReport(step, "loss", value))
+            record.add_report(EvaluationReport(step, "accuracy", -value))
             (report,) = upload(make_snapshot(35 + step), store, 1)
             await bring(control, at_step(report, step))
 

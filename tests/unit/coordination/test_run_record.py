@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.full_disk import room_for
-from trainflow.computation.reports import EvaluationReport, Joined, StepReport
+from trainflow.computation.reports import CompressionChosen, EvaluationReport, Joined, StepReport
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
 from trainflow.epochs import EpochId
@@ -148,7 +148,7 @@ def tear_last_line(path: Path) -> None:
 def test_what_happened_long_ago_is_still_known(tmp_path: Path):
     record = open_record(tmp_path)
     record.add_event("epoch", "the first")
-    record.add_evaluation(EvaluationReport(3, "loss", 0.5))
+    record.add_report(EvaluationReport(3, "loss", 0.5))
     record.add_event("checkpoint", "made", step=3)
     record.add_event("failure", "lost one")
     for number in range(1500):
@@ -158,6 +158,18 @@ def test_what_happened_long_ago_is_still_known(tmp_path: Path):
         assert known.evaluations_of("loss") == {3: 0.5}
         assert known.steps_of("checkpoint") == [3]
         assert known.num_failures == 1
+
+
+def test_what_compression_was_chosen_is_told_with_its_reasons(tmp_path: Path):
+    record = open_record(tmp_path)
+    predicted_s = {"none": 0.8, "int8": 0.22}
+    record.add_report(CompressionChosen(1, "model", "int8", predicted_s, 117e6))
+    (event,) = record.events_since(0)
+    assert event["text"] == (
+        "model: gradients are sent with compression int8; on 117 MB/s a step's sums are predicted "
+        "to take none 0.8000 s, int8 0.2200 s"
+    )
+    assert event["data"]["predicted_s"] == predicted_s
 
 
 def test_a_history_that_the_run_went_back_from_does_not_count(tmp_path: Path):
