@@ -39,7 +39,9 @@ LOOK_EVERY_S = 0.2
 
 # Forked from a server that has torch loaded: a rank is up in a fraction of a second.
 _processes = get_context("forkserver")
-_processes.set_forkserver_preload(["trainflow.computation.session", "torch._dynamo"])
+_processes.set_forkserver_preload(
+    ["pytest", "torch._dynamo", "tests.distributed.rank_process", "tests.distributed.training"]
+)
 
 
 class _Worker:

@@ -19,8 +19,7 @@ WORLD = 2
 DEADLINE_S = 60.0
 STEPS = 5
 
-_processes = get_context("forkserver")
-_processes.set_forkserver_preload(["trainflow.communication", "torch.nn.parallel"])
+_processes = get_context("forkserver")  # one for all tests: what it loads is in harness.py
 
 
 def train(rank: int, compression: str | None, bad_step: int | None = None) -> dict[str, Any]:
