@@ -4,7 +4,7 @@ Process: every rank.  Thread: training.  Ranks: all call with the same bucket in
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,9 +14,8 @@ from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.compression.block_format import INT4, INT8
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, Pending
+from trainflow.config.job import Compression
 from trainflow.errors import ConfigError
-
-Compression = Literal["none", "bf16", "int8", "int4", "auto"]
 
 
 def _ring_bytes(payload_bytes: int, world_size: int) -> int:

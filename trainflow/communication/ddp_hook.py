@@ -21,9 +21,10 @@ import xxhash
 from torch import Tensor
 from torch.futures import Future
 
-from trainflow.communication.aggregation import Compression, choose_aggregator
+from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.group import Group
 from trainflow.communication.process_group import ProcessGroupTransport
+from trainflow.config.job import Compression
 from trainflow.epochs import EpochId, EpochSpec
 from trainflow.errors import CommunicationError, ConfigError, GroupMismatchError
 
@@ -103,7 +104,8 @@ class _Buckets:
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
-        if not all([handle.wait() for handle, _, _ in under_way]):  # noqa: C419  each is waited for
+        failed = [bucket for handle, bucket, _ in under_way if not handle.wait()]
+        if failed:
             raise CommunicationError(
                 f"ddp_comm_hook: a collective failed: {self._group.failure}; make a new process "
                 "group and model, and go on from a checkpoint"

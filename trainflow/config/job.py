@@ -55,6 +55,9 @@ def _check_named(url: str) -> str:
 NamedUrl = Annotated[str, AfterValidator(_check_named)]
 
 
+Compression = Literal["none", "bf16", "int8", "int4", "auto"]
+
+
 class Section(BaseModel):
     """A part of the job file: frozen, strict about types, closed to unknown keys."""
 
@@ -152,7 +155,7 @@ class CommunicationConfig(Section):
     bucket_bytes: PositiveInt = 4 * _MIB
     """Gradient bytes summed in one collective; fixes the bucket layout, so part of the result."""
 
-    compression: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
+    compression: Compression = "none"
     """Form of gradients on the wire: bf16 halves the traffic and rounds; int8 and int4 send a
     quarter and an eighth, as integers of which 256 or 128 share a scale; auto measures the link in
     the first step, and takes int8 where that promises sums 1.1 times as fast."""

@@ -1,1 +1,1 @@
-"""Sums of gradients that send less than the gradients: quantised, sparse, of low rank."""
+"""Sums of gradients that send less than the gradients."""

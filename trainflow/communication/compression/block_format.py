@@ -65,10 +65,10 @@ class BlockFormat:
 
 
 INT8 = BlockFormat(8, 256)
-"""Loses nothing that a model's loss would show."""
+"""Rounds by at most .4% of a block's largest value."""
 
 INT4 = BlockFormat(4, 128)
-"""Loses a little; takes smaller blocks, since a large value costs its neighbours more."""
+"""Rounds by at most 7.2%; in smaller blocks, since a large value costs its neighbours more."""
 
 
 @dataclass(frozen=True)
