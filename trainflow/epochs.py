@@ -162,6 +162,7 @@ class RecoveryPlan:
         replay_tail: the code after ``base``'s commit may not have run everywhere: run it again.
         finished: training is over; members only need the final state.
         stored: no rank has the base: rank 0 reads it, before it gives it to the others.
+        keepers: of nodes that may hold what dead members have left.
     """
 
     spec: EpochSpec
@@ -170,6 +171,7 @@ class RecoveryPlan:
     replay_tail: bool = False
     finished: bool = False
     stored: StoredState | HeldState | None = None
+    keepers: tuple[PeerAddress, ...] = ()
 
 
 class Flag(IntFlag):

@@ -47,6 +47,8 @@ def make_job(
     checkpoint: Mapping[str, Any] | None = None,
     **args: Any,
 ) -> JobConfig:
+    """Return the job; what no section takes, but for ``communication``, is the function's."""
+    communication = args.pop("communication", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -62,6 +64,7 @@ def make_job(
             "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
             "workers": {"minimum": minimum, "target": target, "spares": spares},
             "checkpoint": checkpoint or {},
+            "communication": communication,
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
         }
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.distributed.faults import Fault
-from trainflow.computation.reports import CompressionChosen, StepReport
+from trainflow.computation.reports import CompressionChosen, ResidualsLost, StepReport
 from trainflow.computation.session import Session
 from trainflow.config.job import JobConfig
 from trainflow.epochs import MemberReport, RecoveryPlan
@@ -23,6 +23,7 @@ class Case:
         late: worker id -> step after which this spare is first seen.
         num_samples: size of the dataset.
         extra: what else ``train`` wants to know, by worker id or not.
+        nodes_are_lost: with each worker that dies its node's memory is gone.
     """
 
     train: Callable[[Session, Any], Any]
@@ -31,6 +32,7 @@ class Case:
     late: dict[str, int] = field(default_factory=dict)
     num_samples: int = 1000
     extra: Any = None
+    nodes_are_lost: bool = False
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Outcome:
         reports: what the members said when they formed it.
         steps: the report of each committed step, by number.
         choices: what compression was chosen, each time.
+        losses: of residuals, as told.
         used: committed step -> how often each sample went into it.
         pids: process ids by worker id.
         took_s: from the first epoch to the end.
@@ -57,6 +60,7 @@ class Outcome:
     reports: list[list[MemberReport]] = field(default_factory=list)
     steps: dict[int, StepReport] = field(default_factory=dict)
     choices: list[CompressionChosen] = field(default_factory=list)
+    losses: list[ResidualsLost] = field(default_factory=list)
     used: dict[int, Counter[int]] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0

@@ -33,9 +33,11 @@ def run(tmp_path: Path) -> Run:
         late: dict[str, int] | None = None,
         num_samples: int = MAX_STEPS * BATCH,
         extra: Any = None,
+        nodes_are_lost: bool = False,
         **settings: Any,
     ) -> Outcome:
-        case = Case(function, make_job(**settings), faults, late or {}, num_samples, extra)
+        job = make_job(**settings)
+        case = Case(function, job, faults, late or {}, num_samples, extra, nodes_are_lost)
         return run_case(case, tmp_path)
 
     return run_ranks

@@ -38,6 +38,7 @@ class Where(StrEnum):
     IN_OPTIMIZER = "in_optimizer"
     IN_TAIL = "in_tail"
     IN_HEALING = "in_healing"
+    IN_DEALING = "in_dealing"
 
 
 class Act(StrEnum):
@@ -141,8 +142,10 @@ class FaultyTransport:
         self._injector = injector
 
     def all_reduce(self, tensor: Tensor) -> Work:
-        """A gradient bucket: during backward, unless it is among the last."""
+        """A gradient bucket: during backward, unless it is among the last; or residuals."""
         work = self._inner.all_reduce(tensor)
+        if self._injector.phase is Phase.HEALING:
+            self._injector.reach(Where.IN_DEALING)
         if self._injector.phase is Phase.COMPUTE:
             self._injector.reach(Where.IN_BACKWARD)
         return work

@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from typing import Any
 from tests.distributed.case import Case, Outcome
 from tests.distributed.faults import Act
 from tests.distributed.rank_process import run_rank
-from trainflow.computation.reports import CompressionChosen, EvaluationReport, StepReport
+from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.snapshot_server import SnapshotServer
+from trainflow.computation.reports import (
+    CompressionChosen,
+    EvaluationReport,
+    ResidualsLost,
+    StepReport,
+)
 from trainflow.computation.stamps import read_stamp
 from trainflow.coordination.hang_detection import Progress, judge_progress
 from trainflow.coordination.membership import (
@@ -84,6 +92,9 @@ class Coordinator:
             for i in range(workers.target + workers.spares)
         }
         self._all = list(self._workers.values())
+        # What Keepers are to a cluster; one that is lost with its node is there and has nothing.
+        held = HeldSnapshots(directory / "lost" if case.nodes_are_lost else directory)
+        self._servers = [SnapshotServer(held, "test", HOST)]
         self._outcome = Outcome(pids={w.worker_id: w.process.pid or 0 for w in self._all})
         self._members: tuple[str, ...] = ()
         self._forming: EpochSpec | None = None
@@ -108,6 +119,8 @@ class Coordinator:
         finally:
             for worker in self._all:
                 worker.kill()
+            for server in self._servers:
+                server.close()
         self._outcome.took_s = time.monotonic() - start_s
         self._outcome.used = {n: self._tries[n, epoch] for n, epoch in self._committed.items()}
         return self._outcome
@@ -184,8 +197,12 @@ class Coordinator:
             assert self._committed.setdefault(step, epoch) == epoch, f"step {step} committed twice"
 
     def _on_report(
-        self, _: _Worker, report: StepReport | EvaluationReport | CompressionChosen
+        self,
+        _: _Worker,
+        report: StepReport | EvaluationReport | CompressionChosen | ResidualsLost,
     ) -> None:
+        if isinstance(report, ResidualsLost):
+            self._outcome.losses.append(report)
         if isinstance(report, CompressionChosen):
             self._outcome.choices.append(report)
         if not isinstance(report, StepReport):
@@ -261,6 +278,7 @@ class Coordinator:
             self._broken = True
             return
         plan = plan_recovery(spec, answers, member_lost=self._member_lost)
+        plan = replace(plan, keepers=tuple(server.address for server in self._servers))
         self._committed = {n: e for n, e in self._committed.items() if n <= plan.base.step}
         assert self._committed.get(plan.base.step, plan.base.epoch) == plan.base.epoch
         self._members = spec.members

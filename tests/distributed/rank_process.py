@@ -114,6 +114,8 @@ def run_rank(
         stamps=stamps,
         report=lambda report: line.send("report", report),
         rehearsal=_solo_group() if rehearse else None,
+        shared_memory=Path(directory),
+        worker_id=worker_id,
     )
     _train(Session(context), line, case)
     stamps.close()

@@ -30,10 +30,14 @@ _SENDING_FOR_S = 60.0  # after its last copy a node is taken to send more
 
 
 class HeldSnapshots:
-    """A folder of slots."""
+    """A folder of slots.
+
+    Attributes:
+        folder: where they lie.
+    """
 
     def __init__(self, folder: Path, clock: Clock = SYSTEM_CLOCK):
-        self._folder = folder
+        self.folder = folder
         self._clock = clock
         self._lock = threading.Lock()
         self._slots: dict[Path, Slot] = {}
@@ -144,7 +148,7 @@ class HeldSnapshots:
     def _slots_for_copies(self, origin: str) -> list[Slot]:
         """Return those that may be written over, the emptiest and oldest first."""
         slots = [
-            self._open(self._folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
+            self._open(self.folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
             for k in range(_NUM_COPIES)
         ]
         found = [(slot, slot.version) for slot in slots]
@@ -191,7 +195,7 @@ class HeldSnapshots:
             for path in [path for path, slot in self._slots.items() if not slot.is_there]:
                 self._slots.pop(path).close()
         slots: list[Slot] = []
-        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             try:
                 slot = self._open(path, create=False)
             except FileNotFoundError:

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import xxhash
-
 from trainflow.checkpointing.bounded_calls import PEER_CALLS, Call
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot_slots import Snapshot
-from trainflow.checkpointing.wire import FRAME_BYTES, receive_answer, receive_into, send_message
+from trainflow.checkpointing.wire import (
+    FRAME_BYTES,
+    receive_answer,
+    receive_into,
+    send_frame,
+    send_message,
+)
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.epochs import HeldState, PeerAddress, Version
 from trainflow.errors import CheckpointError, StateError
@@ -182,7 +186,7 @@ class PeerMemory:
                 return self._ask_on(connection, source, ask)
             except OSError as error:  # Keepers end connections that are silent for long
                 logger.debug("%s:%d is asked anew: %s", source.host, source.port, error)
-        return self._ask_on(_connect(source), source, ask)
+        return self._ask_on(connect(source), source, ask)
 
     def _ask_on(
         self,
@@ -203,8 +207,8 @@ class PeerMemory:
         return answer
 
     def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
-        request = {"op": "describe", "version": _numbers(self._held.version)}
-        answer = _request(connection, request, self._while_waiting)
+        message = {"op": "describe", "version": _numbers(self._held.version)}
+        answer = request(connection, message, self._while_waiting)
         document = bytearray(int(answer["num_bytes"]))
         receive_into(connection, memoryview(document))
         return parse_manifest(bytes(document), f"the memory of {source.host}")
@@ -213,14 +217,14 @@ class PeerMemory:
         self, connection: socket.socket, source: PeerAddress, chunk: Chunk, lent: "_Lent"
     ) -> None:
         tensor, start = self._places[chunk.chunk_id]
-        request = {
+        message = {
             "op": "read",
             "version": _numbers(self._held.version),
             "tensor": tensor,
             "start": start,
             "num_bytes": chunk.num_bytes,
         }
-        _request(connection, request, self._while_waiting)
+        request(connection, message, self._while_waiting)
         lent.receive(connection)
         require_intact(chunk, lent.view, f"the memory of {source.host}")
 
@@ -265,27 +269,27 @@ def send_copy(
         OSError: the Keeper is gone, or slow beyond all measure.
         StateError: it doesn't take the copy; says why.
     """
-    connection = _connect(target)
+    connection = connect(target)
     with connection:
         tensors = [[t.path, t.dtype, t.shape, t.num_bytes] for t in snapshot.tensors]
-        request = {
+        message = {
             "op": "store",
             "version": _numbers(snapshot.version),
             "origin": origin,
             "skeleton": snapshot.skeleton,
             "tensors": tensors,
         }
-        _request(connection, request)
+        request(connection, message)
         for payload in snapshot.payloads:
             for start in range(0, len(payload), FRAME_BYTES):
                 frame = payload[start : start + FRAME_BYTES]
                 before_frame(len(frame))
-                connection.sendall(frame)
-                connection.sendall(xxhash.xxh3_128_digest(frame))
+                send_frame(connection, frame)
         receive_answer(connection, _nothing)
 
 
-def _connect(target: PeerAddress) -> socket.socket:
+def connect(target: PeerAddress) -> socket.socket:
+    """Connect to a Keeper and show its token. Raises OSError."""
     connection = socket.create_connection((target.host, target.port), timeout=_CONNECT_WITHIN_S)
     connection.settimeout(_SILENT_AT_MOST_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -293,10 +297,11 @@ def _connect(target: PeerAddress) -> socket.socket:
     return connection
 
 
-def _request(
-    connection: socket.socket, request: Json, while_waiting: Callable[[], None] = _nothing
+def request(
+    connection: socket.socket, message: Json, while_waiting: Callable[[], None] = _nothing
 ) -> Json:
-    send_message(connection, request)
+    """Ask a Keeper something; returns its answer. Raises as `receive_answer`."""
+    send_message(connection, message)
     return receive_answer(connection, while_waiting)
 
 

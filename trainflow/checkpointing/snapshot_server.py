@@ -6,6 +6,8 @@ A connection begins with the token, and then asks any number of times:
     {"op": "read", "version": V, "tensor": k, "start": a, "num_bytes": n}    n bytes of tensor k
     {"op": "store", "version": V, "origin": NODE, "skeleton": ..., "tensors": [...]}
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash
+    {"op": "residuals", "version": V}                              the parts that go with a state
+    {"op": "residual", "part": P}                                  that part, in such frames
 
 The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT, "no_room": BOOL}, after which the
 connection ends. While a description or room takes its time, {"ok": true, "wait": true} comes every
@@ -25,17 +27,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import xxhash
-
+from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import encode_manifest
+from trainflow.checkpointing.residual_file import PartId
 from trainflow.checkpointing.snapshot_slots import TensorRecord
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
     WAIT,
     NoRoomError,
-    receive_into,
+    receive_frames,
     receive_message,
+    send_frame,
     send_message,
 )
 from trainflow.epochs import EpochId, PeerAddress, Version
@@ -45,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_GREETING_BYTES = 4096
 _SILENT_AT_MOST_S = 60.0
-_HASH_BYTES = 16
 _TELL_EVERY_S = 1.0
 _AFTER_FAILURE_S = 1.0
 
@@ -56,7 +58,7 @@ Json = Any
 
 
 class SnapshotServer:
-    """Serves one folder of snapshots.
+    """Serves one folder of snapshots and residuals.
 
     Attributes:
         address: where, and the token that opens it.
@@ -65,6 +67,7 @@ class SnapshotServer:
     def __init__(self, held: HeldSnapshots, job_id: str, host: str):
         """Listen on a free port of ``host``, which the other nodes reach. Raises OSError."""
         self._held = held
+        self._residuals = HeldResiduals(held.folder)
         self._job_id = job_id
         self._closed = threading.Event()
         self._listener = socket.create_server((host, 0))
@@ -114,8 +117,13 @@ class SnapshotServer:
                 logger.debug("a connection ended: %s", error)
 
     def _answer(self, connection: socket.socket, request: Mapping[str, Json]) -> None:
+        if request["op"] == "residual":
+            return self._send_residual(connection, PartId.unpack(tuple(map(int, request["part"]))))
         version = _parse_version(request["version"])
         match request["op"]:
+            case "residuals":
+                parts = [part.pack() for part in self._residuals.find(version)]
+                send_message(connection, {"ok": True, "parts": parts})
             case "describe":
                 with _telling_to_wait(connection):
                     document = encode_manifest(self._held.describe(version, self._job_id))
@@ -126,7 +134,17 @@ class SnapshotServer:
             case "store":
                 self._take_copy(connection, version, request)
             case _:
-                raise ValueError(f"got op {request['op']!r}, expected describe, read or store")
+                raise ValueError(
+                    f"got op {request['op']!r}, expected describe, read, store, residuals or "
+                    "residual"
+                )
+        return None
+
+    def _send_residual(self, connection: socket.socket, part: PartId) -> None:
+        payload = self._residuals.read(part)
+        send_message(connection, {"ok": True, "num_bytes": len(payload)})
+        for start in range(0, len(payload), FRAME_BYTES):
+            send_frame(connection, payload[start : start + FRAME_BYTES])
 
     def _send_part(
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
@@ -158,7 +176,7 @@ class SnapshotServer:
                 views = slot.begin(version, request["skeleton"], records)
             send_message(connection, {"ok": True})
             for view in views:
-                _receive_frames(connection, view)
+                receive_frames(connection, view)
             slot.complete(for_storage=False)
         send_message(connection, {"ok": True})
 
@@ -195,16 +213,6 @@ def _telling_to_wait(connection: socket.socket) -> Generator[None]:
     finally:
         done.set()
         teller.join()
-
-
-def _receive_frames(connection: socket.socket, view: memoryview) -> None:
-    digest = bytearray(_HASH_BYTES)
-    for start in range(0, len(view), FRAME_BYTES):
-        frame = view[start : start + FRAME_BYTES]
-        receive_into(connection, frame)
-        receive_into(connection, memoryview(digest))
-        if xxhash.xxh3_128_digest(frame) != bytes(digest):
-            raise StateError("got a frame that was damaged on its way, expected it as it was sent")
 
 
 def _refuse(connection: socket.socket, error: Exception) -> None:

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import xxhash
+
 from trainflow.errors import StateError
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -21,6 +23,7 @@ WAIT = {"ok": True, "wait": True}
 """Sent while an answer takes its time, so that silence stays a sign of trouble."""
 
 _LENGTH_BYTES = 4
+_HASH_BYTES = 16
 
 Json = Any
 
@@ -75,6 +78,28 @@ def receive_answer(connection: socket.socket, while_waiting: Callable[[], None])
         if answer != WAIT:
             return answer
         while_waiting()
+
+
+def send_frame(connection: socket.socket, frame: memoryview) -> None:
+    """Send at most `FRAME_BYTES` and their hash. Raises OSError."""
+    connection.sendall(frame)
+    connection.sendall(xxhash.xxh3_128_digest(frame))
+
+
+def receive_frames(connection: socket.socket, view: memoryview) -> None:
+    """Fill ``view`` with frames.
+
+    Raises:
+        OSError: the connection ended or came to a stop.
+        StateError: a frame was damaged on its way.
+    """
+    digest = bytearray(_HASH_BYTES)
+    for start in range(0, len(view), FRAME_BYTES):
+        frame = view[start : start + FRAME_BYTES]
+        receive_into(connection, frame)
+        receive_into(connection, memoryview(digest))
+        if xxhash.xxh3_128_digest(frame) != bytes(digest):
+            raise StateError("got a frame that was damaged on its way, expected it as it was sent")
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:

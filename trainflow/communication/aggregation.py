@@ -13,6 +13,7 @@ from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.compression.block_format import INT4, INT8
 from trainflow.communication.compression.two_hop import TwoHopSum
+from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group, Pending
 from trainflow.config.job import Compression
 from trainflow.errors import ConfigError
@@ -27,8 +28,10 @@ class RingSum:
 
     wire = "sum"
 
-    def start(self, bucket: Tensor, group: Group) -> Pending:
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Pending:
         """Start an all_reduce."""
+        if feedback is not None:
+            feedback.spend(bucket)
         return group.all_reduce(bucket)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
@@ -43,9 +46,13 @@ class Bfloat16Sum:
         self._inner = inner
         self.wire = f"bfloat16 {inner.wire}"
 
-    def start(self, bucket: Tensor, group: Group) -> Handle:
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
         """Cast, then start the sum of the copy."""
+        if feedback is not None:
+            bucket.add_(feedback.kept)
         narrow = bucket.to(torch.bfloat16)
+        if feedback is not None:
+            torch.sub(bucket, narrow, out=feedback.left)
         return _CopyBack(self._inner.start(narrow, group), bucket, narrow)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
@@ -79,8 +86,10 @@ class RankOrderSum:
 
     wire = "sum in rank order"
 
-    def start(self, bucket: Tensor, group: Group) -> Handle:
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
         """Start hop 1. Hop 2 starts in ``wait``, in the order of waiting, equal on all ranks."""
+        if feedback is not None:
+            feedback.spend(bucket)
         part = -(-bucket.numel() // group.world_size)
         padded = bucket.new_zeros(part * group.world_size)
         padded[: bucket.numel()] = bucket

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group
 
 
@@ -28,8 +29,15 @@ class Aggregator(Protocol):
 
     wire: str
 
-    def start(self, bucket: Tensor, group: Group) -> Handle:
-        """Send the bucket off. ``bucket`` is 1-D and must not be touched until ``wait`` returns."""
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
+        """Send the bucket off.
+
+        Args:
+            bucket: 1-D; must not be touched until ``wait`` returns.
+            group: who sums.
+            feedback: what was left out before comes in, what is left out now comes out; None: it is
+                lost.
+        """
         ...
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:

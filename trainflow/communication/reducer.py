@@ -14,8 +14,9 @@ garbage. If backward ran twice through a parameter once armed, `finish` raises T
 it has sent what the peers wait for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
@@ -27,6 +28,9 @@ from trainflow.communication.buckets import BucketLayout, ParameterSpec, plan_bu
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.group import Group
 from trainflow.errors import TrainingError
+
+if TYPE_CHECKING:
+    from trainflow.communication.error_feedback import Residuals
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class GradientReducer:
         layout: which gradients travel together.
         fingerprint: equal on two ranks only if they can sum their gradients with each other.
         auto: what chooses how they are summed, if nobody has.
+        residual_sizes: elements of each bucket that is compressed.
+        residuals: of those buckets; None: what compression leaves out is lost.
     """
 
     def __init__(
@@ -74,6 +80,8 @@ class GradientReducer:
         self._aggregator = aggregator
         self.auto = aggregator if isinstance(aggregator, AutoSum) else None
         self._tail_aggregator = RingSum()
+        self.residual_sizes = [bucket.num_elements for bucket in self.layout.buckets[:-1]]
+        self.residuals: Residuals | None = None
         device = self._parameters[0].device
         self._buffers = [
             torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=device)
@@ -151,6 +159,17 @@ class GradientReducer:
         body = sum(self._aggregator.wire_bytes(*size, world_size) for size in sizes[:-1])
         return body + self._tail_aggregator.wire_bytes(*sizes[-1], world_size)
 
+    def by_parameter(self, buckets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield names of parameters whose gradients are compressed, each with its part.
+
+        Args:
+            buckets: tensors with as many elements as the buckets that are compressed.
+        """
+        for bucket, flat in zip(self.layout.buckets, buckets, strict=False):
+            for slot in bucket.slots:
+                part = flat[slot.offset : slot.offset + slot.num_elements]
+                yield self._names[slot.parameter], part.view(self._views[slot.parameter].shape)
+
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def copy_when_armed(_: Tensor) -> None:
             if self._armed and self._filled[index]:
@@ -192,8 +211,14 @@ class GradientReducer:
         while (number := len(self._handles)) <= last:
             if self._missing[number] or (number == last and not all(self._filled)):
                 return
-            aggregator = self._tail_aggregator if number == last else self._aggregator
-            self._handles.append(aggregator.start(self._buffers[number], self._group))
+            self._handles.append(self._start(number, self._group, is_tail=number == last))
+
+    def _start(self, number: int, group: Group, *, is_tail: bool) -> Handle:
+        bucket = self._buffers[number]
+        if is_tail:
+            return self._tail_aggregator.start(bucket, group)
+        feedback = None if self.residuals is None else self.residuals.feedback(number)
+        return self._aggregator.start(bucket, group, feedback)
 
     def _summarise(self) -> ReducedGradients:
         tail = self._buffers[-1][: self.layout.flags_offset]

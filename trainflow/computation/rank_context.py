@@ -1,6 +1,7 @@
 """What a rank is given to run with."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from pydantic import BaseModel
@@ -30,6 +31,8 @@ class RankContext:
         rehearsal: a group of this rank alone, to run one step in for nothing, so that the first
             real one finds all code loaded and all memory touched; None to go without.
         snapshots: copies the state out when that is due; None where nothing is kept of it.
+        shared_memory: folder for what is to outlive this process; None: nothing is.
+        worker_id: names this worker's files there.
     """
 
     job: JobConfig
@@ -42,3 +45,5 @@ class RankContext:
     report: Report
     rehearsal: Group | None
     snapshots: SnapshotCadence | None = None
+    shared_memory: Path | None = None
+    worker_id: str = ""

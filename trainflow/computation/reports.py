@@ -126,6 +126,27 @@ class SnapshotLeftOut:
     reason: str
 
 
+@dataclass(frozen=True)
+class ResidualsLost:
+    """What compression had left out on some ranks is nowhere to be had; told by rank 0.
+
+    Attributes:
+        step: after which that was.
+        ranks: of the world then.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+
+
 Report = Callable[
-    [StepReport | EvaluationReport | CompressionChosen | CheckpointUnusable | SnapshotLeftOut], None
+    [
+        StepReport
+        | EvaluationReport
+        | CompressionChosen
+        | CheckpointUnusable
+        | SnapshotLeftOut
+        | ResidualsLost
+    ],
+    None,
 ]

@@ -22,11 +22,10 @@ from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
-from trainflow.computation.healing import heal
+from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import EvaluationReport, Joined, StepReport
-from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
@@ -40,19 +39,10 @@ from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
     Flag,
-    HeldState,
     Phase,
-    StoredState,
     Version,
 )
-from trainflow.errors import (
-    CheckpointError,
-    CheckpointMisfitError,
-    CheckpointVersionError,
-    GroupMismatchError,
-    StoreError,
-    TrainingError,
-)
+from trainflow.errors import TrainingError
 
 
 class Session:
@@ -225,11 +215,13 @@ class Session:
 
         Raises:
             TrainingError: no model was prepared.
-            StateError: the state holds something that can't be kept; says what and where.
+            StateError: the state holds something that can't be kept, says what and where; or there
+                is no room for what error feedback needs.
         """
         if not self._state.models:
             raise TrainingError("steps: got no model, expected session.prepare(...) before it")
         self._sealed = True
+        self._state.residuals = open_residuals(self._context, self._state)
         flatten_state(self._state.tree())  # refuses what can't be kept while nothing is lost yet
         if self._context.rehearsal is not None:
             self._group = self._context.rehearsal
@@ -315,47 +307,12 @@ class Session:
         self._group, self._pausing = group, False
         self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
-        if plan.stored is not None and group.rank == 0 and not self._restore(plan.stored, group):
-            return
-        stamps = self._context.stamps
-        if not self._same_layout(group) or not heal(
-            self._state, plan, group, self.device, after_each=stamps.renew
-        ):
+        if not join(self._context, self._state, group, plan):
             return
         self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)
         self._finished = plan.finished
         if plan.replay_tail and not self._finished and self._state.last_commit is not None:
             yield from self._present(StepMode.TAIL, group)
-
-    def _restore(self, stored: StoredState | HeldState, group: Group) -> bool:
-        """Read the state from where it was kept; False, and the group fails, if it is bad."""
-        try:
-            restore(self._state, stored, after_each=self._context.stamps.renew)
-        except (StoreError, CheckpointMisfitError, CheckpointVersionError):
-            raise  # it may be quite in order: nobody is to do without it unasked
-        except CheckpointError as error:
-            self._context.report(unusable(stored, error))
-            group.fail(f"{stored} can't be used")
-            return False
-        return True
-
-    def _same_layout(self, group: Group) -> bool:
-        """Compare bucket layouts with the other ranks; False if the group failed meanwhile."""
-        layouts = [model.reducer.fingerprint for model in self._state.models.values()]
-        mine = CommitRecord(0, 0, 0, digest=hash(tuple(layouts)) & (2**64 - 1))
-        records = commit_record.exchange(mine, group, self.device)
-        if records is None:
-            return False
-        differing = [
-            rank for rank, record in enumerate(records) if record.digest != records[0].digest
-        ]
-        if differing:
-            raise GroupMismatchError(
-                f"epoch {group.spec.epoch}: got other parameters, or another compression of their "
-                f"gradients, on ranks {differing} than on rank 0, expected the same names, shapes "
-                "and types: the training function must build the same model on every rank"
-            )
-        return True
 
     def _leave_together(self, group: Group) -> None:
         """End the run once every rank has finished the last step's tail."""

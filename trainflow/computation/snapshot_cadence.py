@@ -70,17 +70,24 @@ class SnapshotCadence:
             return
         self._commits_left_to_others = 0
         index = snapshot_ranks.index(rank)
-        share = Share(index, len(snapshot_ranks)) if self._is_for_storage(version, flags) else None
+        share = (
+            Share(index, len(snapshot_ranks)) if self._is_for_storage(version.step, flags) else None
+        )
         if share is not None:
             self._due_from_s = self._clock.monotonic_s()
-        if share is not None and flags & Flag.STORE_BUSY and not self._is_last(version, flags):
+        if share is not None and not self.makes_checkpoint(version.step, flags):
             share = None
             if index == 0:
                 reason = "the store hasn't taken the one before"
                 self._report(SnapshotLeftOut(version, for_storage=True, reason=reason))
         if share is not None or is_due(version.step, self._job.snapshot.every_steps):
-            patience_s = _LAST_WITHIN_S if self._is_last(version, flags) and share else 0.0
+            patience_s = _LAST_WITHIN_S if self._is_last(version.step, flags) and share else 0.0
             self._write(state, version, share, patience_s)
+
+    def makes_checkpoint(self, step: int, flags: Flag) -> bool:
+        """Whether this commit's state goes to storage, as far as all ranks know alike."""
+        takes_it = not flags & Flag.STORE_BUSY or self._is_last(step, flags)
+        return takes_it and self._is_for_storage(step, flags)
 
     def before_overwrite(self) -> None:
         """Have whoever is about to change the state wait for what is being copied of it."""
@@ -103,12 +110,12 @@ class SnapshotCadence:
             self._report(SnapshotLeftOut(version, for_storage=share is not None, reason=reason))
         self._told_trouble = not done
 
-    def _is_for_storage(self, version: Version, flags: Flag) -> bool:
+    def _is_for_storage(self, step: int, flags: Flag) -> bool:
         if self._job.checkpoint.url is None:
             return False
         asked = bool(flags & Flag.CHECKPOINT)
-        by_steps = is_due(version.step, self._job.checkpoint.every_steps)
-        return asked or by_steps or self._is_last(version, flags)
+        by_steps = is_due(step, self._job.checkpoint.every_steps)
+        return asked or by_steps or self._is_last(step, flags)
 
-    def _is_last(self, version: Version, flags: Flag) -> bool:
-        return bool(flags & Flag.STOP) or version.step >= self._job.training.max_steps
+    def _is_last(self, step: int, flags: Flag) -> bool:
+        return bool(flags & Flag.STOP) or step >= self._job.training.max_steps

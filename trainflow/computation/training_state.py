@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.loss_scaling import LossScaler
+from trainflow.computation.residual_state import ResidualState
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
@@ -133,6 +134,7 @@ class TrainingState:
         skipped_in_a_row: steps without finite gradients, up to now.
         last_commit: what the last one did.
         loss_scaler: under fp16.
+        residuals: under error feedback, once steps have begun.
         before_overwrite: called before anything but forward changes a tensor.
     """
 
@@ -143,6 +145,7 @@ class TrainingState:
     skipped_in_a_row: int = 0
     last_commit: Committed | None = None
     loss_scaler: LossScaler | None = None
+    residuals: ResidualState | None = None
     before_overwrite: Callable[[], None] = _nothing
 
     def begin_overwrite(self) -> None:
@@ -172,6 +175,7 @@ class TrainingState:
             },
             **({} if scaler is None else {"loss_scaler": scaler.state_dict()}),
             **({"compression": chosen} if (chosen := self._chosen_compression()) else {}),
+            **({} if self.residuals is None else {"residuals": self.residuals.tree()}),
         }
 
     def _chosen_compression(self) -> dict[str, str]:
@@ -183,10 +187,13 @@ class TrainingState:
         }
         return {name: kept for name, kept in chosen.items() if kept is not None}
 
-    def _load_compression(self, chosen: dict[str, str]) -> None:
+    def _load_compression(self, tree: dict[str, Any]) -> None:
+        chosen: dict[str, str] = tree.get("compression", {})
         for name, each in self.models.items():
             if each.reducer.auto is not None:
                 each.reducer.auto.kept = chosen.get(name)
+        if self.residuals is not None:
+            self.residuals.load_tree(tree.get("residuals"))
 
     @torch.no_grad()
     def load_tree(self, tree: dict[str, Any], version: Version) -> None:
@@ -218,7 +225,7 @@ class TrainingState:
         self.last_commit = None if last is None else Committed(**last)
         if self.loss_scaler is not None and "loss_scaler" in tree:
             self.loss_scaler.load_state_dict(tree["loss_scaler"])
-        self._load_compression(tree.get("compression", {}))
+        self._load_compression(tree)
         self.version = version
 
 

@@ -71,6 +71,8 @@ class Transaction:
         seed_everything(derive_seed(self._context.job.training.seed, self.number, _BEFORE_ALL))
         if self._mode is not StepMode.TAIL:
             self._start = StepStart.capture(self._state)
+            if self._state.residuals is not None:
+                self._state.residuals.memory.begin()
             with self._context.stamps.waiting():  # for the others, where compression is chosen
                 for model in self._state.models.values():
                     model.reducer.begin(self._group, self._loss_scale)
@@ -168,6 +170,8 @@ class Transaction:
         gradients = [each for each in reduced if each is not None]
         if len(gradients) != len(reduced) or not self._share_buffers():
             raise StepAborted
+        if self._state.residuals is not None and self._mode is StepMode.LIVE:
+            self._state.residuals.offer(self._next_version, self._group)
         decision = self._agree(gradients, wait_from_s)
         waited_s = time.monotonic() - wait_from_s
         committed = self._apply(gradients, decision)
@@ -251,7 +255,9 @@ class Transaction:
         state.consumed_samples += self._context.job.training.global_batch_size
         world_size = self._group.world_size
         state.last_commit = Committed(self.number, applied, decision.loss, norm, lr, world_size)
-        state.version = Version(self.number, self._group.spec.epoch)
+        state.version = self._next_version
+        if applied and state.residuals is not None and self._mode is StepMode.LIVE:
+            state.residuals.keep(state.version)
         limit = self._context.job.training.max_skipped_steps
         if state.skipped_in_a_row >= limit:
             raise TooManySkippedStepsError(
@@ -261,6 +267,10 @@ class Transaction:
                 "data of these steps"
             )
         return state.last_commit
+
+    @property
+    def _next_version(self) -> Version:
+        return Version(self.number, self._group.spec.epoch)
 
     @property
     def _loss_scale(self) -> float:
@@ -283,10 +293,19 @@ class Transaction:
 
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""
-        snapshots = self._context.snapshots
-        if snapshots is not None:
-            self._stamp(Phase.SNAPSHOT)
+        snapshots, residuals = self._context.snapshots, self._state.residuals
+        if snapshots is None:
+            return
+        self._stamp(Phase.SNAPSHOT)
+        if residuals is None or not snapshots.makes_checkpoint(self.number, flags):
             snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
+            return
+        stamps = self._context.stamps
+        with stamps.waiting():
+            is_whole = residuals.add_up(self._group, stamps.renew)
+        if is_whole:  # else the group has failed: the step stays, its checkpoint is not made
+            snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
+            residuals.sums = None
 
     def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
         clip_norm = self._context.job.training.clip_norm

@@ -16,7 +16,7 @@ _ALTERING: dict[str, frozenset[str] | None] = {
     "training": None,
     "parallel": None,
     "data": frozenset({"url", "validation_url", "dataset", "order"}),
-    "communication": frozenset({"bucket_bytes", "compression"}),
+    "communication": frozenset({"bucket_bytes", "compression", "error_feedback"}),
 }
 """Sections whose settings alter a run; all of a section where no names are given."""
 

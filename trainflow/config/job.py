@@ -160,6 +160,10 @@ class CommunicationConfig(Section):
     quarter and an eighth, as integers of which 256 or 128 share a scale; auto measures the link in
     the first step, and takes int8 where that promises sums 1.1 times as fast."""
 
+    error_feedback: bool = False
+    """Whether each rank adds to a step's gradients what compression left out of those before; takes
+    two times the gradients' size in each worker's shared memory."""
+
 
 class CheckpointConfig(Section):
     """What is kept of the state where it outlives every machine of the run."""
@@ -290,6 +294,7 @@ class JobConfig(Section):
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_backend_conflicts(self.communication, self.workers),
+            *_compression_conflicts(self.communication),
             *_checkpoint_conflicts(self.checkpoint),
         ]
         if problems:
@@ -322,6 +327,14 @@ def _world_conflicts(workers: WorkersConfig) -> list[Problem]:
         change = "lower it or raise workers.target"
         problems.append(Problem("workers.minimum", str(workers.minimum), expected, change))
     return problems
+
+
+def _compression_conflicts(communication: CommunicationConfig) -> list[Problem]:
+    if communication.compression != "none" or not communication.error_feedback:
+        return []
+    expected = "false with communication.compression = none, which leaves nothing out"
+    change = "set it to false, or choose a compression"
+    return [Problem("communication.error_feedback", "true", expected, change)]
 
 
 def _source_conflicts(data: DataConfig) -> list[Problem]:

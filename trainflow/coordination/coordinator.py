@@ -24,6 +24,7 @@ from trainflow.computation.reports import (
     CheckpointUnusable,
     CompressionChosen,
     EvaluationReport,
+    ResidualsLost,
     SnapshotLeftOut,
     StepReport,
 )
@@ -116,7 +117,9 @@ class Coordinator:
         self._control.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
-        return HeartbeatReply(self._control.incarnation, self._hangs.timeout_s, recoverable)
+        return HeartbeatReply(
+            self._control.incarnation, self._hangs.timeout_s, recoverable, self._record.last_epoch
+        )
 
     async def ask_upload(self, node_id: str, version: Version) -> UploadAnswer:
         """Say whether a Keeper is to upload its share of a version now."""
@@ -309,7 +312,7 @@ class Coordinator:
                 self._on_ready(description)
             case StepReport():
                 self._control.on_step(message)
-            case EvaluationReport() | CompressionChosen():
+            case EvaluationReport() | CompressionChosen() | ResidualsLost():
                 self._record.add_report(message)
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)

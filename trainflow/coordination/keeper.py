@@ -23,7 +23,7 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
-from trainflow.epochs import PeerAddress, Version
+from trainflow.epochs import EpochId, PeerAddress, Version
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Heartbeat:
         held: the newest state that is there whole; None if none is.
         ready: states of which this node has yet to bring a share to storage.
         trouble: why another node takes no copy of its state; None if all that are asked do.
+        address: where it serves what is in its memory.
     """
 
     node_id: str
@@ -52,6 +53,7 @@ class Heartbeat:
     held: Version | None
     ready: tuple[Version, ...] = ()
     trouble: str | None = None
+    address: PeerAddress | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,14 @@ class HeartbeatReply:
         incarnation: of the coordinator; a Keeper obeys none that is older.
         hang_timeout_s: a worker that hasn't moved for this long is reported at once.
         recoverable: snapshots of dead workers that are older than this are not needed.
+        committed_in: the newest epoch that has committed a step; residuals that dead workers have
+            left in those before are not needed.
     """
 
     incarnation: int
     hang_timeout_s: float
     recoverable: Version | None = None
+    committed_in: EpochId | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,7 @@ class Keeper:
                 held=self._memory.held.newest(),
                 ready=self._memory.ready(),
                 trouble=self._memory.replicator.trouble,
+                address=self._memory.address,
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
@@ -219,6 +225,7 @@ class Keeper:
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._lease.renew(self._heard_at_s)
         self._memory.held.tidy(reply.recoverable)
+        self._memory.residuals.tidy(reply.committed_in)
 
     def _hears_majority(self) -> bool:
         with self._lock:

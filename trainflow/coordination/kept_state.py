@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
@@ -82,10 +83,12 @@ class KeptState:
             plan_recovery, spec, reports, member_lost=member_lost, committed_step=committed_step
         )
         try:
-            live = plan(stored=self.checkpoints.newest)
+            made = plan(stored=self.checkpoints.newest)
         except NoLiveStateError:
-            return plan(stored=await self.find_newest())
-        return live if live.stored is None else plan(stored=await self.find_newest())
+            made = plan(stored=await self.find_newest())
+        else:
+            made = made if made.stored is None else plan(stored=await self.find_newest())
+        return replace(made, keepers=self.memory.addresses)
 
     async def find_stored_again(self) -> None:
         """A new coordinator looks for what its predecessor knew; the store may be slow just then.

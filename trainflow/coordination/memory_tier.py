@@ -33,6 +33,7 @@ class MemoryTier:
         self._record = record
         self._clock = clock
         self._newest: dict[str, Version] = {}
+        self._addresses: dict[str, PeerAddress] = {}
         self._bad: set[tuple[Version, PeerAddress]] = set()
         self._awaited: dict[Version, float] = {}  # not reached, though it may be there: until when
         self._snapshot_nodes: list[str] = []
@@ -48,6 +49,8 @@ class MemoryTier:
         self._is_outdated |= not beat.knows_peers
         if beat.held is not None:
             self._newest[beat.node_id] = beat.held
+        if beat.address is not None:
+            self._addresses[beat.node_id] = beat.address
         self._tell_refusal(beat)
         known = self._nodes.node_ids
         held = [version for node, version in self._newest.items() if node in known]
@@ -63,6 +66,12 @@ class MemoryTier:
             self._refused.add(beat.node_id)
             text = f"node {beat.node_id} sends copies of the state in vain: {beat.trouble}"
             self._record.add_event("copy_refused", text, node=beat.node_id)
+
+    @property
+    def addresses(self) -> tuple[PeerAddress, ...]:
+        """Where living nodes serve what is in their memory, as far as they have said so."""
+        known = self._nodes.node_ids
+        return tuple(each for node, each in self._addresses.items() if node in known)
 
     async def find_newest(self, committed_step: int) -> HeldState | None:
         """Ask the Keepers; None if none of those that answer holds anything.

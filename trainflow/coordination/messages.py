@@ -11,6 +11,7 @@ from trainflow.computation.reports import (
     CheckpointUnusable,
     CompressionChosen,
     EvaluationReport,
+    ResidualsLost,
     SnapshotLeftOut,
     StepReport,
 )
@@ -104,6 +105,7 @@ WorkerMessage = (
     | CompressionChosen
     | CheckpointUnusable
     | SnapshotLeftOut
+    | ResidualsLost
     | Finished
     | Crashed
 )

@@ -8,6 +8,7 @@ import threading
 
 from ray.util import get_node_ip_address
 
+from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.clock import SYSTEM_CLOCK
@@ -17,7 +18,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.replication import Pace, Replicator
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.coordination.upload_desk import RemoteDesk
-from trainflow.epochs import Phase, Version
+from trainflow.epochs import PeerAddress, Phase, Version
 
 _UPLOAD_WITHIN_S = 120.0
 
@@ -27,6 +28,7 @@ class NodeMemory:
 
     Attributes:
         held: the snapshots.
+        residuals: what error feedback of the node's workers has left.
         replicator: sends copies of them to other nodes.
     """
 
@@ -37,6 +39,7 @@ class NodeMemory:
         self._node_id = node_id
         self._folder = names.stamp_directory(job_id, node_id)
         self.held = HeldSnapshots(self._folder)
+        self.residuals = HeldResiduals(self._folder)
         self._server = SnapshotServer(self.held, job_id, get_node_ip_address())
         pace = Pace(max_bytes_per_s, self._is_link_wanted, SYSTEM_CLOCK)
         self.replicator = Replicator(self.held, node_id, pace, SYSTEM_CLOCK)
@@ -52,9 +55,14 @@ class NodeMemory:
             )
             threading.Thread(target=self._uploads.run, name="uploads", daemon=True).start()
 
+    @property
+    def address(self) -> PeerAddress:
+        """Where all of it is served."""
+        return self._server.address
+
     def holding(self) -> Holding:
         """Return what is newest here, and where it can be had."""
-        return Holding(self._node_id, self._server.address, self.held.newest())
+        return Holding(self._node_id, self.address, self.held.newest())
 
     def ready(self) -> tuple[Version, ...]:
         """Return the states of which this node has yet to bring a share to storage."""

@@ -16,7 +16,12 @@ from typing import Any
 
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
-from trainflow.computation.reports import CompressionChosen, EvaluationReport, StepReport
+from trainflow.computation.reports import (
+    CompressionChosen,
+    EvaluationReport,
+    ResidualsLost,
+    StepReport,
+)
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
@@ -34,6 +39,7 @@ class RunRecord:
 
     Attributes:
         last_step: the newest step known to be committed.
+        last_epoch: that committed it; None if no step was since this coordinator began.
         num_failures: workers and epochs lost so far.
         beginnings: of each epoch its id, and the step that it began after.
     """
@@ -58,6 +64,7 @@ class RunRecord:
             self._keep(event)
             resumed = event["data"] if event["kind"] == "resumed" else resumed
         self.last_step = self._find_last_step(resumed)
+        self.last_epoch: EpochId | None = None
 
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
@@ -70,7 +77,7 @@ class RunRecord:
         """Append a committed step; a repeated report is dropped."""
         if report.step <= self.last_step:
             return
-        self.last_step = report.step
+        self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
         del line["joined"], line["pausing"]
         line["epoch"] = str(report.epoch)
@@ -84,10 +91,18 @@ class RunRecord:
         began_in = [epoch.incarnation, epoch.counter]
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
-    def add_report(self, report: EvaluationReport | CompressionChosen) -> None:
+    def add_report(self, report: EvaluationReport | CompressionChosen | ResidualsLost) -> None:
         """Append what a rank tells as an event; a repeated evaluation is dropped."""
         if isinstance(report, CompressionChosen):
             self._add_choice(report)
+            return
+        if isinstance(report, ResidualsLost):
+            ranks = ", ".join(map(str, report.ranks))
+            text = (
+                f"what compression had left out up to step {report.step} on rank {ranks} is lost: "
+                "no memory of a living node has it; error feedback begins there with nothing"
+            )
+            self.add_event("residuals_lost", text, **asdict(report))
             return
         data = asdict(report)
         if self._evaluations[report.name].get(report.step) != report.value:

@@ -7,6 +7,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import ray
 import torch
@@ -126,18 +127,22 @@ def _open_session(
         report=reporter.send,
         rehearsal=rehearsal,
         snapshots=_open_snapshots(spec, job, reporter),
+        shared_memory=_shared_memory(spec),
+        worker_id=spec.worker_id,
     )
     return Session(context)
+
+
+def _shared_memory(spec: WorkerSpec) -> Path:
+    return names.stamp_directory(spec.job_id, ray.get_runtime_context().get_node_id())
 
 
 def _open_snapshots(spec: WorkerSpec, job: JobConfig, reporter: Reporter) -> SnapshotCadence | None:
     in_memory = job.snapshot.every_steps is not None
     if job.checkpoint.url is None and not in_memory:
         return None
-    node_id = ray.get_runtime_context().get_node_id()
-    directory = names.stamp_directory(spec.job_id, node_id)
     # Without copies in memory there is nothing to fall back on while a slot is written.
-    writer = SnapshotWriter(directory, spec.worker_id, num_slots=4 if in_memory else 1)
+    writer = SnapshotWriter(_shared_memory(spec), spec.worker_id, num_slots=4 if in_memory else 1)
     return SnapshotCadence(job, writer, reporter.send, SYSTEM_CLOCK)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter
@@ -21,6 +22,7 @@ from trainflow.coordination import reporter as reporter_module
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.reporter import Reporter
+from trainflow.epochs import PeerAddress
 
 WITHIN_S = 10.0
 
@@ -78,7 +80,13 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
     folder = tmp_path / "job-1" / "node-1"
     monkeypatch.setattr(keeper_module.names, "stamp_directory", lambda *_: folder)
     replicator = SimpleNamespace(trouble=None)
-    memory = SimpleNamespace(held=HeldSnapshots(folder), ready=lambda: (), replicator=replicator)
+    memory = SimpleNamespace(
+        held=HeldSnapshots(folder),
+        residuals=HeldResiduals(folder),
+        ready=lambda: (),
+        replicator=replicator,
+        address=PeerAddress("127.0.0.1", 7, "token"),
+    )
     monkeypatch.setattr(keeper_module, "NodeMemory", lambda *_: memory)
     return coordinator
 

@@ -17,6 +17,7 @@ from trainflow.communication.compression.block_format import INT8
 from trainflow.communication.compression.cost_model import Candidate, Choice, choose
 from trainflow.communication.compression.profiling import Profile, measure
 from trainflow.communication.compression.two_hop import TwoHopSum
+from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group
 
 _FP32_BYTES = 4
@@ -59,9 +60,9 @@ class AutoSum:
         self.kept = self.choice.name
         return self.choice
 
-    def start(self, bucket: Tensor, group: Group) -> Handle:
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
         """Start as chosen."""
-        return self._way.start(bucket, group)
+        return self._way.start(bucket, group, feedback)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
         """What the chosen one sends."""

@@ -7,6 +7,8 @@ that scales can be read where they lie.
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from trainflow.errors import ConfigError
 
 HEADER_BYTES = 64
@@ -92,6 +94,10 @@ class Piece:
     def size(self) -> int:
         """Number of elements."""
         return self.stop - self.start
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the part of a 1-D tensor that lies there."""
+        return whole[self.start : self.stop]
 
 
 def cut(num_elements: int, world_size: int, chunk_elements: int, block: int) -> list[list[Piece]]:

@@ -210,13 +210,15 @@ void decode_add(const std::uint8_t* codes, const float* scales, std::int64_t cou
 }
 
 // Sums `ranks` messages in their order and encodes the sum, block by block in cache. Message r has
-// its codes and scales `stride` bytes after those of message r - 1.
+// its codes and scales `stride` bytes after those of message r - 1. What the codes leave out of the
+// sum is added to `left`, unless that is null.
 template <typename Code>
 int reduce_encode(const std::uint8_t* codes, const std::uint8_t* scales, std::int64_t ranks,
                   std::int64_t stride, std::int64_t count, std::int64_t block,
-                  std::uint8_t* out_codes, float* out_scales) {
+                  std::uint8_t* out_codes, float* out_scales, float* left) {
   bool finite = true;
   alignas(64) float sums[kMaxBlock];
+  alignas(64) float sent[kMaxBlock];
   each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
     const std::int64_t at = Code::bytes(start);
     const auto scale = [&](std::int64_t rank) {
@@ -226,6 +228,10 @@ int reduce_encode(const std::uint8_t* codes, const std::uint8_t* scales, std::in
     for (std::int64_t rank = 1; rank < ranks; ++rank)
       Code::add(codes + rank * stride + at, size, scale(rank), sums);
     finite &= encode_block<Code>(sums, size, out_codes + at, out_scales + number);
+    if (left != nullptr && out_scales[number] != 0.0f) {
+      Code::decode(out_codes + at, size, out_scales[number], sent);
+      for (std::int64_t i = 0; i < size; ++i) left[start + i] += sums[i] - sent[i];
+    }
   });
   return finite;
 }
@@ -254,9 +260,9 @@ int reduce_encode(const std::uint8_t* codes, const std::uint8_t* scales, std::in
   extern "C" int reduce_encode_##name(const std::uint8_t* codes, const std::uint8_t* scales,      \
                                       std::int64_t ranks, std::int64_t stride,                    \
                                       std::int64_t count, std::int64_t block,                     \
-                                      std::uint8_t* out_codes, float* out_scales) {               \
-    return reduce_encode<Code>(codes, scales, ranks, stride, count, block, out_codes,             \
-                               out_scales);                                                       \
+                                      std::uint8_t* out_codes, float* out_scales, float* left) {  \
+    return reduce_encode<Code>(codes, scales, ranks, stride, count, block, out_codes, out_scales, \
+                               left);                                                             \
   }
 
 EXPORT(int8, Int8)

@@ -19,16 +19,14 @@ import xxhash
 
 from trainflow.errors import CommunicationError
 
-SOURCE = Path(__file__).with_name("blockwise.cpp")
-
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-std=c++17")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILT_WITHIN_S = 120.0
 
 
 @cache
-def load_library() -> ctypes.CDLL:
-    """Return the library.
+def load_library(name: str) -> ctypes.CDLL:
+    """Return the library of ``NAME.cpp``, which lies beside this file.
 
     Raises:
         CommunicationError: there is no compiler, or it fails, or what it made can't be kept or
@@ -41,9 +39,10 @@ def load_library() -> ctypes.CDLL:
             "compression kernels with; install one (apt-get install g++)"
         )
     try:
-        path = _folder() / f"blockwise-{_key(compiler)}.so"
+        source = Path(__file__).with_name(f"{name}.cpp")
+        path = _folder() / f"{name}-{_key(compiler, source)}.so"
         if not path.exists():
-            _build(compiler, path)
+            _build(compiler, source, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CommunicationError(
@@ -57,12 +56,12 @@ def _folder() -> Path:
     return Path(base) / "trainflow" / "kernels"
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: str, source: Path) -> str:
     """Return a name that changes with all that the library's code depends on."""
     about = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, timeout=30.0, check=False
     ).stdout
-    parts = (SOURCE.read_text(), about, " ".join(_FLAGS), platform.machine(), _cpu_features())
+    parts = (source.read_text(), about, " ".join(_FLAGS), platform.machine(), _cpu_features())
     return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
 
 
@@ -75,12 +74,12 @@ def _cpu_features() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _build(compiler: str, path: Path) -> None:
+def _build(compiler: str, source: Path, path: Path) -> None:
     """Build under another name first: who comes meanwhile finds all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         built = Path(folder) / path.name
-        command = [compiler, *_FLAGS, "-o", str(built), str(SOURCE)]
+        command = [compiler, *_FLAGS, "-o", str(built), str(source)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_BUILT_WITHIN_S, check=False

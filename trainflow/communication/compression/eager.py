@@ -46,10 +46,7 @@ class EagerKernels:
         """Quantise ``values + residual``; ``left`` gets what the codes leave out of it."""
         wanted = values + residual
         finite = self.encode(wanted, to)
-        self.decode(to, left)
-        rest = self._blocks(wanted - left)
-        rest = torch.where(to.scales[:, None] != 0, rest, 0.0)
-        left.copy_(rest.view(-1)[: values.numel()])
+        left.copy_(self._left_out(wanted, to))
         return finite
 
     def decode(self, what: Quantised, values: Tensor) -> None:
@@ -60,12 +57,19 @@ class EagerKernels:
         """Add what the codes stand for: a product, rounded, then a sum, rounded."""
         sums.add_(self._decoded(what))
 
-    def reduce_encode(self, received: Messages, to: Quantised) -> bool:
+    def reduce_encode(self, received: Messages, to: Quantised, left: Tensor | None = None) -> bool:
         """Quantise the sum of all messages, taken in their order; False if it is not finite."""
         sums = self._decoded(received.quantised(0, to.num_elements))
         for index in range(1, len(received)):
             self.decode_add(received.quantised(index, to.num_elements), sums)
-        return self.encode(sums, to)
+        finite = self.encode(sums, to)
+        if left is not None:
+            left.add_(self._left_out(sums, to))
+        return finite
+
+    def _left_out(self, wanted: Tensor, sent: Quantised) -> Tensor:
+        rest = self._blocks(wanted - self._decoded(sent))
+        return torch.where(sent.scales[:, None] != 0, rest, 0.0).view(-1)[: wanted.numel()]
 
     def _decoded(self, what: Quantised) -> Tensor:
         whole = self._read(what.codes)[: what.num_elements].to(torch.float32)

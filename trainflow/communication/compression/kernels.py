@@ -49,8 +49,11 @@ class BlockKernels(Protocol):
         """Add what the codes stand for."""
         ...
 
-    def reduce_encode(self, received: Messages, to: Quantised) -> bool:
-        """Quantise the sum of all messages, taken in their order; False if it is not finite."""
+    def reduce_encode(self, received: Messages, to: Quantised, left: Tensor | None = None) -> bool:
+        """Quantise the sum of all messages, taken in their order; False if it is not finite.
+
+        What the codes leave out of the sum is added to ``left``.
+        """
         ...
 
 

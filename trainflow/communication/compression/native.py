@@ -18,7 +18,7 @@ _SIGNATURES = {
     "encode_with_feedback": (c_int, (_P, _P, _N, _N, _P, _P, _P)),
     "decode": (None, (_P, _P, _N, _N, _P)),
     "decode_add": (None, (_P, _P, _N, _N, _P)),
-    "reduce_encode": (c_int, (_P, _P, _N, _N, _N, _N, _P, _P)),
+    "reduce_encode": (c_int, (_P, _P, _N, _N, _N, _N, _P, _P, _P)),
 }
 
 
@@ -73,7 +73,7 @@ class NativeKernels:
         codes, scales = what.codes.data_ptr(), what.scales.data_ptr()
         self._decode_add(codes, scales, sums.numel(), self._block, sums.data_ptr())
 
-    def reduce_encode(self, received: Messages, to: Quantised) -> bool:
+    def reduce_encode(self, received: Messages, to: Quantised, left: Tensor | None = None) -> bool:
         """Quantise the sum of all messages, taken in their order; False if it is not finite."""
         first = received.quantised(0, to.num_elements)
         return bool(
@@ -86,13 +86,14 @@ class NativeKernels:
                 self._block,
                 to.codes.data_ptr(),
                 to.scales.data_ptr(),
+                None if left is None else left.data_ptr(),
             )
         )
 
 
 @cache
 def _declared_library() -> CDLL:
-    library = load_library()
+    library = load_library("blockwise")
     for operation, (result, arguments) in _SIGNATURES.items():
         for name in ("int8", "int4"):
             function = getattr(library, f"{operation}_{name}")

@@ -9,6 +9,9 @@ Some chunks are in hop 1 while those before them are in hop 2, so that the link 
 processor. Which collective comes next depends only on the order of calls, so it is the same on all
 ranks. Where any rank's values were not finite, a flag travels with them, and every rank gets NaN.
 
+With error feedback each rank keeps what its codes leave out in hop 1. What the sums' codes leave
+out in hop 2 is kept by the rank that made the sum, with its own: both come again in the next sum.
+
 Process: every rank.  Thread: training.  Ranks: all start and wait for the same buckets in the same
 order.  Blocks: ``wait``; ``start`` while more than `_DEPTH` chunks wait for the link in each hop.
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
@@ -21,7 +24,8 @@ from torch import Tensor
 
 from trainflow.communication.compression.block_format import BlockFormat, Piece, cut
 from trainflow.communication.compression.kernels import BlockKernels, choose_kernels
-from trainflow.communication.compression.messages import Messages
+from trainflow.communication.compression.messages import Messages, Quantised
+from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group
 
 CHUNK_ELEMENTS = 1024 * 1024
@@ -49,11 +53,12 @@ class TwoHopSum:
         self._chunk_elements = chunk_elements
         self._pipeline = _Pipeline(_Workshop(block_format, device))
 
-    def start(self, bucket: Tensor, group: Group) -> "_Reduction":
+    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> "_Reduction":
         """Quantise the bucket and send it off."""
-        return _Reduction(
-            bucket, self._cut(bucket.numel(), group.world_size), group, self._pipeline
-        )
+        if feedback is not None and group.world_size == 1:
+            feedback.spend(bucket)
+        chunks = self._cut(bucket.numel(), group.world_size)
+        return _Reduction(bucket, chunks, group, self._pipeline, feedback)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:  # noqa: ARG002  sent as it is, whatever it was
         """2 (N-1) times one message a chunk, whatever the bucket's own type."""
@@ -90,8 +95,16 @@ class _Workshop:
 class _Exchange:
     """One chunk on its way through both hops."""
 
-    def __init__(self, values: Tensor, pieces: list[Piece], group: Group, workshop: _Workshop):
+    def __init__(
+        self,
+        values: Tensor,
+        pieces: list[Piece],
+        group: Group,
+        workshop: _Workshop,
+        feedback: Feedback | None,
+    ):
         self._values = values
+        self._feedback = feedback
         self._pieces = pieces
         self._group = group
         self._workshop = workshop
@@ -101,18 +114,24 @@ class _Exchange:
         self._received = workshop.take(size, ranks)
         self._own = workshop.take(size, 1)
         for rank, piece in enumerate(pieces):
-            finite = not piece.size or workshop.kernels.encode(
-                values[piece.start : piece.stop], self._sent.quantised(rank, piece.size)
-            )
+            finite = not piece.size or self._encode(piece, self._sent.quantised(rank, piece.size))
             self._sent.set_finite(rank, finite=finite)
         self._hop = group.all_to_all(self._received.data, self._sent.data)
+
+    def _encode(self, piece: Piece, to: Quantised) -> bool:
+        values, kernels = piece.of(self._values), self._workshop.kernels
+        if self._feedback is None:
+            return kernels.encode(values, to)
+        kept, left = piece.of(self._feedback.kept), piece.of(self._feedback.left)
+        return kernels.encode_with_feedback(values, kept, to, left)
 
     def turn(self) -> None:
         """Finish hop 1 and begin hop 2; every rank issues it, whatever became of hop 1."""
         if self._hop.wait():
-            size = self._pieces[self._group.rank].size
-            finite = not size or self._workshop.kernels.reduce_encode(
-                self._received, self._own.quantised(0, size)
+            own = self._pieces[self._group.rank]
+            left = None if self._feedback is None else own.of(self._feedback.left)
+            finite = not own.size or self._workshop.kernels.reduce_encode(
+                self._received, self._own.quantised(0, own.size), left
             )
             self._own.set_finite(0, finite=finite and self._received.all_finite)
         self._hop = self._group.all_gather(self._sent.data, self._own.data)
@@ -126,8 +145,7 @@ class _Exchange:
             for rank, piece in enumerate(self._pieces):
                 if piece.size:
                     self._workshop.kernels.decode(
-                        self._sent.quantised(rank, piece.size),
-                        self._values[piece.start : piece.stop],
+                        self._sent.quantised(rank, piece.size), piece.of(self._values)
                     )
         self._workshop.give_back(self._sent, self._received, self._own)
 
@@ -165,7 +183,12 @@ class _Reduction:
     """A bucket on its way."""
 
     def __init__(
-        self, bucket: Tensor, chunks: list[list[Piece]], group: Group, pipeline: _Pipeline
+        self,
+        bucket: Tensor,
+        chunks: list[list[Piece]],
+        group: Group,
+        pipeline: _Pipeline,
+        feedback: Feedback | None,
     ):
         self._bucket = bucket
         self._pipeline = pipeline
@@ -173,7 +196,7 @@ class _Reduction:
         self._group = group
         self._exchanges: list[_Exchange] = []
         for pieces in chunks:
-            exchange = _Exchange(self._values, pieces, group, pipeline.workshop)
+            exchange = _Exchange(self._values, pieces, group, pipeline.workshop, feedback)
             self._exchanges.append(exchange)
             pipeline.push(exchange)
 

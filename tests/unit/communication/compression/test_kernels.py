@@ -92,7 +92,7 @@ def test_both_tiers_write_the_same_bytes(block_format, kind, size):
             )
         kernels.encode(residual, fed.quantised(2, size))
         total = Messages(block_format, size, 1, CPU)
-        kernels.reduce_encode(fed, total.quantised(0, size))
+        kernels.reduce_encode(fed, total.quantised(0, size), left)
         sums = values.clone()
         kernels.decode_add(total.quantised(0, size), sums)
         seen.append((plain.data, fed.data, left, total.data, sums))
@@ -145,6 +145,27 @@ def test_sums_are_taken_in_the_order_of_messages(tier, block_format):
     again = Messages(block_format, 500, 1, CPU)
     kernels.encode(expected, again.quantised(0, 500))
     assert torch.equal(total.data, again.data)
+
+
+@each_tier
+@each_format
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_sum_leaves_out_is_added_to_what_was_left(tier, block_format, kind):
+    kernels = tier(block_format)
+    messages = Messages(block_format, 700, 3, CPU)
+    wanted = torch.zeros(700, dtype=torch.float64)
+    part = torch.empty(700)
+    for index in range(3):
+        kernels.encode(make_values(kind, 700) * 0.3 ** (1 + index), messages.quantised(index, 700))
+        kernels.decode(messages.quantised(index, 700), part)
+        wanted += part
+    before = make_values("normal", 700)
+    left, total = before.clone(), Messages(block_format, 700, 1, CPU)
+    kernels.reduce_encode(messages, total.quantised(0, 700), left)
+    kernels.decode(total.quantised(0, 700), part)
+    gap = (wanted - part.double() - (left.double() - before.double())).abs().max()
+    assert gap <= 1e-6 * (1 + wanted.abs().max())
+    assert left.isfinite().all()
 
 
 @each_tier
