@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives clean
+	bench-throttled-store bench-collectives bench-parity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -76,7 +76,7 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives ## every benchmark
+bench: bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -98,6 +98,9 @@ bench-throttled-store: $(STAMP) ## what training feels of a store at a tenth of 
 
 bench-collectives: $(STAMP) ## sums over slow links, by what is sent; as root, in network namespaces
 	$(BIN)/python -m benchmarks.collectives
+
+bench-parity: $(STAMP) ## what compression does to what a model learns; three quarters of an hour
+	$(BIN)/python -m benchmarks.parity
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

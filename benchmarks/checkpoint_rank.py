@@ -105,7 +105,9 @@ class RankBench:
         self._copy = zeros_like(self._training.tree())
         writer = SnapshotWriter(args.nodes[rank], f"rank{rank}")
         self._in_memory = TrainFlow(writer, args.url, share=None)
-        trainflow = TrainFlow(writer, args.url, Share(rank, NUM_RANKS))
+        # As in a run without copies in memory: with them, the copy is made in every step anyway.
+        shares = SnapshotWriter(args.nodes[rank], f"rank{rank}-share", 2, shares_only=True)
+        trainflow = TrainFlow(shares, args.url, Share(rank, NUM_RANKS))
         tree = self._training.tree()
         peers = make_peers(args.work_dir, tree, all_variants=args.all_variants)
         self._savers: dict[str, Saver] = {s.name: s for s in (trainflow, *peers)}

@@ -16,13 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.peers.power_sgd import TorchPowerSgd
+from benchmarks.peers.power_sgd import SIDE, TorchPowerSgd
 from trainflow.communication.aggregation import choose_aggregator
+from trainflow.communication.compression.low_rank import LowRankScheme
+from trainflow.communication.error_feedback import Residuals
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group
+from trainflow.config.communication import CommunicationConfig
 from trainflow.epochs import EpochId, EpochSpec
 
-SYSTEMS = ("fp32", "bf16", "int8", "int4", "torch_power_sgd")
+SYSTEMS = ("fp32", "bf16", "fp8", "int8", "int4", "top_k", "power_sgd", "torch_power_sgd")
 TIMEOUT_S = 300.0
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _COMPRESSION: dict[str, Any] = {"fp32": "none"}
@@ -41,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     group = _connect(options)
-    sums: dict[str, Sum] = {name: _make_sum(name, group) for name in SYSTEMS[:-1]}
+    sums: dict[str, Sum] = {name: _make_sum(name, group, options.elements) for name in SYSTEMS[:-1]}
     sums["torch_power_sgd"] = TorchPowerSgd(options.elements).sum_s
     gradient = torch.randn(options.elements, generator=torch.Generator().manual_seed(options.rank))
     bucket = torch.empty_like(gradient)
@@ -56,12 +59,20 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _make_sum(name: str, group: Group) -> Sum:
-    aggregator = choose_aggregator(_COMPRESSION.get(name, name), deterministic=True, device=_DEVICE)
+def _make_sum(name: str, group: Group, num_elements: int) -> Sum:
+    settings = CommunicationConfig(compression=_COMPRESSION.get(name, name))
+    aggregator = choose_aggregator(settings, deterministic=True, device=_DEVICE)
+    if isinstance(aggregator, LowRankScheme):
+        shape = SIDE, SIDE
+        count = num_elements // SIDE**2
+        aggregator = aggregator.for_bucket([(f"matrix {k}", shape) for k in range(count)])
+    sizes = [num_elements] if settings.feeds_back else []
+    residuals = Residuals.of_sizes(sizes, _DEVICE)
 
     def sum_s(bucket: Tensor) -> float:
+        feedback = residuals.feedback(0) if sizes else None
         start_s = time.perf_counter()
-        assert aggregator.start(bucket, group).wait()
+        assert aggregator.start(bucket, group, feedback).wait()
         return time.perf_counter() - start_s
 
     return sum_s

@@ -183,6 +183,7 @@ class Flag(IntFlag):
     FINISHED = 4
     CHECKPOINT = 8
     STORE_BUSY = 16
+    SLOW_KERNELS = 32
 
 
 class Phase(StrEnum):

@@ -44,6 +44,7 @@ HOST = "127.0.0.1"
 DEADLINE_S = 60.0
 HANG_TIMEOUT_S = 4.0
 LOOK_EVERY_S = 0.2
+SNAPSHOT_RANKS = 2  # where there is a place for checkpoints
 
 # Forked from a server that has torch loaded: a rank is up in a fraction of a second.
 _processes = get_context("forkserver")
@@ -266,7 +267,8 @@ class Coordinator:
         self._counter += 1
         port = self._workers[members[0]].store_port
         assert port is not None, "members are ready"
-        self._forming = EpochSpec(EpochId(1, self._counter), members, HOST, port)
+        copying = tuple(range(min(SNAPSHOT_RANKS, len(members))))
+        self._forming = EpochSpec(EpochId(1, self._counter), members, HOST, port, copying)
         self._answers = {}
         for member in members:
             self._workers[member].send("form", self._forming, at_boundary)

@@ -22,5 +22,6 @@ def make_job(*, world: int = 3, spares: int = 0, minimum: int = 1, **sections: A
             "data": {"dataset": "tests.distributed.training:Samples"},
             "workers": {"minimum": minimum, "target": world, "spares": spares},
             "communication": {"bucket_bytes": 1000} | sections.get("communication", {}),
+            "checkpoint": sections.get("checkpoint", {}),
         }
     )

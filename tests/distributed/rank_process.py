@@ -20,12 +20,15 @@ from pydantic import BaseModel
 
 from tests.distributed.faults import Injector, make_faulty
 from tests.distributed.training import Samples
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, connect_group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
+from trainflow.computation.snapshot_cadence import SnapshotCadence
+from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stamps import StampWriter
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
@@ -114,11 +117,24 @@ def run_rank(
         stamps=stamps,
         report=lambda report: line.send("report", report),
         rehearsal=_solo_group() if rehearse else None,
+        snapshots=_open_snapshots(worker_id, case, line, Path(directory)),
         shared_memory=Path(directory),
         worker_id=worker_id,
     )
     _train(Session(context), line, case)
     stamps.close()
+
+
+def _open_snapshots(
+    worker_id: str, case: "Case", line: Line, directory: Path
+) -> SnapshotCadence | None:
+    """Copy what is for storage to the ranks' folder; the test brings it there."""
+    if case.job.checkpoint.url is None:
+        return None
+    writer = SnapshotWriter(directory, worker_id, num_slots=3)
+    return SnapshotCadence(
+        case.job, writer, lambda report: line.send("report", report), SYSTEM_CLOCK
+    )
 
 
 def _train(session: Session, line: Line, case: "Case") -> None:

@@ -55,12 +55,14 @@ def save(session: Session, folder: Path) -> None:
     assert writer.write(state.tree(), state.version, share)
 
 
-async def bring(folder: Path, job: JobConfig, record: RunRecord) -> None:
-    """Make a checkpoint of the snapshots, as a Keeper and a coordinator do."""
+async def bring(folder: Path, job: JobConfig, record: RunRecord, step: int = SAVED_AFTER) -> None:
+    """Make a checkpoint of a step's snapshots, as a Keeper and a coordinator do."""
     held, url = HeldSnapshots(folder), str(job.checkpoint.url)
     control = CheckpointControl("job-1", job, record, FakeClock())
     taken: list[bool | None] = []
     for slot, snapshot in held.find_ready():
+        if snapshot.version.step != step:
+            continue
         share = Share(*snapshot.purpose["share"])
         permit = control.ask(f"node{share.index}", snapshot.version, 1).permit
         assert permit is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.checkpointing.boxes import whole
-from trainflow.checkpointing.chunks import name_of, split
+from trainflow.checkpointing.chunks import CHUNK_BYTES, name_of, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
 from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
 from trainflow.epochs import Version
@@ -60,6 +60,20 @@ def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
         for part in split(payload):
             if number % share.count == share.index:
                 yield number, part
+            number += 1
+
+
+def bytes_needed(tensors: Sequence[TensorRecord], share: Share) -> Iterator[tuple[int, int, int]]:
+    """Yield what a place must have of a state for its share: tensor's index, first byte, last + 1.
+
+    That is what `deal` yields, and what `hash_user_state` hashes.
+    """
+    number = 0
+    for index, tensor in enumerate(tensors):
+        is_hashed = share.count > 1 and tensor.path.startswith(_USER_STATE)
+        for start in range(0, tensor.num_bytes, CHUNK_BYTES):
+            if is_hashed or number % share.count == share.index:
+                yield index, start, min(start + CHUNK_BYTES, tensor.num_bytes)
             number += 1
 
 

@@ -39,7 +39,9 @@ Format = Annotated[
 
 def export(
     url: Url,
-    to: Annotated[Path, typer.Option(help="Folder to write; new, or empty.")],
+    to: Annotated[
+        str, typer.Option(help="Folder to write; new, or empty.", callback=require_named)
+    ],
     format_: Format,
     step: NewestOrStep = None,
     model: Annotated[
@@ -55,8 +57,9 @@ def export(
     from trainflow.checkpointing import safetensors_export, transfer  # noqa: PLC0415
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
-    if "://" in str(to) or ":/" in str(to):
-        raise ConfigError(f"--to: got {str(to)!r}, expected a folder of this machine; change --to")
+    if "://" in to or ":/" in to:
+        raise ConfigError(f"--to: got {to!r}, expected a folder of this machine; change --to")
+    folder = Path(to).absolute()
     store = CheckpointStore(absolute(url))
     chosen = choose_step(store.committed_steps(), step, url)
     if format_ is TransferFormat.DCP:
@@ -64,9 +67,9 @@ def export(
             raise ConfigError(
                 f"--model: got {model!r}, expected nothing: a dcp export holds all; leave it out"
             )
-        done = transfer.export_dcp(store.url, chosen, to.absolute(), replace=force)
+        done = transfer.export_dcp(store.url, chosen, folder, replace=force)
     else:
-        options = safetensors_export.ExportOptions(to.absolute(), model, replace=force)
+        options = safetensors_export.ExportOptions(folder, model, replace=force)
         done = safetensors_export.export_safetensors(store, chosen, options)
     _note(done.notes)
     say(
@@ -76,7 +79,9 @@ def export(
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(help="The file or folder to bring in.")],
+    path: Annotated[
+        str, typer.Argument(help="The file or folder to bring in.", callback=require_named)
+    ],
     to: Annotated[
         str,
         typer.Option(
@@ -108,10 +113,10 @@ def import_(
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
     from trainflow.checkpointing.transfer import import_checkpoint  # noqa: PLC0415
 
-    _require_source(path, format_, job, step)
+    _require_source(Path(path), format_, job, step)
     _require_step(step)
     request: dict[str, Any] = {
-        "path": str(path.absolute()),
+        "path": str(Path(path).absolute()),
         "url": absolute(to),
         "format": str(format_),
         "step": step,

@@ -4,19 +4,24 @@ Process: every rank.  Thread: training.  Ranks: all call with the same bucket in
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
 """
 
-from typing import get_args
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.auto import AutoSum
-from trainflow.communication.compression.block_format import INT4, INT8
+from trainflow.communication.compression.block_format import FP8, INT4, INT8
+from trainflow.communication.compression.low_rank import LowRankScheme
+from trainflow.communication.compression.top_k import TopKSum
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group, Pending
-from trainflow.config.job import Compression
+from trainflow.config.communication import CommunicationConfig, Compression
 from trainflow.errors import ConfigError
+
+_FORMATS = {"fp8": FP8, "int8": INT8, "int4": INT4}
 
 
 def _ring_bytes(payload_bytes: int, world_size: int) -> int:
@@ -124,28 +129,70 @@ class _TwoHops:
         return True
 
 
-def choose_aggregator(
-    compression: Compression, *, deterministic: bool, device: torch.device
-) -> Aggregator:
-    """Pick how buckets are summed.
+def choose_aggregators(
+    settings: CommunicationConfig,
+    parameters: Sequence[str],
+    *,
+    deterministic: bool,
+    device: torch.device,
+) -> list[Aggregator | LowRankScheme]:
+    """Pick how each parameter's gradient is summed; those that go alike share one.
 
     Args:
-        compression: what the job asks for.
-        deterministic: whether a run must repeat bit for bit.
+        settings: what the job asks for.
+        parameters: their names.
+        deterministic: as for `choose_aggregator`.
         device: where buckets lie.
 
     Raises:
-        ConfigError: there is no such compression.
+        ConfigError: a pattern of the job's matches none of them.
     """
-    if compression not in get_args(Compression):
-        raise ConfigError(
-            f"compression: got {compression!r}, expected one of {', '.join(get_args(Compression))}"
-        )
-    if compression in {"int8", "int4"}:
-        return TwoHopSum(INT8 if compression == "int8" else INT4, device)
+    for pattern in settings.per_parameter:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise ConfigError(
+                f"communication.per_parameter: got the pattern {pattern!r}, expected one that "
+                f"matches a trainable parameter, as {parameters[0]!r}; change it or leave it out"
+            )
+    kinds: list[Compression] = [settings.compression_of(name) for name in parameters]
+    made: dict[Compression, Aggregator | LowRankScheme] = {}
+    for kind in kinds:
+        if kind not in made:
+            made[kind] = choose_aggregator(
+                settings, kind, deterministic=deterministic, device=device
+            )
+    return [made[kind] for kind in kinds]
+
+
+def choose_aggregator(
+    settings: CommunicationConfig,
+    compression: Compression | None = None,
+    *,
+    deterministic: bool,
+    device: torch.device,
+) -> Aggregator | LowRankScheme:
+    """Pick how buckets are summed.
+
+    Args:
+        settings: what the job asks for.
+        compression: in place of ``settings.compression``.
+        deterministic: whether a run must repeat bit for bit.
+        device: where buckets lie.
+    """
     # gloo's own order of summation depends on ranks alone, NCCL's on the network too.
     in_rank_order = deterministic and device.type != "cpu"
     exact: Aggregator = RankOrderSum() if in_rank_order else RingSum()
-    if compression == "auto":
-        return AutoSum(exact, device)
-    return Bfloat16Sum(exact) if compression == "bf16" else exact
+    chosen: Aggregator | LowRankScheme = exact
+    match compression or settings.compression:
+        case "none":
+            pass
+        case "bf16":
+            chosen = Bfloat16Sum(exact)
+        case "fp8" | "int8" | "int4":
+            chosen = TwoHopSum(_FORMATS[compression or settings.compression], device)
+        case "top_k":
+            chosen = TopKSum(settings.top_k_fraction, device)
+        case "power_sgd":
+            chosen = LowRankScheme(settings.power_sgd_rank, device)
+        case "auto":
+            chosen = AutoSum(exact, device)
+    return chosen

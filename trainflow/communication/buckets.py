@@ -78,20 +78,27 @@ class BucketLayout:
     fingerprint: int
 
 
-def plan_buckets(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> BucketLayout:
+def plan_buckets(
+    parameters: Sequence[ParameterSpec], bucket_bytes: int, kinds: Sequence[str] | None = None
+) -> BucketLayout:
     """Lay out the gradients of ``parameters``.
 
     Args:
         parameters: in order of declaration; the same on every rank.
         bucket_bytes: close a bucket once it holds this much; a single larger parameter has its own.
+        kinds: how each is sent; those that are not sent alike are in different buckets. None: all
+            are.
     """
+    kinds = kinds or [""] * len(parameters)
     large = [i for i, spec in enumerate(parameters) if not spec.is_small]
     small = [i for i, spec in enumerate(parameters) if spec.is_small]
     groups: list[list[int]] = []
     room_bytes = 0
     for index in reversed(large):
         spec = parameters[index]
-        starts_new = not groups or parameters[groups[-1][0]].dtype != spec.dtype
+        starts_new = not groups or (
+            (parameters[groups[-1][0]].dtype, kinds[groups[-1][0]]) != (spec.dtype, kinds[index])
+        )
         if starts_new or room_bytes < spec.num_bytes:
             groups.append([])
             room_bytes = bucket_bytes
@@ -102,7 +109,7 @@ def plan_buckets(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> Buck
     return BucketLayout(
         buckets=(*buckets, tail),
         flags_offset=tail.num_elements - len(parameters),
-        fingerprint=_fingerprint(parameters, bucket_bytes),
+        fingerprint=_fingerprint(parameters, bucket_bytes, kinds),
     )
 
 
@@ -116,6 +123,11 @@ def _bucket(parameters: Sequence[ParameterSpec], members: list[int], extra: int)
     return Bucket(tuple(slots), dtype, offset + extra)
 
 
-def _fingerprint(parameters: Sequence[ParameterSpec], bucket_bytes: int) -> int:
-    described = [[spec.name, spec.shape, str(spec.dtype)] for spec in parameters]
+def _fingerprint(
+    parameters: Sequence[ParameterSpec], bucket_bytes: int, kinds: Sequence[str]
+) -> int:
+    described = [
+        [spec.name, spec.shape, str(spec.dtype), kind]
+        for spec, kind in zip(parameters, kinds, strict=True)
+    ]
     return xxhash.xxh3_64_intdigest(json.dumps([bucket_bytes, described]).encode())

@@ -10,6 +10,7 @@ Process: every rank.  Thread: training issues and waits, control aborts.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -40,11 +41,13 @@ class Pending:
         """
         if self._work is None:
             return False
+        start_s = time.perf_counter()
         try:
             self._work.wait()
         except RuntimeError as error:
             self._group.fail(str(error))
         self._work = None
+        self._group.waited_s += time.perf_counter() - start_s
         return self._group.failure is None
 
 
@@ -56,6 +59,7 @@ class Group:
         rank: this process's place among them.
         failure: why the group is broken, or None. Once set it stays: a new epoch has a new group.
         sequence: number of collectives issued; equal on all ranks that have come equally far.
+        waited_s: seconds that this rank has waited for collectives so far.
     """
 
     def __init__(self, spec: EpochSpec, rank: int, transport: Transport, on_failure: OnFailure):
@@ -63,6 +67,7 @@ class Group:
         self.rank = rank
         self.failure: str | None = None
         self.sequence = 0
+        self.waited_s = 0.0
         self._transport = transport
         self._on_failure = on_failure
         self._failure_lock = threading.Lock()

@@ -14,9 +14,11 @@ garbage. If backward ran twice through a parameter once armed, `finish` raises T
 it has sent what the peers wait for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import xxhash
@@ -24,13 +26,17 @@ from torch import Tensor, nn
 
 from trainflow.communication.aggregation import RingSum
 from trainflow.communication.aggregator import Aggregator, Handle
-from trainflow.communication.buckets import BucketLayout, ParameterSpec, plan_buckets
+from trainflow.communication.buckets import Bucket, BucketLayout, ParameterSpec, plan_buckets
 from trainflow.communication.compression.auto import AutoSum
+from trainflow.communication.compression.low_rank import LowRankScheme, LowRankSum
 from trainflow.communication.group import Group
 from trainflow.errors import TrainingError
 
 if TYPE_CHECKING:
     from trainflow.communication.error_feedback import Residuals
+
+
+Chosen = Aggregator | LowRankScheme
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,28 @@ class ReducedGradients:
             flat.mul_(factor)
 
 
+@dataclass
+class SumTimes:
+    """What a step's sums have taken on this rank so far, in seconds.
+
+    Attributes:
+        before_s: before they were sent: selecting, rounding, packing.
+        link_s: waiting for collectives.
+        after_s: after they were received: adding up, unpacking.
+    """
+
+    before_s: float = 0.0
+    link_s: float = 0.0
+    after_s: float = 0.0
+
+
 class GradientReducer:
     """Buckets of one model's gradients.
+
+    Args:
+        parameters: names and parameters, in order of declaration.
+        aggregator: how they are summed; one for all, or one for each.
+        bucket_bytes: about how much travels together.
 
     Attributes:
         layout: which gradients travel together.
@@ -62,23 +88,25 @@ class GradientReducer:
         auto: what chooses how they are summed, if nobody has.
         residual_sizes: elements of each bucket that is compressed.
         residuals: of those buckets; None: what compression leaves out is lost.
+        times: of the step that was begun last.
     """
 
     def __init__(
         self,
         parameters: Sequence[tuple[str, nn.Parameter]],
-        aggregator: Aggregator,
+        aggregator: Chosen | Sequence[Chosen],
         bucket_bytes: int,
     ):
+        chosen = aggregator if isinstance(aggregator, Sequence) else [aggregator] * len(parameters)
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in parameters]
-        self.layout: BucketLayout = plan_buckets(specs, bucket_bytes)
-        self.fingerprint = xxhash.xxh3_64_intdigest(
-            f"{self.layout.fingerprint} {aggregator.wire}".encode()
-        )
-        self._aggregator = aggregator
-        self.auto = aggregator if isinstance(aggregator, AutoSum) else None
+        wires = [each.wire for each in chosen]
+        self.layout: BucketLayout = plan_buckets(specs, bucket_bytes, wires)
+        self.fingerprint = self.layout.fingerprint
+        self._aggregators = _for_buckets(chosen, self.layout.buckets[:-1], specs)
+        self._low_rank = [each for each in self._aggregators if isinstance(each, LowRankSum)]
+        self.auto = next((each for each in chosen if isinstance(each, AutoSum)), None)
         self._tail_aggregator = RingSum()
         self.residual_sizes = [bucket.num_elements for bucket in self.layout.buckets[:-1]]
         self.residuals: Residuals | None = None
@@ -96,29 +124,36 @@ class GradientReducer:
                 self._bucket_of[slot.parameter] = number
         self._group: Group | None = None
         self._unscale = 1.0
+        self._is_exact = False
         self._armed = False
         self._handles: list[Handle] = []
+        self.times = SumTimes()
         self._missing: list[int] = []
         self._filled: list[bool] = []
         self._repeated: int | None = None
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(index))
 
-    def begin(self, group: Group, loss_scale: float = 1.0) -> None:
+    def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
         """Forget the last step's gradients, whatever became of them.
 
         Args:
             group: who sums the next ones.
             loss_scale: what these will have been multiplied with; a power of two.
+            exact: they are to be summed uncompressed.
         """
         for handle in self._handles:
             handle.wait()  # an abandoned try's collectives may still write to the buckets
-        if self.auto is not None:
+        for each in self._low_rank:
+            each.begin()
+        self._is_exact = exact
+        if self.auto is not None and not exact:
             self.auto.prepare(group, [buffer.numel() for buffer in self._buffers[:-1]])
         self._group = group
         self._unscale = 1.0 / loss_scale
         self._armed = False
         self._handles = []
+        self.times = SumTimes()
         self._missing = [len(bucket.slots) for bucket in self.layout.buckets]
         self._filled = [False] * len(self._parameters)
         self._repeated = None
@@ -143,8 +178,9 @@ class GradientReducer:
                 self._fill(index)
         self._launch_ready()
         succeeded = True
-        for handle in self._handles:  # each of them, whatever became of those before
-            succeeded = handle.wait() and succeeded
+        with self._timing("after_s"):
+            for handle in self._handles:  # each of them, whatever became of those before
+                succeeded = handle.wait() and succeeded
         if not succeeded:
             return None
         self._require_once()
@@ -153,11 +189,29 @@ class GradientReducer:
             parameter.grad = view if flag > 0 else None
         return self._summarise()
 
-    def wire_bytes(self, world_size: int) -> int:
-        """Bytes that one rank sends in a step."""
+    def keep(self) -> None:
+        """The step was applied: what aggregators have learnt in it holds."""
+        for each in self._low_rank:
+            each.keep()
+
+    def factors(self) -> dict[str, Tensor]:
+        """Return what low-rank sums begin from, by parameter: state of the run; views."""
+        return {name: q for each in self._low_rank for name, q in each.factors().items()}
+
+    def plain_bytes(self, world_size: int) -> int:
+        """Bytes that it would send uncompressed."""
+        ring = self._tail_aggregator
         sizes = [(buffer.numel(), buffer.element_size()) for buffer in self._buffers]
-        body = sum(self._aggregator.wire_bytes(*size, world_size) for size in sizes[:-1])
-        return body + self._tail_aggregator.wire_bytes(*sizes[-1], world_size)
+        return sum(ring.wire_bytes(*size, world_size) for size in sizes)
+
+    def wire_bytes(self, world_size: int) -> int:
+        """Bytes that one rank sends in the step that was begun last."""
+        sizes = [(buffer.numel(), buffer.element_size()) for buffer in self._buffers]
+        tail, body = self._tail_aggregator, self._aggregators
+        chosen = [tail] * len(sizes) if self._is_exact else [*body, tail]
+        return sum(
+            each.wire_bytes(*size, world_size) for each, size in zip(chosen, sizes, strict=True)
+        )
 
     def by_parameter(self, buckets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield names of parameters whose gradients are compressed, each with its part.
@@ -211,14 +265,27 @@ class GradientReducer:
         while (number := len(self._handles)) <= last:
             if self._missing[number] or (number == last and not all(self._filled)):
                 return
-            self._handles.append(self._start(number, self._group, is_tail=number == last))
+            with self._timing("before_s"):
+                self._handles.append(self._start(number, self._group, is_tail=number == last))
+
+    @contextmanager
+    def _timing(self, what: Literal["before_s", "after_s"]) -> Generator[None]:
+        """Add the time inside to `times`, that waited for collectives apart."""
+        assert self._group is not None, "begin() comes first"
+        start_s, waited_s = time.perf_counter(), self._group.waited_s
+        yield
+        link_s = self._group.waited_s - waited_s
+        self.times.link_s += link_s
+        own_s = time.perf_counter() - start_s - link_s
+        setattr(self.times, what, getattr(self.times, what) + own_s)
 
     def _start(self, number: int, group: Group, *, is_tail: bool) -> Handle:
         bucket = self._buffers[number]
         if is_tail:
             return self._tail_aggregator.start(bucket, group)
         feedback = None if self.residuals is None else self.residuals.feedback(number)
-        return self._aggregator.start(bucket, group, feedback)
+        aggregator = self._tail_aggregator if self._is_exact else self._aggregators[number]
+        return aggregator.start(bucket, group, feedback)
 
     def _summarise(self) -> ReducedGradients:
         tail = self._buffers[-1][: self.layout.flags_offset]
@@ -229,3 +296,17 @@ class GradientReducer:
             digest.update(flat.view(torch.uint8).cpu().numpy().data)
         norm = torch.linalg.vector_norm(torch.stack(norms))
         return ReducedGradients(flats, digest.intdigest(), float(norm))
+
+
+def _for_buckets(
+    chosen: Sequence[Chosen], buckets: Sequence[Bucket], specs: Sequence[ParameterSpec]
+) -> list[Aggregator]:
+    """Return each bucket's aggregator; all gradients in it have the same."""
+    made: list[Aggregator] = []
+    for bucket in buckets:
+        aggregator = chosen[bucket.slots[0].parameter]
+        if isinstance(aggregator, LowRankScheme):
+            parameters = [specs[slot.parameter] for slot in bucket.slots]
+            aggregator = aggregator.for_bucket([(each.name, each.shape) for each in parameters])
+        made.append(aggregator)
+    return made

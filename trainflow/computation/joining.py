@@ -31,7 +31,7 @@ def open_residuals(context: RankContext, state: TrainingState) -> ResidualState 
     Raises:
         StateError: there is no room for it.
     """
-    if not context.job.communication.error_feedback:
+    if not context.job.communication.feeds_back:
         return None
     reducers = {name: model.reducer for name, model in state.models.items()}
     memory = ResidualMemory(reducers, context.device, context.shared_memory, context.worker_id)

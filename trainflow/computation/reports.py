@@ -41,6 +41,28 @@ class CompressionChosen:
 
 
 @dataclass(frozen=True)
+class GradientSums:
+    """What one step's sums of gradients took on one rank.
+
+    Attributes:
+        plain_bytes: that it would have sent without compression.
+        before_s: seconds selecting and packing what is sent.
+        link_s: seconds waiting for collectives.
+        after_s: seconds adding and unpacking what was received.
+        residual_ratio: of the 2-norm of what this rank has left out so far to its share, one N-th,
+            of that of the summed gradients; None without error feedback.
+        slow_kernels: some rank compresses in the slower tier.
+    """
+
+    plain_bytes: int
+    before_s: float
+    link_s: float
+    after_s: float
+    residual_ratio: float | None = None
+    slow_kernels: bool = False
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One committed step, as one rank saw it.
 
@@ -61,6 +83,7 @@ class StepReport:
         scalars: mean over ranks of logged values.
         pausing: all ranks stop at this step's boundary and wait for another epoch.
         joined: given in the first step after the rank joined the epoch.
+        sums: what it took to sum the gradients.
     """
 
     step: int
@@ -79,6 +102,7 @@ class StepReport:
     scalars: dict[str, float] = field(default_factory=dict[str, float])
     pausing: bool = False
     joined: Joined | None = None
+    sums: GradientSums | None = None
 
 
 @dataclass(frozen=True)

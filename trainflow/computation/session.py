@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainflow.communication import commit_record
-from trainflow.communication.aggregation import choose_aggregator
+from trainflow.communication.aggregation import choose_aggregators
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import GradientReducer
@@ -130,6 +130,7 @@ class Session:
         Raises:
             TrainingError: no trainable parameters, complex ones, a name used twice, or steps have
                 begun.
+            ConfigError: a pattern of ``communication.per_parameter`` matches no parameter.
         """
         self._require_unsealed("prepare", name, self._state.models)
         self._stamp(Phase.STARTING)
@@ -137,8 +138,9 @@ class Session:
         self._stamp(Phase.STARTING)
         communication = self._context.job.communication
         trainable = find_trainable(name, module, self._context.job)
-        aggregator = choose_aggregator(
-            communication.compression,
+        aggregators = choose_aggregators(
+            communication,
+            [parameter for parameter, _ in trainable],
             deterministic=self._context.job.training.deterministic,
             device=self.device,
         )
@@ -147,7 +149,7 @@ class Session:
             module,
             made,
             None if scheduler is None else scheduler(made),
-            GradientReducer(trainable, aggregator, communication.bucket_bytes),
+            GradientReducer(trainable, aggregators, communication.bucket_bytes),
         )
         return module
 
@@ -290,6 +292,7 @@ class Session:
                     compute_s=outcome.compute_s,
                     wait_s=outcome.wait_s,
                     wire_bytes=outcome.wire_bytes,
+                    sums=outcome.sums,
                     scalars=outcome.scalars,
                     pausing=self._pausing,
                     joined=joined,

@@ -9,7 +9,7 @@ says why.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainflow.checkpointing.sharing import Share
+from trainflow.checkpointing.sharing import Share, bytes_needed
 from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.device_staging import DeviceStaging, Transfer
@@ -35,6 +35,14 @@ class SnapshotWriter:
     Four are enough that every state can be taken: the newest, the one that is written, one on its
     way to storage, and one on its way to another node. Memory is touched only as they are needed.
 
+    Args:
+        directory: where the slots lie; shared memory.
+        worker_id: names them.
+        num_slots: how many there are.
+        shares_only: what is for storage is for nothing else: only this rank's share of it is
+            copied, and forgotten once it is there.
+        make_staging: brings what is on a GPU to the host.
+
     Attributes:
         trouble: why the last one that was left out was; empty if none was.
     """
@@ -44,9 +52,12 @@ class SnapshotWriter:
         directory: Path,
         worker_id: str,
         num_slots: int = 4,
+        *,
+        shares_only: bool = False,
         make_staging: Callable[[torch.device], DeviceStaging] = DeviceStaging,
     ):
         self.trouble = ""
+        self._shares_only = shares_only
         self._make_staging = make_staging
         self._staging: DeviceStaging | None = None
         self._staged: tuple[Slot, bool] | None = None  # being filled; whether for storage
@@ -86,7 +97,11 @@ class SnapshotWriter:
             TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes)
             for path, t in zip(flat.tensors, tensors, strict=True)
         ]
-        purpose = None if share is None else {"share": [share.index, share.count]}
+        partial_of = share if self._shares_only else None
+        purpose = None
+        if share is not None:
+            partial = {} if partial_of is None else {"is_partial": True}
+            purpose = {"share": [share.index, share.count], **partial}
         try:
             slot = self._take_one(patience_s)
             views = None if slot is None else slot.begin(version, flat.skeleton, records, purpose)
@@ -103,7 +118,8 @@ class SnapshotWriter:
             Transfer(tensor, view, is_lasting=path.startswith(_OPTIMIZERS))
             for path, tensor, view in zip(flat.tensors, tensors, views, strict=True)
         ]
-        self._fill(slot, transfers, for_storage=share is not None)
+        needed = None if partial_of is None else bytes_needed(records, partial_of)
+        self._fill(slot, transfers, needed, for_storage=share is not None)
         if patience_s:  # the last one: nobody comes back for it
             self._finish_staging()
         return True
@@ -113,12 +129,21 @@ class SnapshotWriter:
         if self._staging is not None:
             self._staging.before_overwrite()
 
-    def _fill(self, slot: Slot, transfers: Sequence[Transfer], *, for_storage: bool) -> None:
+    def _fill(
+        self,
+        slot: Slot,
+        transfers: Sequence[Transfer],
+        needed: Iterable[tuple[int, int, int]] | None,
+        *,
+        for_storage: bool,
+    ) -> None:
         """Copy what the host has; have the rest copied, and the slot completed then."""
         elsewhere = [each for each in transfers if each.tensor.device.type != "cpu"]
-        for each in transfers:
-            if each.tensor.device.type == "cpu":
-                _copy(each.tensor, each.view)
+        if needed is None:
+            needed = ((k, 0, each.tensor.nbytes) for k, each in enumerate(transfers))
+        for index, start, stop in needed:
+            if transfers[index].tensor.device.type == "cpu":
+                _copy(transfers[index], start, stop)
         if not elsewhere:
             slot.complete(for_storage=for_storage)
             self._newest = slot
@@ -168,10 +193,10 @@ class SnapshotWriter:
             SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
 
 
-def _copy(tensor: Tensor, view: memoryview) -> None:
-    if tensor.nbytes:
-        landing = torch.frombuffer(view, dtype=torch.uint8)
-        landing.copy_(tensor.view(-1).view(torch.uint8))
+def _copy(what: Transfer, start: int, stop: int) -> None:
+    if stop > start:
+        landing = torch.frombuffer(what.view[start:stop], dtype=torch.uint8)
+        landing.copy_(what.tensor.view(-1).view(torch.uint8)[start:stop])
 
 
 def _dtype_name(tensor: Tensor) -> str:

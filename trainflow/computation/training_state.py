@@ -175,6 +175,7 @@ class TrainingState:
             },
             **({} if scaler is None else {"loss_scaler": scaler.state_dict()}),
             **({"compression": chosen} if (chosen := self._chosen_compression()) else {}),
+            **({"factors": factors} if any((factors := self._factors()).values()) else {}),
             **({} if self.residuals is None else {"residuals": self.residuals.tree()}),
         }
 
@@ -187,11 +188,20 @@ class TrainingState:
         }
         return {name: kept for name, kept in chosen.items() if kept is not None}
 
+    def _factors(self) -> dict[str, dict[str, Tensor]]:
+        """Return what low-rank sums begin from, by model and parameter."""
+        return {name: each.reducer.factors() for name, each in self.models.items()}
+
     def _load_compression(self, tree: dict[str, Any]) -> None:
         chosen: dict[str, str] = tree.get("compression", {})
         for name, each in self.models.items():
             if each.reducer.auto is not None:
                 each.reducer.auto.kept = chosen.get(name)
+        for model, factors in self._factors().items():
+            for name, own in factors.items():
+                incoming = tree.get("factors", {}).get(model, {}).get(name)
+                if incoming is not None and incoming.shape == own.shape:
+                    _copy_into(own, incoming)
         if self.residuals is not None:
             self.residuals.load_tree(tree.get("residuals"))
 

@@ -17,11 +17,12 @@ from torch import Tensor
 from trainflow.communication import commit_record
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
+from trainflow.communication.compression import kernels
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import CompressionChosen
+from trainflow.computation.reports import CompressionChosen, GradientSums
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
@@ -44,6 +45,7 @@ class Outcome:
     compute_s: float
     wait_s: float
     wire_bytes: int
+    sums: GradientSums
     scalars: dict[str, float]
 
 
@@ -69,13 +71,16 @@ class Transaction:
     def enter(self) -> None:
         """Note what an abandoned try must put back, and forget old gradients."""
         seed_everything(derive_seed(self._context.job.training.seed, self.number, _BEFORE_ALL))
+        warmup_steps = self._context.job.communication.warmup_steps
         if self._mode is not StepMode.TAIL:
             self._start = StepStart.capture(self._state)
             if self._state.residuals is not None:
                 self._state.residuals.memory.begin()
             with self._context.stamps.waiting():  # for the others, where compression is chosen
                 for model in self._state.models.values():
-                    model.reducer.begin(self._group, self._loss_scale)
+                    model.reducer.begin(
+                        self._group, self._loss_scale, exact=self.number <= warmup_steps
+                    )
 
     def leave(self, error: BaseException | None) -> bool:
         """End the try; True if ``error`` came from a step that is void anyhow."""
@@ -184,6 +189,7 @@ class Transaction:
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
+            sums=self._describe_sums(decision, math.hypot(*(each.norm for each in gradients))),
             scalars=self._scaling() | decision.scalars,
         )
         self._keep_choices()
@@ -193,6 +199,22 @@ class Transaction:
             self._state.begin_overwrite()
             raise StepAborted
         return committed
+
+    def _describe_sums(self, decision: CommitDecision, norm: float) -> GradientSums:
+        """Say what the sums took; ``norm`` is theirs, before anything was divided."""
+        reducers = [model.reducer for model in self._state.models.values()]
+        residuals, world_size = self._state.residuals, self._group.world_size
+        ratio = None
+        if residuals is not None and self._group.rank == 0 and norm:
+            ratio = float(torch.linalg.vector_norm(residuals.memory.kept)) * world_size / norm
+        return GradientSums(
+            plain_bytes=sum(each.plain_bytes(world_size) for each in reducers),
+            before_s=sum(each.times.before_s for each in reducers),
+            link_s=sum(each.times.link_s for each in reducers),
+            after_s=sum(each.times.after_s for each in reducers),
+            residual_ratio=ratio,
+            slow_kernels=bool(decision.flags & Flag.SLOW_KERNELS),
+        )
 
     def _share_buffers(self) -> bool:
         models = self._state.models.values()
@@ -232,6 +254,7 @@ class Transaction:
     def _flags(self) -> Flag:
         """What this rank tells the others: what was asked of it, and how its snapshots stand."""
         flags, snapshots = self._context.gate.requests, self._context.snapshots
+        flags |= Flag.SLOW_KERNELS if kernels.is_slow() else Flag.NONE
         return (
             flags
             if snapshots is None
@@ -314,6 +337,7 @@ class Transaction:
             clip = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
             each.scale_(clip / total_weight)
             model.optimizer.step()
+            model.reducer.keep()
             if model.scheduler is not None:
                 model.scheduler.step()
             model.optimizer.zero_grad()

@@ -8,6 +8,7 @@ from typing import Any
 
 import xxhash
 
+from trainflow.config.communication import CommunicationConfig
 from trainflow.config.job import JobConfig
 
 _ALTERING: dict[str, frozenset[str] | None] = {
@@ -16,7 +17,7 @@ _ALTERING: dict[str, frozenset[str] | None] = {
     "training": None,
     "parallel": None,
     "data": frozenset({"url", "validation_url", "dataset", "order"}),
-    "communication": frozenset({"bucket_bytes", "compression", "error_feedback"}),
+    "communication": frozenset(CommunicationConfig.model_fields) - {"backend"},
 }
 """Sections whose settings alter a run; all of a section where no names are given."""
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -19,7 +17,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from trainflow.config.communication import CommunicationConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
+from trainflow.config.section import Section
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -53,17 +53,6 @@ def _check_named(url: str) -> str:
 
 
 NamedUrl = Annotated[str, AfterValidator(_check_named)]
-
-
-Compression = Literal["none", "bf16", "int8", "int4", "auto"]
-
-
-class Section(BaseModel):
-    """A part of the job file: frozen, strict about types, closed to unknown keys."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
 
 class TrainingConfig(Section):
@@ -146,25 +135,6 @@ class ParallelConfig(Section):
     """ddp: every worker holds the whole model and a share of each batch."""
 
 
-class CommunicationConfig(Section):
-    """How gradients travel."""
-
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Collective library; auto takes nccl where workers have GPUs, else gloo."""
-
-    bucket_bytes: PositiveInt = 4 * _MIB
-    """Gradient bytes summed in one collective; fixes the bucket layout, so part of the result."""
-
-    compression: Compression = "none"
-    """Form of gradients on the wire: bf16 halves the traffic and rounds; int8 and int4 send a
-    quarter and an eighth, as integers of which 256 or 128 share a scale; auto measures the link in
-    the first step, and takes int8 where that promises sums 1.1 times as fast."""
-
-    error_feedback: bool = False
-    """Whether each rank adds to a step's gradients what compression left out of those before; takes
-    two times the gradients' size in each worker's shared memory."""
-
-
 class CheckpointConfig(Section):
     """What is kept of the state where it outlives every machine of the run."""
 
@@ -199,7 +169,7 @@ class CheckpointConfig(Section):
     """Seconds between two proofs, beside training, that the newest checkpoint restores bit for bit;
     each takes memory for one state on the head's node. null makes none."""
 
-    accept: list[str] = []
+    accept: list[str] = Field(default_factory=list[str])
     """Changed settings to go on with from a checkpoint that was made with others, by name."""
 
 
@@ -251,7 +221,7 @@ class JobConfig(Section):
     entrypoint: FunctionPath
     """Training function ``module:function``; it takes a session and its args."""
 
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed to the training function, after its own args model has checked them."""
 
     training: TrainingConfig
@@ -281,10 +251,10 @@ class JobConfig(Section):
     monitoring: MonitoringConfig = MonitoringConfig()
     """What the job tells while it runs."""
 
-    runtime_env: dict[str, Any] = {}
+    runtime_env: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Ray runtime environment of the workers: packages, files, environment variables."""
 
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict[str, str])
     """Free text kept with the job, for searching."""
 
     @model_validator(mode="after")
@@ -294,7 +264,7 @@ class JobConfig(Section):
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_backend_conflicts(self.communication, self.workers),
-            *_compression_conflicts(self.communication),
+            *self.communication.conflicts(),
             *_checkpoint_conflicts(self.checkpoint),
         ]
         if problems:
@@ -327,14 +297,6 @@ def _world_conflicts(workers: WorkersConfig) -> list[Problem]:
         change = "lower it or raise workers.target"
         problems.append(Problem("workers.minimum", str(workers.minimum), expected, change))
     return problems
-
-
-def _compression_conflicts(communication: CommunicationConfig) -> list[Problem]:
-    if communication.compression != "none" or not communication.error_feedback:
-        return []
-    expected = "false with communication.compression = none, which leaves nothing out"
-    change = "set it to false, or choose a compression"
-    return [Problem("communication.error_feedback", "true", expected, change)]
 
 
 def _source_conflicts(data: DataConfig) -> list[Problem]:

@@ -75,8 +75,9 @@ class Coordinator:
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
+        self._metrics = RunMetrics(job_id)
         self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, RunMetrics(job_id)
+            job_id, self._job, self._record, SYSTEM_CLOCK, self._metrics
         )
         self._background = Background(self._fail)
         memory = MemoryTier(self._job.snapshot, self._nodes, self._record, SYSTEM_CLOCK)
@@ -311,6 +312,7 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
+                self._metrics.on_step(message)
                 self._control.on_step(message)
             case EvaluationReport() | CompressionChosen() | ResidualsLost():
                 self._record.add_report(message)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
+_SLOW = "compression_slow"
 
 
 class RunRecord:
@@ -81,6 +82,9 @@ class RunRecord:
         line = asdict(report)
         del line["joined"], line["pausing"]
         line["epoch"] = str(report.epoch)
+        if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
+            text = "some rank compresses in plain torch, several times slower: its log says why"
+            self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
 

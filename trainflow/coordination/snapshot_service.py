@@ -155,7 +155,9 @@ class SnapshotService:
             return False
         self._brought.pop(key, None)
         self._again_at_s.pop(key, None)
-        if is_over:
+        if is_over and snapshot.purpose.get("is_partial"):
+            slot.free()  # nobody can begin from it
+        elif is_over:
             slot.hold()
         return True
 

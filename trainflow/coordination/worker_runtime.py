@@ -142,7 +142,12 @@ def _open_snapshots(spec: WorkerSpec, job: JobConfig, reporter: Reporter) -> Sna
     if job.checkpoint.url is None and not in_memory:
         return None
     # Without copies in memory there is nothing to fall back on while a slot is written.
-    writer = SnapshotWriter(_shared_memory(spec), spec.worker_id, num_slots=4 if in_memory else 1)
+    writer = SnapshotWriter(
+        _shared_memory(spec),
+        spec.worker_id,
+        num_slots=4 if in_memory else 1,
+        shares_only=not in_memory,
+    )
     return SnapshotCadence(job, writer, reporter.send, SYSTEM_CLOCK)
 
 

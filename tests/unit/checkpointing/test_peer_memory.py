@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from tests.unit.checkpointing.snapshots import SIZES, SKELETON, leave, payload, version
-from trainflow.checkpointing import peer_memory, snapshot_server
+from trainflow.checkpointing import peer_memory, snapshot_server, wire
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
@@ -207,14 +207,14 @@ def test_a_copy_that_breaks_off_leaves_the_one_before(nodes: list[Node]):
 
 def test_a_frame_damaged_on_its_way_is_refused(nodes: list[Node], monkeypatch: pytest.MonkeyPatch):
     leave(nodes[0].folder, "slot0-1.0", 3)
-    receive = snapshot_server.receive_into
+    receive = wire.receive_into
 
     def flip(connection: socket.socket, view: memoryview) -> None:
         receive(connection, view)
         if len(view) > 1000:
             view[500] ^= 1
 
-    monkeypatch.setattr(snapshot_server, "receive_into", flip)
+    monkeypatch.setattr(wire, "receive_into", flip)
     with pytest.raises((StateError, OSError)):
         copy(nodes, 3)
     assert nodes[1].held.newest() is None

@@ -97,6 +97,7 @@ def test_a_damaged_checkpoint_leaves_nothing(
     [
         (("7", "--to", "x", "--format", "dcp"), 3, "got step 7, expected one of those"),
         (("--to", "s3://bucket/x", "--format", "dcp"), 2, "expected a folder of this machine"),
+        (("--to", "", "--format", "dcp"), 2, "got ''"),
         (("--to", "x", "--format", "dcp", "--model", "m"), 2, "a dcp export holds all"),
         (("--to", "x", "--format", "safetensors", "--model", "m"), 2, "--model: got 'm'"),
         (("--to", "x", "--format", "pickle"), 2, "'pickle' is not one of"),
@@ -117,6 +118,7 @@ def test_what_can_not_be_exported_is_said(
     ("arguments", "said"),
     [
         (("nowhere", "--format", "dcp"), "PATH: got nowhere, which isn't there"),
+        (("", "--format", "dcp"), "got ''"),
         ((".", "--format", "safetensors"), "--job: got nothing, expected a job file"),
         ((".", "--format", "dcp", "--step", "3"), "--step: got 3 without --job"),
         ((".", "--format", "dcp", "--job", "none.yaml"), "none.yaml"),

@@ -8,10 +8,16 @@ from trainflow.communication.aggregation import (
     RankOrderSum,
     RingSum,
     choose_aggregator,
+    choose_aggregators,
 )
+from trainflow.communication.compression.auto import AutoSum
+from trainflow.communication.compression.low_rank import LowRankScheme
+from trainflow.communication.compression.top_k import TopKSum
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, wait_all
+from trainflow.config.communication import CommunicationConfig
 from trainflow.epochs import EpochId, EpochSpec
+from trainflow.errors import ConfigError
 
 TIMEOUT_S = 10.0
 SPEC = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0)
@@ -165,13 +171,33 @@ def test_after_a_failure_too_the_library_is_waited_for(group: Group, transport: 
         ("bf16", True, "cpu", Bfloat16Sum),
         ("int8", True, "cpu", TwoHopSum),
         ("int4", False, "cpu", TwoHopSum),
+        ("fp8", False, "cpu", TwoHopSum),
+        ("top_k", False, "cpu", TopKSum),
+        ("power_sgd", True, "cpu", LowRankScheme),
+        ("auto", True, "cpu", AutoSum),
     ],
 )
 def test_the_sum_is_chosen_by_what_must_repeat(compression, deterministic, device, kind):
-    chosen = choose_aggregator(
-        compression, deterministic=deterministic, device=torch.device(device)
-    )
+    settings = CommunicationConfig(compression=compression)
+    chosen = choose_aggregator(settings, deterministic=deterministic, device=torch.device(device))
     assert isinstance(chosen, kind)
+
+
+def test_each_parameter_is_summed_as_its_name_says():
+    patterns = {"embed*": "none", "*.head": "top_k", "*": "int8"}
+    settings = CommunicationConfig(per_parameter=patterns)
+    names = ["embed.weight", "body.weight", "body.head", "other.weight"]
+    chosen = choose_aggregators(settings, names, deterministic=False, device=torch.device("cpu"))
+    assert [type(each) for each in chosen] == [RingSum, TwoHopSum, TopKSum, TwoHopSum]
+    assert chosen[1] is chosen[3]
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused():
+    settings = CommunicationConfig(per_parameter={"head.*": "int8"})
+    with pytest.raises(ConfigError, match=r"got the pattern 'head\.\*', expected one that matches"):
+        choose_aggregators(
+            settings, ["body.weight"], deterministic=False, device=torch.device("cpu")
+        )
 
 
 def test_wire_bytes_of_a_bucket():

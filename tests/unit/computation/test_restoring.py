@@ -33,6 +33,7 @@ from trainflow.computation.training_state import (
     TrainingState,
     _load_optimizer,
 )
+from trainflow.config.communication import CommunicationConfig
 from trainflow.epochs import INITIAL_EPOCH, EpochId, HeldState, StoredState, Version
 from trainflow.errors import (
     CheckpointError,
@@ -64,7 +65,9 @@ def make_state(seed: int, width: int = 8) -> TrainingState:
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([p for _, p in trainable], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    aggregator = choose_aggregator("none", deterministic=True, device=torch.device("cpu"))
+    aggregator = choose_aggregator(
+        CommunicationConfig(), deterministic=True, device=torch.device("cpu")
+    )
     reducer = GradientReducer(trainable, aggregator, 1000)
     model = PreparedModel(module, optimizer, scheduler, reducer)
     return TrainingState({"model": model}, {"counter": Registered(Counter(), None)})

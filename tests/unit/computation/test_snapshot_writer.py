@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.full_disk import room_for
-from trainflow.checkpointing.sharing import Share
+from trainflow.checkpointing.chunks import CHUNK_BYTES
+from trainflow.checkpointing.sharing import Share, deal, hash_user_state
 from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.state_tree import unflatten_state
@@ -61,6 +62,28 @@ def test_the_state_is_read_back_as_it_was(writer: SnapshotWriter, tmp_path: Path
             assert torch.equal(rebuilt[key], value)
         else:
             assert rebuilt[key] == value
+
+
+def test_of_what_is_for_storage_alone_only_a_share_is_copied(tmp_path: Path):
+    tree = {
+        "model": {"large": torch.randint(256, (5 * CHUNK_BYTES + 100,), dtype=torch.uint8)},
+        "registered": {"own": torch.ones(3 * CHUNK_BYTES, dtype=torch.uint8)},
+    }
+    writer = SnapshotWriter(tmp_path, "slot0-1.0", num_slots=1, shares_only=True)
+    assert writer.write(tree, VERSION, SHARE)
+    (snapshot,) = read(tmp_path)
+    assert snapshot.purpose == {"share": [1, 2], "is_partial": True}
+    large, own = (bytes(payload) for payload in snapshot.payloads)
+    expected = tree["model"]["large"].numpy().tobytes()
+    for number, start in enumerate(range(0, len(expected), CHUNK_BYTES)):
+        part = slice(start, start + CHUNK_BYTES)
+        assert large[part] == (expected[part] if number % 2 else bytes(len(expected[part])))
+    assert own == bytes([1]) * (3 * CHUNK_BYTES), "it is compared between ranks as a whole"
+    whole = SnapshotWriter(tmp_path / "whole", "slot0-1.0")
+    assert whole.write(tree, VERSION, SHARE)
+    dealt = [dict(deal(each, SHARE)) for each in (snapshot, *read(tmp_path / "whole"))]
+    assert dealt[0] == dealt[1]
+    assert hash_user_state(snapshot, SHARE) == hash_user_state(*read(tmp_path / "whole"), SHARE)
 
 
 def version(step: int) -> Version:

@@ -126,8 +126,12 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         (
             {"communication__compression": "topk"},
             "communication.compression",
-            "'none', 'bf16', 'int8', 'int4' or 'auto'",
+            "'none', 'bf16', 'fp8', 'int8', 'int4', 'top_k', 'power_sgd' or 'auto'",
         ),
+        ({"communication__top_k_fraction": 0}, "communication.top_k_fraction", "greater than 0"),
+        ({"communication__top_k_fraction": 1.5}, "communication.top_k_fraction", "less than or"),
+        ({"communication__power_sgd_rank": 0}, "communication.power_sgd_rank", "greater than 0"),
+        ({"communication__warmup_steps": -1}, "communication.warmup_steps", "greater than or"),
         ({"failures__max_failures": -1}, "failures.max_failures", "greater than or equal to 0"),
         ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),
         ({"failures__hang_timeout_s": 0}, "failures.hang_timeout_s", "greater than 0"),
@@ -189,6 +193,24 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "workers.resources.GPU",
         ),
         (
+            {"communication": {"error_feedback": True}},
+            "communication.error_feedback: got true",
+            "false with communication.compression = none",
+            "choose a compression",
+        ),
+        (
+            {"communication": {"error_feedback": False, "compression": "top_k"}},
+            "communication.error_feedback: got false",
+            "true with communication.compression = top_k",
+            "leave it out",
+        ),
+        (
+            {"communication": {"power_sgd_rank": 8, "compression": "top_k"}},
+            "communication.power_sgd_rank: got 8",
+            "nothing with communication.compression = top_k",
+            "set communication.compression to power_sgd",
+        ),
+        (
             {"checkpoint": {"every_steps": 5}},
             "checkpoint.every_steps: got 5",
             "nothing where checkpoint.url is null",
@@ -226,3 +248,20 @@ def test_a_world_is_accepted_exactly_if_it_is_in_order(minimum: int, target: int
     else:
         with pytest.raises(ValidationError):
             JobConfig.model_validate(settings)
+
+
+def test_what_needs_error_feedback_has_it_unasked():
+    def feeds_back(**communication: object) -> bool:
+        job = JobConfig.model_validate(settings_with(communication=communication))
+        return job.communication.feeds_back
+
+    assert feeds_back(compression="top_k")
+    assert feeds_back(compression="power_sgd")
+    assert feeds_back(compression="int8", error_feedback=True)
+    assert not feeds_back(compression="int8")
+    assert not feeds_back()
+
+
+def test_a_configuration_that_was_written_out_is_accepted_again():
+    job = JobConfig.model_validate(settings_with(communication={"compression": "int8"}))
+    assert JobConfig.model_validate_json(job.model_dump_json()) == job

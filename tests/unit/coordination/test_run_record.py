@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.full_disk import room_for
-from trainflow.computation.reports import CompressionChosen, EvaluationReport, Joined, StepReport
+from trainflow.computation.reports import (
+    CompressionChosen,
+    EvaluationReport,
+    GradientSums,
+    Joined,
+    ResidualsLost,
+    StepReport,
+)
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
 from trainflow.epochs import EpochId
@@ -179,3 +186,21 @@ def test_a_history_that_the_run_went_back_from_does_not_count(tmp_path: Path):
     assert open_record(tmp_path).last_step == 80
     record.add_step(replace(STEP, step=81, epoch=EpochId(1, 5)))
     assert open_record(tmp_path).last_step == 81
+
+
+def test_lost_residuals_are_told(record: RunRecord):
+    record.add_report(ResidualsLost(step=7, ranks=(1, 2)))
+    (event,) = record.events_since(0)
+    assert event["kind"] == "residuals_lost"
+    assert "up to step 7 on rank 1, 2" in event["text"]
+    assert event["data"] == {"step": 7, "ranks": (1, 2)}
+
+
+def test_slow_compression_is_told_once(record: RunRecord):
+    sums = GradientSums(1000, 0.1, 0.2, 0.3)
+    record.add_step(replace(STEP, sums=sums))
+    assert record.events_since(0) == []
+    for step in (2, 3):
+        record.add_step(replace(STEP, step=step, sums=replace(sums, slow_kernels=True)))
+    (event,) = record.events_since(0)
+    assert (event["kind"], event["data"]) == ("compression_slow", {"since_step": 2})

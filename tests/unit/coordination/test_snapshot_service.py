@@ -320,3 +320,20 @@ def test_a_damaged_slot_holds_nothing_up(service: SnapshotService, folder: Path,
     leave(folder, "slot1-1.1", 9)
     service.work_once()
     assert [report.version.step for report in desk.taken] == [9]
+
+
+def test_what_holds_a_share_alone_is_forgotten_once_that_is_brought(
+    folder: Path, service: SnapshotService
+):
+    """Nobody could begin from it."""
+    slot = leave(folder, "w1", 5)
+    snapshot = slot.read()
+    assert snapshot is not None
+    slot.free()
+    purpose = {"share": [0, 1], "is_partial": True}
+    slot.begin(snapshot.version, snapshot.skeleton, snapshot.tensors, purpose)
+    slot.complete()
+    while slot.state is SlotState.READY:
+        assert service.work_once()
+    assert slot.state is SlotState.FREE
+    assert HeldSnapshots(folder).newest() is None

@@ -21,18 +21,21 @@ _SCALE_BYTES = 4
 class BlockFormat:
     """Integers of ``bits`` bits, of which ``block`` share an fp32 scale: absmax / top.
 
+    With ``is_float`` they are floats of 8 bits: sign, four of exponent, three of mantissa (e4m3).
+
     Raises:
         ConfigError: there is no such format.
     """
 
     bits: int
     block: int
+    is_float: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in {4, 8}:
+        if self.bits not in ({8} if self.is_float else {4, 8}):
             raise ConfigError(
-                f"compression: got integers of {self.bits} bits, expected 8 or 4; choose int8 or "
-                "int4"
+                f"compression: got numbers of {self.bits} bits, expected integers of 8 or 4 or "
+                "floats of 8; choose int8, int4 or fp8"
             )
         if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
             raise ConfigError(
@@ -43,12 +46,12 @@ class BlockFormat:
     @property
     def name(self) -> str:
         """What it is called in a job's configuration."""
-        return f"int{self.bits}"
+        return f"fp{self.bits}" if self.is_float else f"int{self.bits}"
 
     @property
     def top(self) -> int:
-        """The largest code; the smallest is its negative."""
-        return 2 ** (self.bits - 1) - 1
+        """The largest number that a code stands for; the smallest is its negative."""
+        return 448 if self.is_float else 2 ** (self.bits - 1) - 1
 
     def num_scales(self, num_elements: int) -> int:
         """How many blocks that many elements are."""
@@ -68,6 +71,9 @@ class BlockFormat:
 
 INT8 = BlockFormat(8, 256)
 """Rounds by at most .4% of a block's largest value."""
+
+FP8 = BlockFormat(8, 256, is_float=True)
+"""Rounds each value by at most 6.3% of itself, unless it is far below its block's largest."""
 
 INT4 = BlockFormat(4, 128)
 """Rounds by at most 7.2%; in smaller blocks, since a large value costs its neighbours more."""

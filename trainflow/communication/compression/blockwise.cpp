@@ -46,6 +46,18 @@ inline std::uint32_t absmax_bits(const float* __restrict values, std::int64_t co
   return largest;
 }
 
+// As absmax_bits, of a + b, which goes to `sums`.
+inline std::uint32_t add_absmax_bits(const float* __restrict a, const float* __restrict b,
+                                     std::int64_t count, float* __restrict sums) {
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    sums[i] = a[i] + b[i];
+    const std::uint32_t magnitude = bits_of(sums[i]) & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
 // To the nearest integer, ties to even; |value| at most 2^21.
 inline std::int32_t round_even(float value) {
   return static_cast<std::int32_t>(bits_of(value + kMagic)) - kMagicBits;
@@ -60,6 +72,15 @@ struct Int8 {
                      std::uint8_t* __restrict codes) {
     for (std::int64_t i = 0; i < count; ++i)
       codes[i] = static_cast<std::uint8_t>(round_even(values[i] * factor));
+  }
+  // What the codes leave out goes to `rest`.
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes, float scale, float* __restrict rest) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t code = round_even(values[i] * factor);
+      codes[i] = static_cast<std::uint8_t>(code);
+      rest[i] = values[i] - static_cast<float>(code) * scale;
+    }
   }
   static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
                      float* __restrict values) {
@@ -84,10 +105,17 @@ struct Int4 {
     alignas(64) std::uint8_t wide[kMaxBlock + 2];
     for (std::int64_t i = 0; i < count; ++i)
       wide[i] = static_cast<std::uint8_t>(round_even(values[i] * factor) + 8);
-    wide[count] = 8;
-    const std::int64_t pairs = bytes(count);
-    for (std::int64_t i = 0; i < pairs; ++i)
-      codes[i] = static_cast<std::uint8_t>(wide[2 * i] | (wide[2 * i + 1] << 4));
+    narrow(wide, count, codes);
+  }
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes, float scale, float* __restrict rest) {
+    alignas(64) std::uint8_t wide[kMaxBlock + 2];
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int32_t code = round_even(values[i] * factor);
+      wide[i] = static_cast<std::uint8_t>(code + 8);
+      rest[i] = values[i] - static_cast<float>(code) * scale;
+    }
+    narrow(wide, count, codes);
   }
   static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
                      float* __restrict values) {
@@ -103,6 +131,13 @@ struct Int4 {
   }
 
  private:
+  static void narrow(std::uint8_t* __restrict wide, std::int64_t count,
+                     std::uint8_t* __restrict codes) {
+    wide[count] = 8;
+    const std::int64_t pairs = bytes(count);
+    for (std::int64_t i = 0; i < pairs; ++i)
+      codes[i] = static_cast<std::uint8_t>(wide[2 * i] | (wide[2 * i + 1] << 4));
+  }
   static void widen(const std::uint8_t* __restrict codes, std::int64_t count,
                     std::int8_t* __restrict wide) {
     const std::int64_t pairs = bytes(count);
@@ -110,6 +145,57 @@ struct Int4 {
       wide[2 * i] = static_cast<std::int8_t>((codes[i] & 15) - 8);
       wide[2 * i + 1] = static_cast<std::int8_t>((codes[i] >> 4) - 8);
     }
+  }
+};
+
+// Floats of 8 bits: sign, exponent of four with a bias of 7, mantissa of three; no infinity. Below
+// 2^-6 they are multiples of 2^-9.
+struct Fp8 {
+  static constexpr float kTop = 448.0f;
+  static constexpr std::uint8_t kZeros = 0;
+  static constexpr std::int64_t bytes(std::int64_t count) { return count; }
+
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes) {
+    for (std::int64_t i = 0; i < count; ++i)
+      codes[i] = static_cast<std::uint8_t>(code_of(values[i] * factor));
+  }
+  static void encode(const float* __restrict values, std::int64_t count, float factor,
+                     std::uint8_t* __restrict codes, float scale, float* __restrict rest) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::uint32_t code = code_of(values[i] * factor);
+      codes[i] = static_cast<std::uint8_t>(code);
+      rest[i] = values[i] - value_of(code) * scale;
+    }
+  }
+  static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                     float* __restrict values) {
+    for (std::int64_t i = 0; i < count; ++i) values[i] = value_of(codes[i]) * scale;
+  }
+  static void add(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
+                  float* __restrict sums) {
+    for (std::int64_t i = 0; i < count; ++i) sums[i] += value_of(codes[i]) * scale;
+  }
+
+ private:
+  static constexpr std::uint32_t kRebias = 120u << 3;
+  static constexpr std::uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
+
+  static std::uint32_t code_of(float value) {
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t magnitude = bits & kMagnitude;
+    const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+    const std::uint32_t normal = (rounded >> 20) - kRebias;
+    const auto small = static_cast<std::uint32_t>(round_even(float_of(magnitude) * 512.0f));
+    const std::uint32_t code = magnitude < kSmallestNormal ? small : normal;
+    return code | ((bits >> 24) & 0x80u);
+  }
+  static float value_of(std::uint32_t code) {
+    const std::uint32_t magnitude = code & 0x7fu;
+    const std::uint32_t normal = (magnitude + kRebias) << 20;
+    const std::uint32_t small = bits_of(static_cast<float>(magnitude) * (1.0f / 512.0f));
+    const std::uint32_t sign = (code & 0x80u) << 24;
+    return float_of((magnitude < 8u ? small : normal) | sign);
   }
 };
 
@@ -174,18 +260,21 @@ int encode_with_feedback(const float* values, const float* residual, std::int64_
                          std::int64_t block, std::uint8_t* codes, float* scales, float* left) {
   bool finite = true;
   alignas(64) float wanted[kMaxBlock];
-  alignas(64) float sent[kMaxBlock];
+  alignas(64) float rest[kMaxBlock];
   each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
-    for (std::int64_t i = 0; i < size; ++i) wanted[i] = values[start + i] + residual[start + i];
+    const std::uint32_t largest =
+        add_absmax_bits(values + start, residual + start, size, wanted);
+    const Scale by = scale_of(largest, Code::kTop);
     std::uint8_t* own = codes + Code::bytes(start);
-    finite &= encode_block<Code>(wanted, size, own, scales + number);
-    if (scales[number] == 0.0f) {  // a residual below kTiny would stay for ever
-      std::memset(wanted, 0, static_cast<std::size_t>(size) * sizeof(float));
+    scales[number] = by.decode;
+    if (by.encode == 0.0f) {  // a residual below kTiny would stay for ever
+      std::memset(own, Code::kZeros, static_cast<std::size_t>(Code::bytes(size)));
+      std::memset(rest, 0, static_cast<std::size_t>(size) * sizeof(float));
     } else {
-      Code::decode(own, size, scales[number], sent);
-      for (std::int64_t i = 0; i < size; ++i) wanted[i] -= sent[i];
+      Code::encode(wanted, size, by.encode, own, by.decode, rest);
     }
-    store(wanted, size, left + start);
+    finite &= largest < kInfinity;
+    store(rest, size, left + start);
   });
 #ifdef __AVX__
   _mm_sfence();
@@ -267,3 +356,4 @@ int reduce_encode(const std::uint8_t* codes, const std::uint8_t* scales, std::in
 
 EXPORT(int8, Int8)
 EXPORT(int4, Int4)
+EXPORT(fp8, Fp8)

@@ -35,9 +35,9 @@ class EagerKernels:
         decode_by = safe / self._format.top
         decode_by = torch.where(safe > _HUGE, decode_by * _SHRINK, decode_by)
         to.scales.copy_(torch.where(usable, decode_by, 0.0))
-        whole = (blocks * (self._format.top / safe)[:, None]).round()
-        whole = torch.where(usable[:, None], whole, 0.0)  # infinity and NaN are no integers
-        self._write(whole.view(-1)[: values.numel()], to.codes)
+        scaled = blocks * (self._format.top / safe)[:, None]
+        scaled = torch.where(usable[:, None], scaled, 0.0)  # infinity and NaN are no codes
+        self._write(scaled.view(-1)[: values.numel()], to.codes)
         return bool(finite.all())
 
     def encode_with_feedback(
@@ -79,7 +79,11 @@ class EagerKernels:
         missing = -values.numel() % self._format.block
         return (pad(values, (0, missing)) if missing else values).view(-1, self._format.block)
 
-    def _write(self, whole: Tensor, codes: Tensor) -> None:
+    def _write(self, scaled: Tensor, codes: Tensor) -> None:
+        if self._format.is_float:
+            codes.copy_(scaled.to(torch.float8_e4m3fn).view(torch.uint8))
+            return
+        whole = scaled.round()
         if self._format.bits != _HALF_BITS:
             codes.view(torch.int8).copy_(whole)
             return
@@ -88,6 +92,8 @@ class EagerKernels:
         codes.copy_(pairs[:, 0] | (pairs[:, 1] << _HALF_BITS))
 
     def _read(self, codes: Tensor) -> Tensor:
+        if self._format.is_float:
+            return codes.view(torch.float8_e4m3fn)
         if self._format.bits != _HALF_BITS:
             return codes.view(torch.int8)
         pairs = torch.stack((codes & 15, codes >> _HALF_BITS), dim=1)

@@ -60,15 +60,25 @@ class BlockKernels(Protocol):
 def choose_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
     if device.type != "cpu":
-        _warn_once(f"there are no compiled kernels for {device.type} devices")
+        warn_slow(f"there are no compiled kernels for {device.type} devices")
         return EagerKernels(block_format)
     try:
         return NativeKernels(block_format)
     except CommunicationError as error:
-        _warn_once(str(error))
+        warn_slow(str(error))
         return EagerKernels(block_format)
 
 
+_slow_for: list[str] = []
+
+
+def is_slow() -> bool:
+    """Whether something in this process compresses in the slower tier."""
+    return bool(_slow_for)
+
+
 @cache
-def _warn_once(reason: str) -> None:
+def warn_slow(reason: str) -> None:
+    """Say once why compression is slow here."""
+    _slow_for.append(reason)
     logger.warning("compression runs in plain torch, several times slower: %s", reason)

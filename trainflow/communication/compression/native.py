@@ -95,7 +95,7 @@ class NativeKernels:
 def _declared_library() -> CDLL:
     library = load_library("blockwise")
     for operation, (result, arguments) in _SIGNATURES.items():
-        for name in ("int8", "int4"):
+        for name in ("int8", "int4", "fp8"):
             function = getattr(library, f"{operation}_{name}")
             function.restype, function.argtypes = result, arguments
     return library

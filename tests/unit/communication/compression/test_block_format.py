@@ -14,8 +14,13 @@ def test_a_block_must_be_a_power_of_two_within_bounds(block):
 
 @pytest.mark.parametrize("bits", [1, 2, 16])
 def test_other_widths_are_refused(bits):
-    with pytest.raises(ConfigError, match=f"got integers of {bits} bits, expected 8 or 4"):
+    with pytest.raises(ConfigError, match=f"got numbers of {bits} bits, expected integers of 8"):
         BlockFormat(bits, 128)
+
+
+def test_floats_have_eight_bits():
+    with pytest.raises(ConfigError, match="got numbers of 4 bits"):
+        BlockFormat(4, 128, is_float=True)
 
 
 @pytest.mark.parametrize(("bits", "block", "bytes_an_element"), [(8, 256, 1.0156), (4, 128, 0.531)])

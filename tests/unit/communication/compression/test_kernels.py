@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainflow.communication.compression.block_format import BlockFormat
+from trainflow.communication.compression.block_format import FP8, BlockFormat
 from trainflow.communication.compression.eager import EagerKernels
 from trainflow.communication.compression.kernels import BlockKernels
 from trainflow.communication.compression.messages import Messages
@@ -16,7 +16,7 @@ from trainflow.communication.compression.native import NativeKernels
 
 CPU = torch.device("cpu")
 INT8, INT4 = BlockFormat(8, 256), BlockFormat(4, 128)
-FORMATS = [INT8, INT4, BlockFormat(8, 32), BlockFormat(4, 4096)]
+FORMATS = [INT8, INT4, FP8, BlockFormat(8, 32), BlockFormat(4, 4096)]
 SIZES = [1, 2, 31, 127, 128, 129, 256, 1000, 4097]
 LARGEST = torch.finfo(torch.float32).max
 
@@ -72,7 +72,8 @@ def test_no_element_is_off_by_more_than_half_a_step_of_its_block(tier, block_for
         for block, theirs in zip(*blocks, strict=True):
             absmax = float(block.abs().max())
             off = float((block.double() - theirs.double()).abs().max())
-            half_a_step = 0.5 * absmax / block_format.top * 1.00001
+            step = 32 if block_format.is_float else 1  # of the largest numbers
+            half_a_step = 0.5 * step * absmax / block_format.top * 1.00001
             assert off <= (half_a_step if absmax >= 1e-30 else absmax)
 
 

@@ -1,4 +1,4 @@
-"""A node without room for copies: the run is told why, once in a row."""
+"""What Keepers tell of their memory, and what the coordinator makes of it."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.run_record import RunRecord
+from trainflow.epochs import PeerAddress
 
 
 class NoNodes:
@@ -37,3 +38,18 @@ def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
     hear("a", None)
     hear("a", "no space again")
     assert told()[2:] == ["node a sends copies of the state in vain: no space again"]
+
+
+def test_members_are_told_where_living_nodes_serve_what_they_hold(tmp_path: Path):
+    clock, nodes = FakeClock(), NoNodes()
+    any_nodes: Any = nodes
+    memory = MemoryTier(SnapshotConfig(), any_nodes, RunRecord(tmp_path, clock), clock)
+
+    def hear(node_id: str, port: int | None) -> None:
+        address = None if port is None else PeerAddress("10.0.0.1", port, "token")
+        memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=None, address=address))
+
+    nodes.node_ids = frozenset({"a", "b"})
+    for node_id, port in (("a", 1), ("b", 2), ("gone", 3), ("a", 4), ("b", None)):
+        hear(node_id, port)
+    assert {each.port for each in memory.addresses} == {4, 2}, "the newest that each has said"
