@@ -9,9 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX__
-#include <immintrin.h>
-#endif
+#include "streaming.hpp"
 
 namespace {
 
@@ -234,16 +232,6 @@ inline void each_block(std::int64_t count, std::int64_t block, Visit visit) {
     visit(start, count - start < block ? count - start : block, number);
 }
 
-// Past the cache: what is left is read again one step later.
-inline void store(const float* from, std::int64_t count, float* to) {
-  std::int64_t i = 0;
-#ifdef __AVX__
-  if (reinterpret_cast<std::uintptr_t>(to) % 32 == 0)
-    for (; i + 8 <= count; i += 8) _mm256_stream_ps(to + i, _mm256_load_ps(from + i));
-#endif
-  for (; i < count; ++i) to[i] = from[i];
-}
-
 template <typename Code>
 int encode(const float* values, std::int64_t count, std::int64_t block, std::uint8_t* codes,
            float* scales) {
@@ -262,6 +250,8 @@ int encode_with_feedback(const float* values, const float* residual, std::int64_
   alignas(64) float wanted[kMaxBlock];
   alignas(64) float rest[kMaxBlock];
   each_block(count, block, [&](std::int64_t start, std::int64_t size, std::int64_t number) {
+    prefetch(values + start, size);
+    prefetch(residual + start, size);
     const std::uint32_t largest =
         add_absmax_bits(values + start, residual + start, size, wanted);
     const Scale by = scale_of(largest, Code::kTop);
@@ -274,11 +264,9 @@ int encode_with_feedback(const float* values, const float* residual, std::int64_
       Code::encode(wanted, size, by.encode, own, by.decode, rest);
     }
     finite &= largest < kInfinity;
-    store(rest, size, left + start);
+    stream(rest, size, left + start);  // read again one step later
   });
-#ifdef __AVX__
-  _mm_sfence();
-#endif
+  end_streams();
   return finite;
 }
 

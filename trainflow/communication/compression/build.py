@@ -61,7 +61,15 @@ def _key(compiler: str, source: Path) -> str:
     about = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, timeout=30.0, check=False
     ).stdout
-    parts = (source.read_text(), about, " ".join(_FLAGS), platform.machine(), _cpu_features())
+    headers = [path.read_text() for path in sorted(source.parent.glob("*.hpp"))]
+    parts = (
+        source.read_text(),
+        *headers,
+        about,
+        " ".join(_FLAGS),
+        platform.machine(),
+        _cpu_features(),
+    )
     return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
 
 

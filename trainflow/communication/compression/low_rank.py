@@ -22,6 +22,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from trainflow.communication.compression.dense_kernels import DenseKernels, choose_dense_kernels
 from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group, Pending
 
@@ -87,6 +88,7 @@ class LowRankSum:
     ):
         self.wire = wire
         self.queue = queue
+        self._kernels: DenseKernels = choose_dense_kernels(device)
         self._thin = [matrix for matrix in matrices if matrix.rank]
         self._whole = [matrix for matrix in matrices if not matrix.rank]
         firsts = [_first_factor(matrix) for matrix in self._thin]
@@ -118,10 +120,10 @@ class LowRankSum:
             if feedback is not None:
                 feedback.spend(bucket)
             return _Done()
-        if feedback is None:
-            wanted = bucket.to(torch.float32)
-        else:
-            wanted = torch.add(bucket, feedback.kept, out=feedback.left)
+        wanted = bucket.to(torch.float32)  # itself, unless it is of a narrower type
+        if feedback is not None:
+            self._kernels.add(wanted, feedback.kept, feedback.left)
+            wanted = feedback.left
         sent = wanted.new_empty(self._num_thin + self._num_whole)
         for (matrix, p), (_, q) in zip(self._rows(sent), self._columns(self._kept), strict=True):
             torch.mm(matrix.of(wanted), q, out=p)
@@ -147,14 +149,13 @@ class LowRankSum:
         self._is_new = True
         columns = self._columns(self._new)
         for (matrix, p), (_, q) in zip(self._rows(payload.sent), columns, strict=True):
-            result = matrix.of(payload.bucket)
-            if result.dtype is torch.float32:
-                product = torch.mm(p, q.T, out=result)
-            else:
-                product = p @ q.T
-                result.copy_(product)
-            if payload.is_fed_back:
-                matrix.of(payload.wanted).sub_(product, alpha=1.0 / world_size)
+            bucket = matrix.of(payload.bucket)
+            is_fp32 = bucket.dtype is torch.float32
+            result = bucket if is_fp32 else torch.empty_like(bucket, dtype=torch.float32)
+            wanted = matrix.of(payload.wanted) if payload.is_fed_back else None
+            self._kernels.expand(p, q, result, wanted, 1.0 / world_size)
+            if not is_fp32:
+                bucket.copy_(result)
         for matrix, part in self._parts(payload.sent):
             matrix.of(payload.bucket).copy_(part)
             if payload.is_fed_back:

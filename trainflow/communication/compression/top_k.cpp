@@ -2,9 +2,10 @@
 //
 // Built with -O3 -march=native -ffp-contract=off. Never with -ffast-math: it removes tests for NaN.
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#include "streaming.hpp"
 
 namespace {
 
@@ -63,16 +64,20 @@ extern "C" std::int64_t select_largest(float* values, const float* kept, std::in
   const std::uint32_t from = magnitude_of(threshold);
   std::uint32_t largest = 0;
   alignas(64) float wanted[kRun];
+  alignas(64) const float zeros[kRun] = {};
   for (std::int64_t start = 0; start < count; start += kRun) {
     const std::int64_t size = count - start < kRun ? count - start : kRun;
+    prefetch(values + start, size);
+    prefetch(kept + start, size);
     const std::uint32_t top = size == kRun
                                   ? add_run<kRun>(values + start, kept + start, size, wanted)
                                   : add_run<0>(values + start, kept + start, size, wanted);
     largest = top > largest ? top : largest;
     if (top >= from) take(wanted, size, start, from, &taken);
-    std::memcpy(left + start, wanted, static_cast<std::size_t>(size) * sizeof(float));
-    std::memset(values + start, 0, static_cast<std::size_t>(size) * sizeof(float));
+    stream(wanted, size, left + start);
+    stream(zeros, size, values + start);
   }
+  end_streams();
   return largest < kInfinity ? taken.count : -1;
 }
 

@@ -1,0 +1,115 @@
+"""What PowerSGD does to whole gradients, in the faster tier that this machine has.
+
+Both tiers give the same bits: a rank of one and a rank of the other can train together.
+
+Process: every rank.  Thread: training; the compiled tier releases the interpreter's lock.
+"""
+
+from ctypes import CDLL, c_float, c_int64, c_void_p
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainflow.communication.compression.build import load_library
+from trainflow.communication.compression.kernels import warn_slow
+from trainflow.errors import CommunicationError
+
+
+class DenseKernels(Protocol):
+    """Tensors are fp32 and contiguous."""
+
+    tier: str
+
+    def add(self, one: Tensor, other: Tensor, sums: Tensor) -> None:
+        """Write the sum of two 1-D tensors."""
+        ...
+
+    def expand(
+        self, p: Tensor, q: Tensor, result: Tensor, wanted: Tensor | None, share: float
+    ) -> None:
+        """Write P Qt to ``result``, and take ``share`` of it from ``wanted``.
+
+        Args:
+            p: rows x rank.
+            q: columns x rank.
+            result: rows x columns.
+            wanted: rows x columns, or None.
+            share: of the result.
+        """
+        ...
+
+
+class NativeDenseKernels:
+    """See `DenseKernels`; CPU tensors.
+
+    Raises:
+        CommunicationError: they can't be built here.
+    """
+
+    tier = "native"
+
+    def __init__(self) -> None:
+        self._library = _declared_library()
+
+    def add(self, one: Tensor, other: Tensor, sums: Tensor) -> None:
+        """Write the sum of two tensors."""
+        self._library.add_into(one.data_ptr(), other.data_ptr(), one.numel(), sums.data_ptr())
+
+    def expand(
+        self, p: Tensor, q: Tensor, result: Tensor, wanted: Tensor | None, share: float
+    ) -> None:
+        """Write P Qt."""
+        transposed = q.T.contiguous()
+        self._library.expand(
+            p.data_ptr(),
+            transposed.data_ptr(),
+            *(*result.shape, p.shape[1]),
+            share,
+            result.data_ptr(),
+            None if wanted is None else wanted.data_ptr(),
+        )
+
+
+class EagerDenseKernels:
+    """See `DenseKernels`; tensors of any device."""
+
+    tier = "eager"
+
+    def add(self, one: Tensor, other: Tensor, sums: Tensor) -> None:
+        """Write the sum of two tensors."""
+        torch.add(one, other, out=sums)
+
+    def expand(
+        self, p: Tensor, q: Tensor, result: Tensor, wanted: Tensor | None, share: float
+    ) -> None:
+        """Write P Qt; a product, rounded, then a sum, rounded."""
+        torch.mul(p[:, :1], q[:, 0], out=result)
+        for k in range(1, p.shape[1]):
+            result.add_(p[:, k : k + 1] * q[:, k])
+        if wanted is not None:
+            wanted.sub_(result * torch.tensor(share, dtype=torch.float32, device=result.device))
+
+
+def choose_dense_kernels(device: torch.device) -> DenseKernels:
+    """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
+    if device.type != "cpu":
+        warn_slow(f"there are no compiled kernels for {device.type} devices")
+        return EagerDenseKernels()
+    try:
+        return NativeDenseKernels()
+    except CommunicationError as error:
+        warn_slow(str(error))
+        return EagerDenseKernels()
+
+
+@cache
+def _declared_library() -> CDLL:
+    library = load_library("low_rank")
+    pointer, number = c_void_p, c_int64
+    library.add_into.restype = library.expand.restype = None
+    library.add_into.argtypes = (pointer, pointer, number, pointer)
+    sizes = (number, number, number)
+    library.expand.argtypes = (pointer, pointer, *sizes, c_float, pointer, pointer)
+    return library
