@@ -126,7 +126,7 @@ def _share(found: Sequence[tuple[PartId, int]], around: Surroundings) -> _Places
     if counts is None or counts[0][0] == 0:
         return None if counts is None else {}
     numbers = [n for part, keeper in found for n in (*part.pack(), keeper)]
-    rows = gather(around.group, numbers or [0] * (8 * counts[0][0]), around.device)
+    rows = gather(around.group, numbers or [0] * (_NUMBERS + 1) * counts[0][0], around.device)
     if rows is None:
         return None
     entries = [rows[0][i : i + _NUMBERS + 1] for i in range(0, len(rows[0]), _NUMBERS + 1)]
@@ -158,7 +158,7 @@ def _take(
     """Have this rank's part, as it is, in one of the places; returns which."""
     rank, world_size = around.group.rank, around.group.world_size
     part = next(iter(plan.own(rank)), None)
-    if part in memory.parts:
+    if part is not None and part in memory.parts:
         return memory.parts.index(part)
     memory.forget(0)
     content = None if part is None else fetched[part]
