@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from trainflow.communication.compression.build import load_library
-from trainflow.communication.compression.kernels import warn_slow
-from trainflow.errors import CommunicationError
+from trainflow.communication.compression.kernels import fastest
 
 
 class DenseKernels(Protocol):
@@ -94,14 +93,7 @@ class EagerDenseKernels:
 
 def choose_dense_kernels(device: torch.device) -> DenseKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
-    if device.type != "cpu":
-        warn_slow(f"there are no compiled kernels for {device.type} devices")
-        return EagerDenseKernels()
-    try:
-        return NativeDenseKernels()
-    except CommunicationError as error:
-        warn_slow(str(error))
-        return EagerDenseKernels()
+    return fastest(NativeDenseKernels, EagerDenseKernels, device)
 
 
 @cache

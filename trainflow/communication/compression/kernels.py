@@ -6,8 +6,9 @@ Process: every rank.  Thread: training.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from trainflow.communication.compression.native import NativeKernels
 from trainflow.errors import CommunicationError
 
 logger = logging.getLogger(__name__)
+
+Native = TypeVar("Native")
+Eager = TypeVar("Eager")
 
 
 class BlockKernels(Protocol):
@@ -59,14 +63,27 @@ class BlockKernels(Protocol):
 
 def choose_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
-    if device.type != "cpu":
-        warn_slow(f"there are no compiled kernels for {device.type} devices")
-        return EagerKernels(block_format)
+    return fastest(lambda: NativeKernels(block_format), lambda: EagerKernels(block_format), device)
+
+
+def fastest(
+    native: Callable[[], Native], eager: Callable[[], Eager], device: torch.device
+) -> Native | Eager:
+    """Make the compiled tier, or the slower one where that can't be had; warns once of it.
+
+    Args:
+        native: makes kernels for CPU tensors; may raise CommunicationError.
+        eager: makes kernels for tensors of any device.
+        device: where tensors lie.
+    """
     try:
-        return NativeKernels(block_format)
+        if device.type == "cpu":
+            return native()
+        reason = f"there are no compiled kernels for {device.type} devices"
     except CommunicationError as error:
-        warn_slow(str(error))
-        return EagerKernels(block_format)
+        reason = str(error)
+    _warn_slow(reason)
+    return eager()
 
 
 _slow_for: list[str] = []
@@ -78,7 +95,7 @@ def is_slow() -> bool:
 
 
 @cache
-def warn_slow(reason: str) -> None:
+def _warn_slow(reason: str) -> None:
     """Say once why compression is slow here."""
     _slow_for.append(reason)
     logger.warning("compression runs in plain torch, several times slower: %s", reason)

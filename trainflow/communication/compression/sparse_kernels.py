@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from trainflow.communication.compression.build import load_library
-from trainflow.communication.compression.kernels import warn_slow
+from trainflow.communication.compression.kernels import fastest
 from trainflow.communication.error_feedback import Feedback
-from trainflow.errors import CommunicationError
 
 
 class SparseKernels(Protocol):
@@ -106,14 +105,7 @@ class EagerSparseKernels:
 
 def choose_sparse_kernels(device: torch.device) -> SparseKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
-    if device.type != "cpu":
-        warn_slow(f"there are no compiled kernels for {device.type} devices")
-        return EagerSparseKernels()
-    try:
-        return NativeSparseKernels()
-    except CommunicationError as error:
-        warn_slow(str(error))
-        return EagerSparseKernels()
+    return fastest(NativeSparseKernels, EagerSparseKernels, device)
 
 
 @cache
