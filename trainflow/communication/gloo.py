@@ -4,18 +4,29 @@ Process: every rank.  Thread: connected by control, used by training, aborted by
 Ranks: all of an epoch connect together.
 """
 
+import contextlib
 import json
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import Store
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import sockets
+from trainflow.communication.gloo_works import Collective, Release, Transfer
 from trainflow.communication.process_group import ProcessGroupTransport
 
+LEFT_BEHIND = "gloo-left-behind"  # the thread that waits for what an abort didn't end
+
 _NUM_THREADS = 2
+# No rank sends with this tag: who receives it learns whether the connection is closed.
+_PROBE_TAG = 2**16
+_CLOSES_WITHIN_S = 0.02
 # A new device is recognised by the one port that starts to listen while it is made.
 _device_lock = threading.Lock()
 
@@ -24,15 +35,61 @@ class GlooTransport(ProcessGroupTransport):
     """One epoch's gloo group."""
 
     def __init__(
-        self, group: dist.ProcessGroupGloo, own_port: int, peers: frozenset[sockets.Address]
+        self, group: dist.ProcessGroupGloo, own_port: int, peers: dict[int, sockets.Address]
     ):
         super().__init__(group)
         self._own_port = own_port
         self._peers = peers
+        self._release = Release(SYSTEM_CLOCK)
+        self._lock = threading.Lock()
+        self._issued: weakref.WeakSet[Collective] = weakref.WeakSet()
+
+    def _lend(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()  # an object of its own, that can be given other memory
+
+    def _watch(self, work: Any, *lent: Tensor) -> Collective:  # noqa: ANN401  see the base
+        collective = Collective(work, lent, self._release)
+        with self._lock:
+            self._issued.add(collective)
+        return collective
+
+    def _watch_transfer(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401  see the base
+        del lent
+        return Transfer(work, self._release)
 
     def abort(self) -> None:
-        """Shut this group's sockets down: gloo's own abort releases nobody (see `sockets`)."""
-        sockets.shut_down_connections(self._own_port, self._peers)
+        """Close this group's connections; what gloo then doesn't end, is left behind.
+
+        Gloo's own abort releases nobody (see `sockets`).
+        """
+        with self._lock:
+            if self._release.aborted_at_s is not None:
+                return
+            sockets.shut_down_connections(self._own_port, frozenset(self._peers.values()))
+            self._close_what_stands()
+            self._release.start()
+            left = [collective for collective in self._issued if not collective.is_over]
+        if left:
+            outlive = threading.Thread(target=self._outlive, args=(left,), daemon=True)
+            outlive.name = LEFT_BEHIND
+            outlive.start()
+
+    def _close_what_stands(self) -> None:
+        """Make gloo close the connections that it no longer reads, and so doesn't know are shut.
+
+        It reads a message into an operation's memory. Is the operation gone, it reads no further,
+        and spins. An operation that times out closes all connections of the group.
+        """
+        probe = torch.zeros(1)
+        for peer in self._peers:
+            with contextlib.suppress(RuntimeError):  # closed, as it should be
+                probing = self._group.recv([probe], peer, _PROBE_TAG)
+                probing.wait(timedelta(seconds=_CLOSES_WITHIN_S))
+
+    def _outlive(self, left: list[Collective]) -> None:
+        """Keep the group for as long as gloo has work: its destructor would wait with the GIL."""
+        for collective in left:
+            collective.outlive()
 
 
 class GlooConnector:
@@ -60,12 +117,12 @@ class GlooConnector:
         options._threads = _NUM_THREADS  # noqa: SLF001
         group = gloo(store, rank, world_size, options)
         group.set_timeout(timedelta(seconds=self.collective_timeout_s))
-        peers: list[sockets.Address] = []
+        peers: dict[int, sockets.Address] = {}
         for peer in range(world_size):
             if peer != rank:
                 host, port = json.loads(store.get(f"gloo/{peer}"))
-                peers.append((host, port))
-        return GlooTransport(group, own_port, frozenset(peers))
+                peers[peer] = (host, port)
+        return GlooTransport(group, own_port, peers)
 
     def _create_device(self) -> tuple[dist.ProcessGroupGloo.Device, int]:
         """Make a device and tell on which port it listens."""

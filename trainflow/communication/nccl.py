@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import Store
 
 from trainflow.clock import SYSTEM_CLOCK, Clock
@@ -43,7 +44,8 @@ class NcclTransport(ProcessGroupTransport):
         self.clock = clock
         self.aborted_at_s: float | None = None
 
-    def _watch(self, work: Any) -> Work:  # noqa: ANN401  see the base
+    def _watch(self, work: Any, *lent: Tensor) -> Work:  # noqa: ANN401  see the base
+        del lent
         return _BlockingWork(work, self)
 
     def abort(self) -> None:

@@ -19,27 +19,39 @@ class ProcessGroupTransport:
     def __init__(self, group: "ProcessGroup | ProcessGroupGloo | ProcessGroupNCCL"):
         self._group: Any = group  # the stubs leave the collectives out
 
-    def _watch(self, work: Any) -> Work:  # noqa: ANN401  the library's own kind
+    def _lend(self, tensor: Tensor) -> Tensor:
+        """Return what the library gets for ``tensor``: the same memory."""
+        return tensor
+
+    def _watch(self, work: Any, *lent: Tensor) -> Work:  # noqa: ANN401  the library's own kind
         """Return what is waited for: the library's work, unless its ``wait`` won't do."""
+        del lent
         return work
+
+    def _watch_transfer(self, work: Any, lent: Tensor) -> Work:  # noqa: ANN401  as above
+        """Return what is waited for when one rank sends to another."""
+        return self._watch(work, lent)
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """Sum in place; the order of summation is the library's."""
-        return self._watch(self._group.allreduce([tensor]))
+        lent = self._lend(tensor)
+        return self._watch(self._group.allreduce([lent]), lent)
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
         """Gather every rank's ``tensor`` into ``output``."""
         gather = self._group._allgather_base  # noqa: SLF001  no public flat form
-        return self._watch(gather(output, tensor))
+        lent = self._lend(output), self._lend(tensor)
+        return self._watch(gather(*lent), *lent)
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
         """Exchange equal parts."""
-        return self._watch(self._group.alltoall_base(output, tensor, [], []))
+        lent = self._lend(output), self._lend(tensor)
+        return self._watch(self._group.alltoall_base(*lent, [], []), *lent)
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Send to one rank."""
-        return self._watch(self._group.send([tensor], to_rank, 0))
+        return self._watch_transfer(self._group.send([tensor], to_rank, 0), tensor)
 
     def recv(self, tensor: Tensor, from_rank: int) -> Work:
         """Receive from one rank."""
-        return self._watch(self._group.recv([tensor], from_rank, 0))
+        return self._watch_transfer(self._group.recv([tensor], from_rank, 0), tensor)

@@ -1,9 +1,10 @@
 """Find and shut down the sockets of one gloo device, and no others.
 
 In torch 2.13 neither ``ProcessGroupGloo.abort()`` nor ``shutdown()`` releases a rank that waits for
-a dead or stopped peer. Shutting the group's sockets down does, within milliseconds. A training
-process holds many other sockets (Ray's, the object store's), so a gloo socket is known by its
-addresses: one end is the listener of this rank's device or of a peer's.
+a dead or stopped peer. Shutting the group's sockets down does, within milliseconds, but for what is
+in the middle of a message (see `gloo_works`). A training process holds many other sockets (Ray's,
+the object store's), so a gloo socket is known by its addresses: one end is the listener of this
+rank's device or of a peer's.
 
 Process: every rank.  Thread: any.  Blocks: no.
 """

@@ -1,0 +1,119 @@
+"""Wait for what gloo does, and leave it behind when an abort doesn't end it.
+
+When a connection closes, gloo (``Pair::signalException`` of its TCP transport) tells the operations
+whose message has yet to begin, and none whose message is half sent or half received: that one
+stands until its timeout. Once all connections of a group are closed nothing arrives any more, so
+what stands is left behind: it touches no memory until it fails. What waits in gloo's queue behind
+it would begin then, and copy its own part first; so its memory is taken from it. See
+docs/adr/0014-what-gloo-does-not-end.md.
+
+Process: every rank.  Thread: training waits, control releases.
+"""
+
+import contextlib
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainflow.clock import Clock
+
+_LOOK_EVERY_S = 0.02
+# An operation that was told has ended by then, one that was summing has come to its next message.
+_ENDS_WITHIN_S = 0.25
+
+
+class Release:
+    """Whether a group was aborted, and its operations have had the time to end.
+
+    Attributes:
+        aborted_at_s: when all its connections were closed, or None. Of the clock's monotonic kind.
+    """
+
+    def __init__(self, clock: Clock):
+        self.aborted_at_s: float | None = None
+        self._clock = clock
+
+    def start(self) -> None:
+        """Begin to count, once."""
+        if self.aborted_at_s is None:
+            self.aborted_at_s = self._clock.monotonic_s()
+
+    def check(self, ends_within_s: float = 0.0) -> None:
+        """RuntimeError if the group was aborted that long ago."""
+        if self.aborted_at_s is None:
+            return
+        if self._clock.monotonic_s() >= self.aborted_at_s + ends_within_s:
+            raise RuntimeError("the gloo group was aborted in the middle of a message")
+
+
+class Collective:
+    """What a thread of gloo's does, one after another of the same group.
+
+    Args:
+        work: gloo's own.
+        lent: the tensors that gloo has, of the caller's memory; nobody else has these objects.
+        release: of the group.
+    """
+
+    def __init__(self, work: Any, lent: tuple[Tensor, ...], release: Release):  # noqa: ANN401
+        self._work = work
+        self._lent = lent
+        self._release = release
+
+    @property
+    def is_over(self) -> bool:
+        """Whether gloo is done with it, well or badly."""
+        return self._work.is_completed()
+
+    def wait(self) -> bool:
+        """Block until it is over; RuntimeError if it failed, or was aborted."""
+        while not self._work.is_completed():
+            try:
+                self._release.check(_ENDS_WITHIN_S)
+            except RuntimeError:
+                self._take_back()
+                raise
+            with contextlib.suppress(RuntimeError):  # not yet, or it failed: looked at below
+                self._work.wait(timedelta(seconds=_LOOK_EVERY_S))
+        return self._work.wait()
+
+    def outlive(self) -> None:
+        """Block until it is over, if only by its timeout."""
+        with contextlib.suppress(RuntimeError):
+            self._work.wait()
+
+    def _take_back(self) -> None:
+        """Give gloo other memory, should this have yet to begin behind one that stands."""
+        for tensor in self._lent:
+            tensor.data = torch.empty_like(tensor)
+
+
+class Transfer:
+    """A message between two ranks: gloo's wait for it can't be ended, so a thread waits."""
+
+    def __init__(self, work: Any, release: Release):  # noqa: ANN401
+        self._work = work
+        self._release = release
+        self._error: RuntimeError | None = None
+
+    def wait(self) -> bool:
+        """Block until it is over; RuntimeError if it failed, or was aborted."""
+        self._release.check()  # nothing touches its memory any more, whether it is over or not
+        waiter = threading.Thread(target=self._run, name="gloo-transfer", daemon=True)
+        waiter.start()
+        while waiter.is_alive():
+            waiter.join(_LOOK_EVERY_S)
+            if waiter.is_alive():
+                self._release.check()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
