@@ -105,7 +105,7 @@ def test_a_connection_is_closed_though_the_reader_of_its_message_is_gone():
     before = num_sockets()
     sender, receiver = connect(2)
     landing = torch.zeros(LARGE)
-    work = receiver.recv(landing, 0)
+    work = receiver._group.recv([landing], 0, 0)
     sending = sender.send(torch.ones(LARGE), 1)
     wait_until(lambda: landing[0].item() == 1)
     del work  # and with it, gloo's memory of where the rest of the message goes

@@ -18,7 +18,7 @@ from torch.distributed import Store
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import sockets
-from trainflow.communication.gloo_works import Collective, Release, Transfer
+from trainflow.communication.gloo_works import Collective, Release, Transfer, TransferWaiter
 from trainflow.communication.process_group import ProcessGroupTransport
 
 LEFT_BEHIND = "gloo-left-behind"  # the thread that waits for what an abort didn't end
@@ -41,6 +41,7 @@ class GlooTransport(ProcessGroupTransport):
         self._own_port = own_port
         self._peers = peers
         self._release = Release(SYSTEM_CLOCK)
+        self._transfers = TransferWaiter(self._release)
         self._lock = threading.Lock()
         self._issued: weakref.WeakSet[Collective] = weakref.WeakSet()
 
@@ -55,7 +56,7 @@ class GlooTransport(ProcessGroupTransport):
 
     def _watch_transfer(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401  see the base
         del lent
-        return Transfer(work, self._release)
+        return self._transfers.watch(work)
 
     def abort(self) -> None:
         """Close this group's connections; what gloo then doesn't end, is left behind.

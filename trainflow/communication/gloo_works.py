@@ -12,7 +12,9 @@ Process: every rank.  Thread: training waits, control releases.
 
 import contextlib
 import threading
+import weakref
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -92,28 +94,52 @@ class Collective:
 
 
 class Transfer:
-    """A message between two ranks: gloo's wait for it can't be ended, so a thread waits."""
+    """A message between two ranks."""
 
     def __init__(self, work: Any, release: Release):  # noqa: ANN401
         self._work = work
         self._release = release
+        self._over = threading.Event()
         self._error: RuntimeError | None = None
 
     def wait(self) -> bool:
         """Block until it is over; RuntimeError if it failed, or was aborted."""
-        self._release.check()  # nothing touches its memory any more, whether it is over or not
-        waiter = threading.Thread(target=self._run, name="gloo-transfer", daemon=True)
-        waiter.start()
-        while waiter.is_alive():
-            waiter.join(_LOOK_EVERY_S)
-            if waiter.is_alive():
-                self._release.check()
+        while not self._over.is_set():
+            self._release.check()  # closed: nothing touches its memory, whether it is over or not
+            self._over.wait(_LOOK_EVERY_S)
         if self._error is not None:
             raise self._error
         return True
 
-    def _run(self) -> None:
+    def outlive(self) -> None:
+        """Block until it is over, if only by its timeout."""
         try:
             self._work.wait()
         except RuntimeError as error:
             self._error = error
+        self._over.set()
+
+
+class TransferWaiter:
+    """Waits for messages in their order, in a thread: gloo's wait for one can't be ended."""
+
+    def __init__(self, release: Release):
+        self._release = release
+        self._begun: SimpleQueue[Transfer | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, work: Any) -> Transfer:  # noqa: ANN401
+        """Begin to wait for gloo's ``work``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=_outlive_all, args=(self._begun,), daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._begun.put, None)
+        transfer = Transfer(work, self._release)
+        self._begun.put(transfer)
+        return transfer
+
+
+def _outlive_all(begun: "SimpleQueue[Transfer | None]") -> None:
+    while (transfer := begun.get()) is not None:
+        transfer.outlive()
+        del transfer  # not kept until there is another
