@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store
 
-from trainflow.clock import SYSTEM_CLOCK
-from trainflow.communication import sockets
+from trainflow.communication import os_threads, sockets
 from trainflow.communication.gloo_works import Collective, Release, Transfer, TransferWaiter
 from trainflow.communication.process_group import ProcessGroupTransport
 
@@ -35,12 +34,16 @@ class GlooTransport(ProcessGroupTransport):
     """One epoch's gloo group."""
 
     def __init__(
-        self, group: dist.ProcessGroupGloo, own_port: int, peers: dict[int, sockets.Address]
+        self,
+        group: dist.ProcessGroupGloo,
+        own_port: int,
+        peers: dict[int, sockets.Address],
+        threads: frozenset[int],
     ):
         super().__init__(group)
         self._own_port = own_port
         self._peers = peers
-        self._release = Release(SYSTEM_CLOCK)
+        self._release = Release(threads)
         self._transfers = TransferWaiter(self._release)
         self._lock = threading.Lock()
         self._issued: weakref.WeakSet[Collective] = weakref.WeakSet()
@@ -64,11 +67,11 @@ class GlooTransport(ProcessGroupTransport):
         Gloo's own abort releases nobody (see `sockets`).
         """
         with self._lock:
-            if self._release.aborted_at_s is not None:
+            if self._release.is_due:
                 return
             sockets.shut_down_connections(self._own_port, frozenset(self._peers.values()))
             self._close_what_stands()
-            self._release.start()
+            self._release.is_due = True
             left = [collective for collective in self._issued if not collective.is_over]
         if left:
             outlive = threading.Thread(target=self._outlive, args=(left,), daemon=True)
@@ -116,14 +119,16 @@ class GlooConnector:
         options._devices = [device]  # noqa: SLF001
         options._timeout = timedelta(seconds=self.connect_timeout_s)  # noqa: SLF001
         options._threads = _NUM_THREADS  # noqa: SLF001
+        before = os_threads.thread_ids()
         group = gloo(store, rank, world_size, options)
+        threads = os_threads.thread_ids() - before  # gloo's, and perhaps others
         group.set_timeout(timedelta(seconds=self.collective_timeout_s))
         peers: dict[int, sockets.Address] = {}
         for peer in range(world_size):
             if peer != rank:
                 host, port = json.loads(store.get(f"gloo/{peer}"))
                 peers[peer] = (host, port)
-        return GlooTransport(group, own_port, peers)
+        return GlooTransport(group, own_port, peers, threads)
 
     def _create_device(self) -> tuple[dist.ProcessGroupGloo.Device, int]:
         """Make a device and tell on which port it listens."""

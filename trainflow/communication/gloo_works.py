@@ -3,9 +3,9 @@
 When a connection closes, gloo (``Pair::signalException`` of its TCP transport) tells the operations
 whose message has yet to begin, and none whose message is half sent or half received: that one
 stands until its timeout. Once all connections of a group are closed nothing arrives any more, so
-what stands is left behind: it touches no memory until it fails. What waits in gloo's queue behind
-it would begin then, and copy its own part first; so its memory is taken from it. See
-docs/adr/0014-what-gloo-does-not-end.md.
+what stands (gloo's threads have not run from one look to the next) is left behind: it touches no
+memory until it fails. What waits in gloo's queue behind it would begin then, and copy its own part
+first; so its memory is taken from it. See docs/adr/0014-what-gloo-does-not-end.md.
 
 Process: every rank.  Thread: training waits, control releases.
 """
@@ -20,35 +20,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainflow.clock import Clock
+from trainflow.communication import os_threads
 
 _LOOK_EVERY_S = 0.02
-# An operation that was told has ended by then, one that was summing has come to its next message.
-_ENDS_WITHIN_S = 0.25
+_MOST_LOOKS = 25
+_THREAD_NAME = "pt_gloo_runloop"  # of those that run collectives
 
 
 class Release:
-    """Whether a group was aborted, and its operations have had the time to end.
+    """Whether a group was aborted, and what becomes of its operations since.
+
+    Args:
+        threads: the kernel's numbers of those that began with the group, and perhaps others.
 
     Attributes:
-        aborted_at_s: when all its connections were closed, or None. Of the clock's monotonic kind.
+        is_due: all connections are closed.
     """
 
-    def __init__(self, clock: Clock):
-        self.aborted_at_s: float | None = None
-        self._clock = clock
+    def __init__(self, threads: frozenset[int]):
+        self.is_due = False
+        self._threads = threads
 
-    def start(self) -> None:
-        """Begin to count, once."""
-        if self.aborted_at_s is None:
-            self.aborted_at_s = self._clock.monotonic_s()
-
-    def check(self, ends_within_s: float = 0.0) -> None:
-        """RuntimeError if the group was aborted that long ago."""
-        if self.aborted_at_s is None:
-            return
-        if self._clock.monotonic_s() >= self.aborted_at_s + ends_within_s:
+    def check(self) -> None:
+        """RuntimeError if the group was aborted."""
+        if self.is_due:
             raise RuntimeError("the gloo group was aborted in the middle of a message")
+
+    def num_runs(self) -> int | None:
+        """Count how often the threads that run collectives have run; None if one is about to."""
+        return os_threads.num_runs(self._threads, _THREAD_NAME)
 
 
 class Collective:
@@ -72,13 +72,17 @@ class Collective:
 
     def wait(self) -> bool:
         """Block until it is over; RuntimeError if it failed, or was aborted."""
+        num_runs: int | None = None
+        looks = 0
         while not self._work.is_completed():
-            try:
-                self._release.check(_ENDS_WITHIN_S)
-            except RuntimeError:
-                self._take_back()
-                raise
-            with contextlib.suppress(RuntimeError):  # not yet, or it failed: looked at below
+            if self._release.is_due:
+                before, num_runs = num_runs, self._release.num_runs()
+                looks += 1
+                stands = num_runs is not None and num_runs == before
+                if stands or looks > _MOST_LOOKS:
+                    self._take_back()
+                    self._release.check()
+            with contextlib.suppress(RuntimeError):  # not yet, or it failed: looked at above
                 self._work.wait(timedelta(seconds=_LOOK_EVERY_S))
         return self._work.wait()
 
