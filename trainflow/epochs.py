@@ -62,6 +62,7 @@ class EpochSpec:
         store_port: its port.
         snapshot_ranks: ranks that copy the state out, on different nodes where there are any.
         seconds_between_failures: of the run so far.
+        nodes: by rank, a number for the node that it is on; empty if that is unknown.
     """
 
     epoch: EpochId
@@ -70,6 +71,7 @@ class EpochSpec:
     store_port: int
     snapshot_ranks: tuple[int, ...] = ()
     seconds_between_failures: float = math.inf
+    nodes: tuple[int, ...] = ()
 
     def rank_of(self, worker_id: str) -> int:
         """Return the rank of ``worker_id``; raises ValueError if it is not a member."""
@@ -79,6 +81,19 @@ class EpochSpec:
     def world_size(self) -> int:
         """Number of members."""
         return len(self.members)
+
+    @property
+    def by_node(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node, where several nodes have equally many, and more than one.
+
+        Empty where that isn't so, or isn't known.
+        """
+        ranks: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            ranks.setdefault(node, []).append(rank)
+        sizes = {len(each) for each in ranks.values()}
+        is_regular = len(ranks) > 1 and len(sizes) == 1 and 1 not in sizes
+        return tuple(map(tuple, ranks.values())) if is_regular else ()
 
 
 @dataclass(frozen=True)

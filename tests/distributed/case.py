@@ -24,6 +24,7 @@ class Case:
         num_samples: size of the dataset.
         extra: what else ``train`` wants to know, by worker id or not.
         nodes_are_lost: with each worker that dies its node's memory is gone.
+        nodes: worker id -> a number for its node; empty if nobody knows.
     """
 
     train: Callable[[Session, Any], Any]
@@ -33,6 +34,7 @@ class Case:
     num_samples: int = 1000
     extra: Any = None
     nodes_are_lost: bool = False
+    nodes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

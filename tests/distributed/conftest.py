@@ -1,5 +1,6 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def run(tmp_path: Path) -> Run:
         num_samples: int = MAX_STEPS * BATCH,
         extra: Any = None,
         nodes_are_lost: bool = False,
+        nodes: Sequence[int] = (),
         **settings: Any,
     ) -> Outcome:
         job = make_job(**settings)
         case = Case(function, job, faults, late or {}, num_samples, extra, nodes_are_lost)
+        case = replace(case, nodes={f"w{number}": node for number, node in enumerate(nodes)})
         return run_case(case, tmp_path)
 
     return run_ranks

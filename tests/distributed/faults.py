@@ -167,6 +167,15 @@ class FaultyTransport:
             self._injector.reach(Where.IN_BACKWARD)
         return work
 
+    def all_to_all_among(self, output: Tensor, tensor: Tensor, ranks: Sequence[int]) -> Work:
+        """A hierarchical sum's hop: within the node if it isn't quantised, else a later one."""
+        if tensor.dtype is torch.uint8:
+            self._injector.reach(Where.BETWEEN_HOPS)
+        work = self._inner.all_to_all_among(output, tensor, ranks)
+        if tensor.dtype is not torch.uint8 and self._injector.phase is Phase.COMPUTE:
+            self._injector.reach(Where.IN_BACKWARD)
+        return work
+
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Healing somebody; struck when a large part of the state has been sent, but not all."""
         work = self._inner.send(tensor, to_rank)

@@ -268,7 +268,9 @@ class Coordinator:
         port = self._workers[members[0]].store_port
         assert port is not None, "members are ready"
         copying = tuple(range(min(SNAPSHOT_RANKS, len(members))))
-        self._forming = EpochSpec(EpochId(1, self._counter), members, HOST, port, copying)
+        nodes = tuple(self._case.nodes[member] for member in members if self._case.nodes)
+        epoch = EpochId(1, self._counter)
+        self._forming = EpochSpec(epoch, members, HOST, port, copying, nodes=nodes)
         self._answers = {}
         for member in members:
             self._workers[member].send("form", self._forming, at_boundary)

@@ -10,8 +10,10 @@ from tests.distributed.conftest import SPEC, Run
 from tests.distributed.faults import Fault, Where, fail_at
 from trainflow.communication.aggregation import RingSum
 from trainflow.communication.compression import auto
+from trainflow.communication.compression.block_format import INT8
 from trainflow.communication.compression.cost_model import Link
 from trainflow.communication.compression.profiling import Profile
+from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group
 from trainflow.computation.session import Session
 from trainflow.epochs import EpochSpec
@@ -69,9 +71,14 @@ def test_who_joins_sums_as_the_others_do(run: Run, fault: Fault):
         assert result["digest"] == undisturbed.by_rank[0]["digest"]
 
 
+def make_auto() -> auto.AutoSum:
+    device = torch.device("cpu")
+    return auto.AutoSum(RingSum(), TwoHopSum(INT8, device), device)
+
+
 def test_a_world_of_one_has_nothing_to_choose(groups: list[Group]):
     alone = Group(EpochSpec(SPEC.epoch, ("a",), "", 0), 0, groups[0]._transport, lambda *_: None)
-    aggregator = auto.AutoSum(RingSum(), torch.device("cpu"))
+    aggregator = make_auto()
     aggregator.prepare(alone, [1_000_000])
     assert aggregator.keep() is None
     assert alone.sequence == 0
@@ -79,6 +86,6 @@ def test_a_world_of_one_has_nothing_to_choose(groups: list[Group]):
 
 def test_a_group_that_fails_while_it_measures_has_chosen_nothing(groups: list[Group]):
     groups[0].failure = "a member is gone"
-    aggregator = auto.AutoSum(RingSum(), torch.device("cpu"))
+    aggregator = make_auto()
     aggregator.prepare(groups[0], [1_000_000])
     assert aggregator.keep() is None

@@ -26,5 +26,26 @@ def test_the_rank_of_a_member_is_its_place():
         spec.rank_of("d")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "by_node"),
+    [
+        ((0, 0, 1, 1), ((0, 1), (2, 3))),
+        ((0, 1, 0, 1), ((0, 2), (1, 3))),
+        ((0, 1, 1, 0), ((0, 3), (1, 2))),
+        ((0, 1, 2, 2, 0, 1), ((0, 4), (1, 5), (2, 3))),
+        ((0, 0, 0, 1, 1, 1), ((0, 1, 2), (3, 4, 5))),
+        ((0, 0, 1), ()),
+        ((0, 0, 0, 1), ()),
+        ((0, 1, 2, 3), ()),
+        ((0, 0, 0, 0), ()),
+        ((0,), ()),
+        ((), ()),
+    ],
+)
+def test_ranks_are_told_by_node_where_nodes_are_alike(nodes, by_node):
+    members = tuple(map(str, range(len(nodes))))
+    assert EpochSpec(EpochId(1, 1), members, "", 0, nodes=nodes).by_node == by_node
+
+
 def test_no_phase_is_both_judged_and_excused_as_waiting():
     assert not [phase for phase in Phase if phase.is_judged and phase.is_waiting]

@@ -6,13 +6,15 @@ Fails: never raises; ``wait()`` says False and the bucket holds garbage.
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.auto import AutoSum
-from trainflow.communication.compression.block_format import FP8, INT4, INT8
+from trainflow.communication.compression.block_format import FP8, INT4, INT8, BlockFormat
+from trainflow.communication.compression.hierarchical import HierarchicalSum
 from trainflow.communication.compression.low_rank import LowRankScheme
 from trainflow.communication.compression.top_k import TopKSum
 from trainflow.communication.compression.two_hop import TwoHopSum
@@ -181,6 +183,7 @@ def choose_aggregator(
     # gloo's own order of summation depends on ranks alone, NCCL's on the network too.
     in_rank_order = deterministic and device.type != "cpu"
     exact: Aggregator = RankOrderSum() if in_rank_order else RingSum()
+    blockwise = partial(_blockwise, settings, deterministic=deterministic, device=device)
     chosen: Aggregator | LowRankScheme = exact
     match compression or settings.compression:
         case "none":
@@ -188,11 +191,23 @@ def choose_aggregator(
         case "bf16":
             chosen = Bfloat16Sum(exact)
         case "fp8" | "int8" | "int4":
-            chosen = TwoHopSum(_FORMATS[compression or settings.compression], device)
+            chosen = blockwise(_FORMATS[compression or settings.compression])
         case "top_k":
             chosen = TopKSum(settings.top_k_fraction, device)
         case "power_sgd":
             chosen = LowRankScheme(settings.power_sgd_rank, device)
         case "auto":
-            chosen = AutoSum(exact, device)
+            chosen = AutoSum(exact, blockwise(INT8), device)
     return chosen
+
+
+def _blockwise(
+    settings: CommunicationConfig,
+    block_format: BlockFormat,
+    *,
+    deterministic: bool,
+    device: torch.device,
+) -> TwoHopSum | HierarchicalSum:
+    if settings.sums_by_node(deterministic=deterministic):
+        return HierarchicalSum(block_format, device, is_asked=bool(settings.hierarchical))
+    return TwoHopSum(block_format, device)

@@ -20,10 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import os_threads
+
+TRANSFERS = "gloo-transfers"  # a thread that waits for messages between two ranks
 
 _LOOK_EVERY_S = 0.02
 _MOST_LOOKS = 25
+_OUTLIVE_LOOK_S = 0.5
 _THREAD_NAME = "pt_gloo_runloop"  # of those that run collectives
 
 
@@ -87,9 +91,13 @@ class Collective:
         return self._work.wait()
 
     def outlive(self) -> None:
-        """Block until it is over, if only by its timeout."""
-        with contextlib.suppress(RuntimeError):
-            self._work.wait()
+        """Block until it is over, if only by its timeout.
+
+        Looks now and then: a thread that wakes up in gloo's own wait while Python exits takes the
+        process down.
+        """
+        while not self._work.is_completed():
+            SYSTEM_CLOCK.sleep(_OUTLIVE_LOOK_S)
 
     def _take_back(self) -> None:
         """Give gloo other memory, should this have yet to begin behind one that stands."""
@@ -135,7 +143,9 @@ class TransferWaiter:
     def watch(self, work: Any) -> Transfer:  # noqa: ANN401
         """Begin to wait for gloo's ``work``."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_outlive_all, args=(self._begun,), daemon=True)
+            self._thread = threading.Thread(
+                target=_outlive_all, args=(self._begun,), name=TRANSFERS, daemon=True
+            )
             self._thread.start()
             weakref.finalize(self, self._begun.put, None)
         transfer = Transfer(work, self._release)

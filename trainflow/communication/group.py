@@ -37,7 +37,7 @@ class Pending:
         """Block until done. True if the tensors hold the result, False if they hold garbage.
 
         Waits after a failure too: only then does the library no longer write to the tensors. What
-        was aborted ends within milliseconds.
+        was aborted ends within milliseconds, or is left behind within a tenth of a second.
         """
         if self._work is None:
             return False
@@ -88,6 +88,16 @@ class Group:
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Pending:
         """Send the r-th equal part of ``tensor`` to rank r; ``output`` holds parts by sender."""
         return self._start(lambda: self._transport.all_to_all(output, tensor))
+
+    def all_to_all_among(self, output: Tensor, tensor: Tensor, ranks: Sequence[int]) -> Pending:
+        """As `all_to_all`, in equal parts among ``ranks`` alone; every rank issues it at once.
+
+        Args:
+            output: parts by sender.
+            tensor: the i-th part of it goes to ``ranks[i]``.
+            ranks: ascending, this one among them; the others have the same ones.
+        """
+        return self._start(lambda: self._transport.all_to_all_among(output, tensor, ranks))
 
     def send(self, tensor: Tensor, to_rank: int) -> Pending:
         """Send ``tensor`` to one rank."""

@@ -3,6 +3,7 @@
 Process: every rank.  Thread: training.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -47,6 +48,13 @@ class ProcessGroupTransport:
         """Exchange equal parts."""
         lent = self._lend(output), self._lend(tensor)
         return self._watch(self._group.alltoall_base(*lent, [], []), *lent)
+
+    def all_to_all_among(self, output: Tensor, tensor: Tensor, ranks: Sequence[int]) -> Work:
+        """Exchange equal parts with some, and nothing with the others."""
+        lent = self._lend(output), self._lend(tensor)
+        part = tensor.numel() // len(ranks)
+        splits = [part if rank in ranks else 0 for rank in range(self._group.size())]
+        return self._watch(self._group.alltoall_base(*lent, splits, splits), *lent)
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Send to one rank."""

@@ -4,6 +4,7 @@ One transport serves one epoch. It is connected eagerly, never touches the rende
 once it is up, and can be aborted from any thread.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -35,6 +36,13 @@ class Transport(Protocol):
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
         """Send the r-th of world_size equal parts of ``tensor`` to rank r; ``output`` by sender."""
+        ...
+
+    def all_to_all_among(self, output: Tensor, tensor: Tensor, ranks: Sequence[int]) -> Work:
+        """As `all_to_all`, in equal parts among ``ranks``, ascending; the others among themselves.
+
+        All ranks issue it together, each with those that it exchanges with, itself among them.
+        """
         ...
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:

@@ -17,6 +17,7 @@ PlainCompression = Literal["none", "bf16", "fp8", "int8", "int4", "top_k", "powe
 Compression = Literal[PlainCompression, "auto"]
 
 _NEED_FEEDBACK = frozenset({"top_k", "power_sgd"})
+_BLOCKWISE = frozenset({"fp8", "int8", "int4", "auto"})
 _ONLY_WITH = {"top_k_fraction": "top_k", "power_sgd_rank": "power_sgd"}
 
 
@@ -53,11 +54,20 @@ class CommunicationConfig(Section):
     power_sgd_rank: PositiveInt = 4
     """Of the matrices that power_sgd sends."""
 
+    hierarchical: bool | None = None
+    """Whether fp8, int8 and int4 sum inside each node first, uncompressed, and compress only what
+    goes between nodes; where several nodes have equally many workers, two or more. Null: unless
+    ``training.deterministic``, since the bits of a sum then depend on who is on which node."""
+
     @property
     def feeds_back(self) -> bool:
         """Whether there is error feedback."""
         needed = bool(self._all & _NEED_FEEDBACK)
         return needed if self.error_feedback is None else self.error_feedback
+
+    def sums_by_node(self, *, deterministic: bool) -> bool:
+        """Return whether blockwise sums go by node, where nodes are alike."""
+        return not deterministic if self.hierarchical is None else self.hierarchical
 
     def compression_of(self, parameter: str) -> Compression:
         """Return the form in which a parameter's gradient travels."""
@@ -70,9 +80,13 @@ class CommunicationConfig(Section):
     def _all(self) -> set[str]:
         return {self.compression, *self.per_parameter.values()}
 
-    def conflicts(self) -> list[Problem]:
-        """Return what is wrong with settings that are right one by one."""
-        problems: list[Problem] = []
+    def conflicts(self, *, deterministic: bool = False) -> list[Problem]:
+        """Return what is wrong with settings that are right one by one.
+
+        Args:
+            deterministic: ``training.deterministic``.
+        """
+        problems = self._node_conflicts(deterministic=deterministic)
         chosen = ", ".join(sorted(self._all))
         if self._all == {"none"} and self.error_feedback:
             expected = "false with communication.compression = none, which leaves nothing out"
@@ -90,3 +104,18 @@ class CommunicationConfig(Section):
                 change = f"leave it out, or set communication.compression to {compression}"
                 problems.append(Problem(f"communication.{setting}", got, expected, change))
         return problems
+
+    def _node_conflicts(self, *, deterministic: bool) -> list[Problem]:
+        setting = "communication.hierarchical"
+        if not self.hierarchical:
+            return []
+        if deterministic:
+            expected = "false or null with training.deterministic: bits depend on who is where"
+            change = "leave it out, or set training.deterministic to false"
+            return [Problem(setting, "true", expected, change)]
+        if not self._all & _BLOCKWISE:
+            chosen = ", ".join(sorted(self._all))
+            expected = f"false or null with communication.compression = {chosen}"
+            change = "leave it out, or set communication.compression to int8, fp8, int4 or auto"
+            return [Problem(setting, "true", expected, change)]
+        return []

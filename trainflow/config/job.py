@@ -264,7 +264,7 @@ class JobConfig(Section):
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_backend_conflicts(self.communication, self.workers),
-            *self.communication.conflicts(),
+            *self.communication.conflicts(deterministic=self.training.deterministic),
             *_checkpoint_conflicts(self.checkpoint),
         ]
         if problems:

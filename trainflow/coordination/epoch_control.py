@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
-from trainflow.coordination.epoch_former import FormedEpoch, form_epoch
+from trainflow.coordination.epoch_former import FormedEpoch, form_epoch, specify
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
@@ -27,7 +27,6 @@ from trainflow.coordination.membership import (
     decide_move,
     next_members,
 )
-from trainflow.coordination.placement import choose_snapshot_ranks
 from trainflow.coordination.recovery_log import RecoveryLog
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
@@ -304,22 +303,15 @@ class EpochControl:
         descriptions = [self._pool.entries[member].description for member in members]
         warm = [description for description in descriptions if description is not None]
         assert len(warm) == len(members), "members are warm"
-        spec = EpochSpec(
+        spec = specify(
             EpochId(self.incarnation, self._counter),
-            members,
-            warm[0].host,
-            warm[0].store_port,
-            choose_snapshot_ranks(
-                [d.node_id for d in warm],
-                {d.node_id: d.node_labels for d in warm},
-                1 + self._job.snapshot.replicas,
-            ),
-            self._record.seconds_between_failures(),
+            warm,
+            num_copies=1 + self._job.snapshot.replicas,
+            seconds_between_failures=self._record.seconds_between_failures(),
         )
         self._lineup = members
-        self._forming = asyncio.get_running_loop().create_task(
-            self._form(spec, at_boundary=at_boundary)
-        )
+        forming = self._form(spec, at_boundary=at_boundary)
+        self._forming = asyncio.get_running_loop().create_task(forming)
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
@@ -390,8 +382,16 @@ class EpochControl:
             members=list(spec.members),
             base=str(base),
         )
+        self._note_nodes(spec)
         self._heed_early_failure()
         self.advance()
+
+    def _note_nodes(self, spec: EpochSpec) -> None:
+        """Say once that sums can't go by node, if that was asked for."""
+        asked = self._job.communication.hierarchical and spec.world_size > 1
+        if asked and not spec.by_node and not self._record.has("hierarchical_off"):
+            text = "nodes don't have equally many members, two or more: sums don't go by node"
+            self._record.add_event("hierarchical_off", text, nodes=list(spec.nodes))
 
     def _request(self, flag: Flag) -> None:
         """Ask one member; its commit record tells the others."""

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainflow.epochs import EpochSpec, MemberReport, RecoveryPlan
+from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, RecoveryPlan
 
 MakePlan = Callable[[Sequence[MemberReport]], Awaitable[RecoveryPlan]]
 
@@ -28,6 +30,34 @@ class FormedEpoch:
     reports: tuple[MemberReport, ...]
     asked_at_s: float
     begun_at_s: float
+
+
+def specify(
+    epoch: EpochId,
+    members: Sequence[WorkerDescription],
+    *,
+    num_copies: int,
+    seconds_between_failures: float,
+) -> EpochSpec:
+    """Say who takes part in an epoch, where they meet, and where they are.
+
+    Args:
+        epoch: its id.
+        members: by rank.
+        num_copies: of the state, on as many nodes.
+        seconds_between_failures: of the run so far.
+    """
+    nodes = [each.node_id for each in members]
+    labels = {each.node_id: each.node_labels for each in members}
+    return EpochSpec(
+        epoch,
+        tuple(each.worker_id for each in members),
+        members[0].host,
+        members[0].store_port,
+        choose_snapshot_ranks(nodes, labels, num_copies),
+        seconds_between_failures,
+        number_nodes(nodes),
+    )
 
 
 async def form_epoch(

@@ -34,6 +34,12 @@ def choose_members(bundle_nodes: Mapping[int, str], num_members: int) -> tuple[i
     return tuple(chosen)
 
 
+def number_nodes(nodes: Sequence[str]) -> tuple[int, ...]:
+    """Return for each rank a number for its node, in the order in which they come up."""
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    return tuple(numbers[node] for node in nodes)
+
+
 def choose_snapshot_ranks(
     nodes: Sequence[str], labels: Mapping[str, Labels], num_copies: int
 ) -> tuple[int, ...]:

@@ -11,11 +11,12 @@ from trainflow.communication.aggregation import (
     choose_aggregators,
 )
 from trainflow.communication.compression.auto import AutoSum
+from trainflow.communication.compression.hierarchical import HierarchicalSum
 from trainflow.communication.compression.low_rank import LowRankScheme
 from trainflow.communication.compression.top_k import TopKSum
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, wait_all
-from trainflow.config.communication import CommunicationConfig
+from trainflow.config.communication import CommunicationConfig, Compression
 from trainflow.epochs import EpochId, EpochSpec
 from trainflow.errors import ConfigError
 
@@ -170,8 +171,8 @@ def test_after_a_failure_too_the_library_is_waited_for(group: Group, transport: 
         ("none", True, "cuda", RankOrderSum),
         ("bf16", True, "cpu", Bfloat16Sum),
         ("int8", True, "cpu", TwoHopSum),
-        ("int4", False, "cpu", TwoHopSum),
-        ("fp8", False, "cpu", TwoHopSum),
+        ("int4", False, "cpu", HierarchicalSum),
+        ("fp8", False, "cpu", HierarchicalSum),
         ("top_k", False, "cpu", TopKSum),
         ("power_sgd", True, "cpu", LowRankScheme),
         ("auto", True, "cpu", AutoSum),
@@ -183,12 +184,43 @@ def test_the_sum_is_chosen_by_what_must_repeat(compression, deterministic, devic
     assert isinstance(chosen, kind)
 
 
+@pytest.mark.parametrize(
+    ("hierarchical", "deterministic", "kind"),
+    [
+        (None, False, HierarchicalSum),
+        (None, True, TwoHopSum),
+        (True, False, HierarchicalSum),
+        (False, False, TwoHopSum),
+    ],
+)
+def test_blockwise_sums_go_by_node_unless_the_bits_must_not_depend_on_it(
+    hierarchical, deterministic, kind
+):
+    settings = CommunicationConfig(compression="int8", hierarchical=hierarchical)
+    chosen = choose_aggregator(settings, deterministic=deterministic, device=torch.device("cpu"))
+    assert isinstance(chosen, kind)
+
+
+def test_what_sums_by_node_or_not_is_told_apart_whichever_way_is_chosen():
+    def wire(compression: Compression, *, hierarchical: bool) -> str:
+        settings = CommunicationConfig(compression=compression, hierarchical=hierarchical)
+        return choose_aggregator(settings, deterministic=False, device=torch.device("cpu")).wire
+
+    for compression in ("int8", "auto"):
+        assert wire(compression, hierarchical=True) != wire(compression, hierarchical=False)
+
+
 def test_each_parameter_is_summed_as_its_name_says():
     patterns = {"embed*": "none", "*.head": "top_k", "*": "int8"}
     settings = CommunicationConfig(per_parameter=patterns)
     names = ["embed.weight", "body.weight", "body.head", "other.weight"]
     chosen = choose_aggregators(settings, names, deterministic=False, device=torch.device("cpu"))
-    assert [type(each) for each in chosen] == [RingSum, TwoHopSum, TopKSum, TwoHopSum]
+    assert [type(each) for each in chosen] == [
+        RingSum,
+        HierarchicalSum,
+        TopKSum,
+        HierarchicalSum,
+    ]
     assert chosen[1] is chosen[3]
 
 

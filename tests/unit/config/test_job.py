@@ -81,6 +81,8 @@ def test_a_configuration_survives_a_round_trip_through_json():
         {"failures__max_failures": None},
         {"workers__resources": {"CPU": 0.5, "GPU": 0.25}},
         {"communication__backend": "nccl", "workers__resources": {"GPU": 1}},
+        {"communication": {"hierarchical": False}, "training__deterministic": True},
+        {"communication": {"hierarchical": True, "per_parameter": {"*": "int4"}}},
         {"data": {"dataset": "jobs.toy:dataset"}},
         {"name": "0"},
         {"name": "a" * 63},
@@ -132,6 +134,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"communication__top_k_fraction": 1.5}, "communication.top_k_fraction", "less than or"),
         ({"communication__power_sgd_rank": 0}, "communication.power_sgd_rank", "greater than 0"),
         ({"communication__warmup_steps": -1}, "communication.warmup_steps", "greater than or"),
+        ({"communication__hierarchical": "auto"}, "communication.hierarchical", "valid boolean"),
         ({"failures__max_failures": -1}, "failures.max_failures", "greater than or equal to 0"),
         ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),
         ({"failures__hang_timeout_s": 0}, "failures.hang_timeout_s", "greater than 0"),
@@ -209,6 +212,21 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "communication.power_sgd_rank: got 8",
             "nothing with communication.compression = top_k",
             "set communication.compression to power_sgd",
+        ),
+        (
+            {"communication": {"hierarchical": True, "compression": "top_k"}},
+            "communication.hierarchical: got true",
+            "false or null with communication.compression = top_k",
+            "set communication.compression to int8, fp8, int4 or auto",
+        ),
+        (
+            {
+                "communication": {"hierarchical": True, "compression": "int8"},
+                "training__deterministic": True,
+            },
+            "communication.hierarchical: got true",
+            "false or null with training.deterministic",
+            "set training.deterministic to false",
         ),
         (
             {"checkpoint": {"every_steps": 5}},

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,38 @@ def test_a_lost_member_is_replaced_in_a_new_epoch_and_the_recovery_is_recorded(p
     assert recovered["kind"] == "recovered"
     assert recovered["data"]["causes"] == ["lost in a test"]
     assert recovered["data"]["steps_lost"] == 0
+
+
+def test_members_are_told_which_of_them_share_a_node(play: Play):
+    async def act(scene: Scene) -> None:
+        for entry, node in zip(scene.pool.entries.values(), ("x", "y", "x"), strict=True):
+            assert entry.description is not None
+            entry.description = replace(entry.description, node_id=node)
+        scene.control.open()
+        await settle()
+
+    scene = play(act, FRESH)
+    assert [worker.formed[0].nodes for worker in scene.workers] == [(0, 1, 0)] * 3
+    assert scene.workers[0].formed[0].snapshot_ranks == (0, 1)
+    assert "hierarchical_off" not in scene.kinds()
+
+
+@pytest.mark.parametrize(("hierarchical", "num_events"), [(True, 1), (None, 0), (False, 0)])
+def test_that_sums_cannot_go_by_node_is_said_once_to_who_asked(
+    play: Play, hierarchical, num_events
+):
+    async def act(scene: Scene) -> None:
+        communication = {"compression": "int8", "hierarchical": hierarchical}
+        scene.control._job = make_job(world=3, minimum=2, communication=communication)
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.lose(2)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.kinds().count("epoch") == 2
+    assert scene.kinds().count("hierarchical_off") == num_events
 
 
 def test_a_member_lost_while_an_epoch_is_formed_restarts_the_forming(play: Play):

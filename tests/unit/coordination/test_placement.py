@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainflow.coordination.placement import choose_members, count_slots
+from trainflow.coordination.placement import choose_members, count_slots, number_nodes
 
 
 def test_slots_are_bounded_by_the_scarcest_resource_of_each_node():
@@ -19,6 +19,11 @@ def test_a_worker_that_needs_nothing_fits_once_on_each_node():
 def test_members_begin_spread_out():
     nodes = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}
     assert choose_members(nodes, 3) == (0, 2, 4)
+
+
+def test_nodes_are_numbered_as_they_come_up():
+    assert number_nodes(["b", "a", "b", "c"]) == (0, 1, 0, 2)
+    assert number_nodes([]) == ()
 
 
 bundles = st.dictionaries(st.integers(0, 20), st.sampled_from("abcd"), min_size=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.block_format import INT8
 from trainflow.communication.compression.cost_model import Candidate, Choice, choose
+from trainflow.communication.compression.hierarchical import HierarchicalSum
 from trainflow.communication.compression.profiling import Profile, measure
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.error_feedback import Feedback
@@ -26,15 +27,25 @@ _FP32_BYTES = 4
 class AutoSum:
     """Sums as one of several aggregators does.
 
+    What a sum takes is predicted as if there were no nodes: that holds on whichever ranks are.
+
+    Args:
+        exact: sums uncompressed.
+        int8: sums compressed.
+        device: where buckets lie.
+
     Attributes:
         kept: what a committed step was summed with; None until then.
         choice: what was chosen last in this process, and from what.
     """
 
-    wire = "auto"
-
-    def __init__(self, exact: Aggregator, device: torch.device):
-        self._ways: dict[str, Aggregator] = {"none": exact, "int8": TwoHopSum(INT8, device)}
+    def __init__(self, exact: Aggregator, int8: TwoHopSum | HierarchicalSum, device: torch.device):
+        self._ways: dict[str, Aggregator] = {"none": exact, "int8": int8}
+        self._predicted: dict[str, Aggregator] = {
+            "none": exact,
+            "int8": int8.flat if isinstance(int8, HierarchicalSum) else int8,
+        }
+        self.wire = f"auto: {exact.wire} or {int8.wire}"
         self._device = device
         self.kept: str | None = None
         self.choice: Choice | None = None
@@ -79,7 +90,7 @@ class AutoSum:
         num_elements, num_buckets = sum(bucket_sizes), len(bucket_sizes)
 
         def candidate(name: str, collectives: int, element_s: float = 0.0) -> Candidate:
-            way = self._ways[name]
+            way = self._predicted[name]
             wire_bytes = sum(way.wire_bytes(n, _FP32_BYTES, group.world_size) for n in bucket_sizes)
             return Candidate(wire_bytes, collectives * num_buckets, element_s * num_elements)
 

@@ -32,10 +32,11 @@ class EagerKernels:
         finite = absmax.isfinite()
         usable = finite & (absmax >= _TINY)
         safe = torch.where(usable, absmax, 1.0)
-        decode_by = safe / self._format.top
+        top = torch.full_like(safe, self._format.top)  # torch may take a number's inverse instead
+        decode_by = safe / top
         decode_by = torch.where(safe > _HUGE, decode_by * _SHRINK, decode_by)
         to.scales.copy_(torch.where(usable, decode_by, 0.0))
-        scaled = blocks * (self._format.top / safe)[:, None]
+        scaled = blocks * (top / safe)[:, None]
         scaled = torch.where(usable[:, None], scaled, 0.0)  # infinity and NaN are no codes
         self._write(scaled.view(-1)[: values.numel()], to.codes)
         return bool(finite.all())
@@ -46,7 +47,7 @@ class EagerKernels:
         """Quantise ``values + residual``; ``left`` gets what the codes leave out of it."""
         wanted = values + residual
         finite = self.encode(wanted, to)
-        left.copy_(self._left_out(wanted, to))
+        left.copy_(self._left_out(wanted, to, of_zeros=0.0))
         return finite
 
     def decode(self, what: Quantised, values: Tensor) -> None:
@@ -64,12 +65,12 @@ class EagerKernels:
             self.decode_add(received.quantised(index, to.num_elements), sums)
         finite = self.encode(sums, to)
         if left is not None:
-            left.add_(self._left_out(sums, to))
+            left.add_(self._left_out(sums, to, of_zeros=-0.0))  # which changes nothing
         return finite
 
-    def _left_out(self, wanted: Tensor, sent: Quantised) -> Tensor:
+    def _left_out(self, wanted: Tensor, sent: Quantised, of_zeros: float) -> Tensor:
         rest = self._blocks(wanted - self._decoded(sent))
-        return torch.where(sent.scales[:, None] != 0, rest, 0.0).view(-1)[: wanted.numel()]
+        return torch.where(sent.scales[:, None] != 0, rest, of_zeros).view(-1)[: wanted.numel()]
 
     def _decoded(self, what: Quantised) -> Tensor:
         whole = self._read(what.codes)[: what.num_elements].to(torch.float32)

@@ -1,6 +1,6 @@
 """The operations that compression spends its time in, in the fastest tier that this machine has.
 
-Both tiers give the same bits: a rank of one and a rank of the other can train together.
+All tiers give the same bits: a rank of one and a rank of another can train together.
 
 Process: every rank.  Thread: training.
 """
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Native = TypeVar("Native")
 Eager = TypeVar("Eager")
+Gpu = TypeVar("Gpu")
 
 
 class BlockKernels(Protocol):
@@ -63,22 +64,43 @@ class BlockKernels(Protocol):
 
 def choose_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
-    return fastest(lambda: NativeKernels(block_format), lambda: EagerKernels(block_format), device)
+    return fastest(
+        lambda: NativeKernels(block_format),
+        lambda: EagerKernels(block_format),
+        device,
+        on_gpu=lambda: _triton_kernels(block_format, device),
+    )
+
+
+def _triton_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
+    try:  # only here: CPU builds of torch bring no Triton
+        from trainflow.communication.compression import triton_blockwise as gpu  # noqa: PLC0415
+    except ImportError as error:
+        raise CommunicationError(
+            f"got {error}, expected Triton, which CUDA builds of torch bring; install triton"
+        ) from error
+    return gpu.working_kernels(block_format, device)
 
 
 def fastest(
-    native: Callable[[], Native], eager: Callable[[], Eager], device: torch.device
-) -> Native | Eager:
+    native: Callable[[], Native],
+    eager: Callable[[], Eager],
+    device: torch.device,
+    on_gpu: Callable[[], Gpu] | None = None,
+) -> Native | Eager | Gpu:
     """Make the compiled tier, or the slower one where that can't be had; warns once of it.
 
     Args:
         native: makes kernels for CPU tensors; may raise CommunicationError.
         eager: makes kernels for tensors of any device.
         device: where tensors lie.
+        on_gpu: makes kernels for tensors of a GPU, if there are some; may raise CommunicationError.
     """
     try:
         if device.type == "cpu":
             return native()
+        if device.type == "cuda" and on_gpu is not None:
+            return on_gpu()
         reason = f"there are no compiled kernels for {device.type} devices"
     except CommunicationError as error:
         reason = str(error)

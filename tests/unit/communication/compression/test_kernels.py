@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.unit.communication.compression.tiers import differing, make_halves, make_ties, results_of
 from trainflow.communication.compression.block_format import FP8, BlockFormat
 from trainflow.communication.compression.eager import EagerKernels
 from trainflow.communication.compression.kernels import BlockKernels
@@ -99,6 +100,17 @@ def test_both_tiers_write_the_same_bytes(block_format, kind, size):
         seen.append((plain.data, fed.data, left, total.data, sums))
     for native, eager in zip(*seen, strict=True):
         assert torch.equal(native.view(torch.uint8), eager.view(torch.uint8))
+
+
+@each_format
+@pytest.mark.parametrize("make", [make_ties, make_halves])
+def test_both_tiers_send_ties_to_the_same_neighbour(block_format, make):
+    values = make(block_format, 5 * block_format.block + 1)
+    native, eager = (
+        results_of(tier(block_format), block_format, values, torch.zeros_like(values))
+        for tier in (NativeKernels, EagerKernels)
+    )
+    assert differing(native, eager) == []
 
 
 @each_tier
