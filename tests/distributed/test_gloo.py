@@ -100,6 +100,7 @@ def test_what_waits_behind_an_operation_that_stands_gets_other_memory(
             work.wait()
     for output in outputs:
         output.fill_(UNTOUCHED)
+    assert left_behind()
     for thread in left_behind():
         thread.join(DEADLINE_S)  # the first times out, and gloo begins the second
     assert all(torch.all(output == UNTOUCHED) for output in outputs)
@@ -118,3 +119,33 @@ def test_a_connection_is_closed_though_the_reader_of_its_message_is_gone():
     with pytest.raises(RuntimeError):
         sending.wait()
     wait_until(lambda: num_sockets() == before + len([sender, receiver]))  # they still listen
+
+
+def test_what_is_issued_while_control_aborts_keeps_the_group_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(sockets, "shut_down_connections", lambda *_: 0)
+    monkeypatch.setattr(GlooTransport, "_close_what_stands", lambda _: None)
+    rank, _peer = connect(2)
+    rank.abort()
+    assert not left_behind()
+    work = rank.all_to_all(torch.zeros(1000), torch.ones(1000))
+    with pytest.raises(RuntimeError, match="middle of a message"):
+        work.wait()
+    assert left_behind()
+
+
+def test_a_message_given_up_keeps_no_memory():
+    sender, receiver = connect(2)
+    landing = torch.zeros(LARGE)
+    works = [receiver.recv(landing, 0), receiver.recv(torch.zeros(1000), 0)]
+    sending = sender.send(torch.ones(LARGE), 1)
+    wait_until(lambda: landing[0].item() == 1)
+    for rank in (sender, receiver):
+        rank.abort()
+    for work in [*works, sending]:
+        assert work._lent.nbytes > 0
+        with pytest.raises(RuntimeError):
+            work.wait()
+        assert work._lent.nbytes == 0
+    assert landing[0].item() == 1

@@ -55,11 +55,12 @@ class GlooTransport(ProcessGroupTransport):
         collective = Collective(work, lent, self._release)
         with self._lock:
             self._issued.add(collective)
+            if self._release.is_due:  # it was issued while control aborted
+                self._leave_behind([collective])
         return collective
 
     def _watch_transfer(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401  see the base
-        del lent
-        return self._transfers.watch(work)
+        return self._transfers.watch(work, lent)
 
     def abort(self) -> None:
         """Close this group's connections; what gloo then doesn't end, is left behind.
@@ -71,12 +72,10 @@ class GlooTransport(ProcessGroupTransport):
                 return
             sockets.shut_down_connections(self._own_port, frozenset(self._peers.values()))
             self._close_what_stands()
-            self._release.is_due = True
             left = [collective for collective in self._issued if not collective.is_over]
-        if left:
-            outlive = threading.Thread(target=self._outlive, args=(left,), daemon=True)
-            outlive.name = LEFT_BEHIND
-            outlive.start()
+            if left:
+                self._leave_behind(left)
+            self._release.is_due = True
 
     def _close_what_stands(self) -> None:
         """Make gloo close the connections that it no longer reads, and so doesn't know are shut.
@@ -90,8 +89,13 @@ class GlooTransport(ProcessGroupTransport):
                 probing = self._group.recv([probe], peer, _PROBE_TAG)
                 probing.wait(timedelta(seconds=_CLOSES_WITHIN_S))
 
+    def _leave_behind(self, left: list[Collective]) -> None:
+        outlive = threading.Thread(target=self._outlive, args=(left,), daemon=True)
+        outlive.name = LEFT_BEHIND
+        outlive.start()
+
     def _outlive(self, left: list[Collective]) -> None:
-        """Keep the group for as long as gloo has work: its destructor would wait with the GIL."""
+        """Keep the group for as long as gloo has work: whoever drops it last waits for that."""
         for collective in left:
             collective.outlive()
 

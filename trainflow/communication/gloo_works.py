@@ -26,7 +26,7 @@ from trainflow.communication import os_threads
 TRANSFERS = "gloo-transfers"  # a thread that waits for messages between two ranks
 
 _LOOK_EVERY_S = 0.02
-_MOST_LOOKS = 25
+_MOST_BLIND_LOOKS = 25
 _OUTLIVE_LOOK_S = 0.5
 _THREAD_NAME = "pt_gloo_runloop"  # of those that run collectives
 
@@ -44,15 +44,27 @@ class Release:
     def __init__(self, threads: frozenset[int]):
         self.is_due = False
         self._threads = threads
+        self._num_runs: int | None = None  # at the last look
+        self._num_blind_looks = 0
 
     def check(self) -> None:
         """RuntimeError if the group was aborted."""
         if self.is_due:
             raise RuntimeError("the gloo group was aborted in the middle of a message")
 
-    def num_runs(self) -> int | None:
-        """Count how often the threads that run collectives have run; None if one is about to."""
-        return os_threads.num_runs(self._threads, _THREAD_NAME)
+    def look(self) -> bool:
+        """Say whether the threads that run collectives have not run since the last look.
+
+        One that is to get a processor is waited for, however long the machine lets it wait. Where
+        they can't be found, they are given some looks' time.
+        """
+        before = self._num_runs
+        try:
+            self._num_runs = os_threads.num_runs(self._threads, _THREAD_NAME)
+        except LookupError:
+            self._num_blind_looks += 1
+            return self._num_blind_looks > _MOST_BLIND_LOOKS
+        return self._num_runs is not None and self._num_runs == before
 
 
 class Collective:
@@ -76,16 +88,10 @@ class Collective:
 
     def wait(self) -> bool:
         """Block until it is over; RuntimeError if it failed, or was aborted."""
-        num_runs: int | None = None
-        looks = 0
         while not self._work.is_completed():
-            if self._release.is_due:
-                before, num_runs = num_runs, self._release.num_runs()
-                looks += 1
-                stands = num_runs is not None and num_runs == before
-                if stands or looks > _MOST_LOOKS:
-                    self._take_back()
-                    self._release.check()
+            if self._release.is_due and self._release.look():
+                self._take_back()
+                self._release.check()
             with contextlib.suppress(RuntimeError):  # not yet, or it failed: looked at above
                 self._work.wait(timedelta(seconds=_LOOK_EVERY_S))
         return self._work.wait()
@@ -102,14 +108,23 @@ class Collective:
     def _take_back(self) -> None:
         """Give gloo other memory, should this have yet to begin behind one that stands."""
         for tensor in self._lent:
-            tensor.data = torch.empty_like(tensor)
+            storage = torch.UntypedStorage(tensor.nbytes)  # not filled: no page is touched
+            other = torch.empty(0, dtype=tensor.dtype)
+            tensor.data = other.set_(storage, 0, tensor.shape, tensor.stride())
 
 
 class Transfer:
-    """A message between two ranks."""
+    """A message between two ranks.
 
-    def __init__(self, work: Any, release: Release):  # noqa: ANN401
+    Args:
+        work: gloo's own.
+        lent: the tensor that gloo has, of the caller's memory; nobody else has this object.
+        release: of the group.
+    """
+
+    def __init__(self, work: Any, lent: Tensor, release: Release):  # noqa: ANN401
         self._work = work
+        self._lent = lent
         self._release = release
         self._over = threading.Event()
         self._error: RuntimeError | None = None
@@ -117,14 +132,16 @@ class Transfer:
     def wait(self) -> bool:
         """Block until it is over; RuntimeError if it failed, or was aborted."""
         while not self._over.is_set():
-            self._release.check()  # closed: nothing touches its memory, whether it is over or not
+            if self._release.is_due:  # nothing touches its memory, whether it is over or not
+                self._lent.data = torch.empty(0, dtype=self._lent.dtype)  # nor keeps it
+                self._release.check()
             self._over.wait(_LOOK_EVERY_S)
         if self._error is not None:
             raise self._error
         return True
 
     def outlive(self) -> None:
-        """Block until it is over, if only by its timeout."""
+        """Block until it is over, if only by its timeout, in gloo's wait: it has no other."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -140,15 +157,15 @@ class TransferWaiter:
         self._begun: SimpleQueue[Transfer | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, work: Any) -> Transfer:  # noqa: ANN401
-        """Begin to wait for gloo's ``work``."""
+    def watch(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401
+        """Begin to wait for gloo's ``work`` with ``lent``."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_outlive_all, args=(self._begun,), name=TRANSFERS, daemon=True
             )
             self._thread.start()
             weakref.finalize(self, self._begun.put, None)
-        transfer = Transfer(work, self._release)
+        transfer = Transfer(work, lent, self._release)
         self._begun.put(transfer)
         return transfer
 

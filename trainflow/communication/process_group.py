@@ -58,8 +58,10 @@ class ProcessGroupTransport:
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
         """Send to one rank."""
-        return self._watch_transfer(self._group.send([tensor], to_rank, 0), tensor)
+        lent = self._lend(tensor)
+        return self._watch_transfer(self._group.send([lent], to_rank, 0), lent)
 
     def recv(self, tensor: Tensor, from_rank: int) -> Work:
         """Receive from one rank."""
-        return self._watch_transfer(self._group.recv([tensor], from_rank, 0), tensor)
+        lent = self._lend(tensor)
+        return self._watch_transfer(self._group.recv([lent], from_rank, 0), lent)

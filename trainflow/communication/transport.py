@@ -46,7 +46,10 @@ class Transport(Protocol):
         ...
 
     def send(self, tensor: Tensor, to_rank: int) -> Work:
-        """Send ``tensor`` to one rank."""
+        """Send ``tensor`` to one rank.
+
+        Messages, sent and received, are waited for in the order in which they began.
+        """
         ...
 
     def recv(self, tensor: Tensor, from_rank: int) -> Work:
@@ -54,7 +57,7 @@ class Transport(Protocol):
         ...
 
     def abort(self) -> None:
-        """Release every rank of this process that waits, within milliseconds. Idempotent."""
+        """Release whatever of this process waits, within a tenth of a second. Idempotent."""
         ...
 
 

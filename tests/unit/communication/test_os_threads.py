@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +43,10 @@ def name() -> str:
 
 def settled(look: Callable[[], int | None]) -> int:
     """Look until the thread stands: it says that it came round before it waits."""
+    deadline_s = time.monotonic() + TIMEOUT_S
     before, now = None, look()
     while now is None or now != before:
+        assert time.monotonic() < deadline_s
         before, now = now, look()
     return now
 
@@ -64,8 +67,11 @@ def test_one_that_works_is_not_said_to_wait(name: str):
 
 def test_nobody_of_that_name_or_nobody_left_is_nothing_to_rely_on(name: str):
     waiter = Waiter()
-    assert num_runs(waiter.ids, "another") is None
-    assert num_runs(frozenset(), name) is None
+    with pytest.raises(LookupError, match="another"):
+        num_runs(waiter.ids, "another")
+    with pytest.raises(LookupError):
+        num_runs(frozenset(), name)
     waiter.come_round(ended=True)
     waiter.thread.join(TIMEOUT_S)
-    assert num_runs(waiter.ids, name) is None
+    with pytest.raises(LookupError):
+        num_runs(waiter.ids, name)
