@@ -51,7 +51,7 @@ class GlooTransport(ProcessGroupTransport):
     def _lend(self, tensor: Tensor) -> Tensor:
         return tensor.detach()  # an object of its own, that can be given other memory
 
-    def _watch(self, work: Any, *lent: Tensor) -> Collective:  # noqa: ANN401  see the base
+    def _watch(self, work: dist.Work, *lent: Tensor) -> Collective:
         collective = Collective(work, lent, self._release)
         with self._lock:
             self._issued.add(collective)
@@ -59,7 +59,7 @@ class GlooTransport(ProcessGroupTransport):
                 self._leave_behind([collective])
         return collective
 
-    def _watch_transfer(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401  see the base
+    def _watch_transfer(self, work: dist.Work, lent: Tensor) -> Transfer:
         return self._transfers.watch(work, lent)
 
     def abort(self) -> None:

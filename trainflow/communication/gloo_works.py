@@ -15,9 +15,9 @@ import threading
 import weakref
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainflow.clock import SYSTEM_CLOCK
@@ -76,7 +76,7 @@ class Collective:
         release: of the group.
     """
 
-    def __init__(self, work: Any, lent: tuple[Tensor, ...], release: Release):  # noqa: ANN401
+    def __init__(self, work: dist.Work, lent: tuple[Tensor, ...], release: Release):
         self._work = work
         self._lent = lent
         self._release = release
@@ -122,7 +122,7 @@ class Transfer:
         release: of the group.
     """
 
-    def __init__(self, work: Any, lent: Tensor, release: Release):  # noqa: ANN401
+    def __init__(self, work: dist.Work, lent: Tensor, release: Release):
         self._work = work
         self._lent = lent
         self._release = release
@@ -157,7 +157,7 @@ class TransferWaiter:
         self._begun: SimpleQueue[Transfer | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, work: Any, lent: Tensor) -> Transfer:  # noqa: ANN401
+    def watch(self, work: dist.Work, lent: Tensor) -> Transfer:
         """Begin to wait for gloo's ``work`` with ``lent``."""
         if self._thread is None:
             self._thread = threading.Thread(

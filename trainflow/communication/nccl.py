@@ -11,7 +11,6 @@ Ranks: all of an epoch connect together.
 
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +43,7 @@ class NcclTransport(ProcessGroupTransport):
         self.clock = clock
         self.aborted_at_s: float | None = None
 
-    def _watch(self, work: Any, *lent: Tensor) -> Work:  # noqa: ANN401  see the base
+    def _watch(self, work: dist.Work, *lent: Tensor) -> Work:
         del lent
         return _BlockingWork(work, self)
 
@@ -58,7 +57,7 @@ class NcclTransport(ProcessGroupTransport):
 class _BlockingWork:
     """A collective whose ``wait`` returns once it is over on the GPU."""
 
-    def __init__(self, work: Any, transport: NcclTransport):  # noqa: ANN401  no stub has it
+    def __init__(self, work: dist.Work, transport: NcclTransport):
         self._work = work
         self._transport = transport
         self._started_at_s = transport.clock.monotonic_s()

@@ -11,6 +11,7 @@ from torch import Tensor
 from trainflow.communication.transport import Work
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch.distributed import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
 
 
@@ -24,12 +25,12 @@ class ProcessGroupTransport:
         """Return what the library gets for ``tensor``: the same memory."""
         return tensor
 
-    def _watch(self, work: Any, *lent: Tensor) -> Work:  # noqa: ANN401  the library's own kind
+    def _watch(self, work: "dist.Work", *lent: Tensor) -> Work:
         """Return what is waited for: the library's work, unless its ``wait`` won't do."""
         del lent
         return work
 
-    def _watch_transfer(self, work: Any, lent: Tensor) -> Work:  # noqa: ANN401  as above
+    def _watch_transfer(self, work: "dist.Work", lent: Tensor) -> Work:
         """Return what is waited for when one rank sends to another."""
         return self._watch(work, lent)
 
