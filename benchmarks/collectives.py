@@ -4,7 +4,8 @@
 
 Ranks are processes on hosts of their own (network namespaces), joined by links of 100 Mbit/s, of
 1 Gbit/s, and unshaped. In each round every system sums the same payload once, by turns; a round's
-time is its slowest rank's. The bytes are those that the interface counted. Needs root.
+time is its slowest rank's. The bytes are those that the interface counted. In the end two ranks
+share each of two hosts, and sums by node are measured. Needs root.
 
 Process: the harness; it starts the ranks.
 """
@@ -13,24 +14,49 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.collectives_rank import SYSTEMS
+from benchmarks.collectives_rank import NODE_SYSTEMS, SYSTEMS
 from benchmarks.kernel_rates import measure_kernels
 from benchmarks.net_hosts import NetHosts, net_hosts
 from benchmarks.report import Row, publish
 
 NUM_ELEMENTS = 25_165_824
 PORT = 29_555
-LINKS = {"100_mbit_s": "100mbit", "1_gbit_s": "1gbit", "unshaped": None}
-ROUNDS = {"100_mbit_s": 3, "1_gbit_s": 7, "unshaped": 11}
+LINKS = {"100mbit_s": "100mbit", "1gbit_s": "1gbit", "unshaped": None}
+ROUNDS = {"100mbit_s": 3, "1gbit_s": 7, "unshaped": 11}
+
+
+@dataclass(frozen=True)
+class World:
+    """Where ranks are, and what they measure.
+
+    Attributes:
+        name: begins the metrics' names.
+        num_hosts: that ranks are on.
+        ranks_per_host: side by side.
+        systems: that sum by turns, fp32 among them.
+    """
+
+    name: str
+    num_hosts: int
+    ranks_per_host: int = 1
+    systems: Sequence[str] = SYSTEMS
+
+
+WORLDS = [World("n2", 2), World("n4", 4), World("nodes2x2", 2, 2, NODE_SYSTEMS)]
 
 
 class _Ranks:
     """The processes of one world."""
 
-    def __init__(self, hosts: NetHosts):
-        self._processes = [self._start(hosts, rank) for rank in range(hosts.count)]
+    def __init__(self, hosts: NetHosts, ranks_per_host: int):
+        num_ranks = hosts.count * ranks_per_host
+        self._processes = [
+            self._start(hosts, rank, num_ranks, ranks_per_host) for rank in range(num_ranks)
+        ]
         for process in self._processes:
             self._read(process, "ready")
 
@@ -48,18 +74,22 @@ class _Ranks:
             process.kill()
             process.wait()
 
-    def _start(self, hosts: NetHosts, rank: int) -> subprocess.Popen[str]:
+    def _start(
+        self, hosts: NetHosts, rank: int, num_ranks: int, ranks_per_host: int
+    ) -> subprocess.Popen[str]:
+        host = rank // ranks_per_host
         options = {
             "--rank": rank,
-            "--world": hosts.count,
-            "--host": hosts.address(rank),
+            "--world": num_ranks,
+            "--ranks-per-host": ranks_per_host,
+            "--host": hosts.address(host),
             "--store-host": hosts.address(0),
             "--port": PORT,
             "--elements": NUM_ELEMENTS,
         }
         words = [str(word) for option in options.items() for word in option]
         return subprocess.Popen(
-            hosts.command(rank, [sys.executable, "-m", "benchmarks.collectives_rank", *words]),
+            hosts.command(host, [sys.executable, "-m", "benchmarks.collectives_rank", *words]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -74,39 +104,40 @@ class _Ranks:
         return line
 
 
-def measure_world(world: int, links: dict[str, str | None], rounds: dict[str, int]) -> list[Row]:
-    """Measure all systems with one number of ranks."""
+def measure_world(world: World, links: dict[str, str | None], rounds: dict[str, int]) -> list[Row]:
+    """Measure all systems with the same ranks."""
     rows: list[Row] = []
-    with net_hosts(world) as hosts:
-        ranks = _Ranks(hosts)
+    with net_hosts(world.num_hosts) as hosts:
+        ranks = _Ranks(hosts, world.ranks_per_host)
         try:
-            for system in SYSTEMS:
+            for system in world.systems:
                 ranks.measure(system)  # builds and touches what later rounds find there
             for link, rate in links.items():
                 hosts.shape(rate)
-                rows += _measure_link(ranks, f"n{world}_{link}", rounds[link])
+                metric = f"{world.name}_{link}"
+                rows += _measure_link(ranks, world.systems, metric, rounds[link])
         finally:
             ranks.kill()
     return rows
 
 
-def _measure_link(ranks: _Ranks, metric: str, num_rounds: int) -> list[Row]:
-    times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+def _measure_link(ranks: _Ranks, systems: Sequence[str], metric: str, num_rounds: int) -> list[Row]:
+    times: dict[str, list[float]] = {system: [] for system in systems}
     sent: dict[str, float] = {}
     for _ in range(num_rounds):
-        for system in SYSTEMS:
+        for system in systems:
             answers = ranks.measure(system)
             times[system].append(max(answer["s"] for answer in answers))
             sent[system] = max(answer["sent_bytes"] for answer in answers)
     rows: list[Row] = []
-    for system in SYSTEMS:
+    for system in systems:
         ratios = [fp32 / own for fp32, own in zip(times["fp32"], times[system], strict=True)]
         rows += [
             Row(system, metric, median(times[system]), "s"),
             Row(system, f"{metric}_speedup", median(ratios), "times fp32"),
             Row(system, f"{metric}_wire_bytes", sent[system], "bytes"),
         ]
-        print(f"{metric:>16} {system:>5}: {median(times[system]):8.3f} s, {median(ratios):5.2f} x")
+        print(f"{metric:>20} {system:>15}: {median(times[system]):8.3f} s, {median(ratios):5.2f} x")
     return rows
 
 
@@ -117,9 +148,9 @@ def main() -> None:
     quick: bool = parser.parse_args().quick
     rows = measure_kernels(quick=quick)
     if quick:
-        rows += measure_world(2, {"1_gbit_s": "1gbit"}, {"1_gbit_s": 3})
+        rows += measure_world(WORLDS[0], {"1gbit_s": "1gbit"}, {"1gbit_s": 3})
     else:
-        for world in (2, 4):
+        for world in WORLDS:
             rows += measure_world(world, LINKS, ROUNDS)
     publish("collectives", {"num_elements": NUM_ELEMENTS}, rows, quick=quick)
 

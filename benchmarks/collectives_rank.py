@@ -26,7 +26,9 @@ from trainflow.config.communication import CommunicationConfig
 from trainflow.epochs import EpochId, EpochSpec
 
 SYSTEMS = ("fp32", "bf16", "fp8", "int8", "int4", "top_k", "power_sgd", "torch_power_sgd")
+NODE_SYSTEMS = ("fp32", "int8", "int8_by_node", "int4", "int4_by_node")
 TIMEOUT_S = 300.0
+_BY_NODE = "_by_node"
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _COMPRESSION: dict[str, Any] = {"fp32": "none"}
 _DEVICE = torch.device("cpu")
@@ -37,15 +39,15 @@ Sum = Callable[[Tensor], float]
 def main() -> None:
     """Connect, and do what the harness says, a line of its input a turn, until that ends."""
     parser = argparse.ArgumentParser()
-    for name in ("--rank", "--world", "--port", "--elements"):
+    for name in ("--rank", "--world", "--ranks-per-host", "--port", "--elements"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--store-host", required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     group = _connect(options)
-    sums: dict[str, Sum] = {name: _make_sum(name, group, options.elements) for name in SYSTEMS[:-1]}
-    sums["torch_power_sgd"] = TorchPowerSgd(options.elements).sum_s
+    names = SYSTEMS if options.ranks_per_host == 1 else NODE_SYSTEMS
+    sums = {name: _make_sum(name, group, options.elements) for name in names}
     gradient = torch.randn(options.elements, generator=torch.Generator().manual_seed(options.rank))
     bucket = torch.empty_like(gradient)
     print("ready", flush=True)
@@ -60,8 +62,13 @@ def main() -> None:
 
 
 def _make_sum(name: str, group: Group, num_elements: int) -> Sum:
-    settings = CommunicationConfig(compression=_COMPRESSION.get(name, name))
-    aggregator = choose_aggregator(settings, deterministic=True, device=_DEVICE)
+    if name == "torch_power_sgd":
+        return TorchPowerSgd(num_elements).sum_s
+    kind = name.removesuffix(_BY_NODE)
+    settings = CommunicationConfig(
+        compression=_COMPRESSION.get(kind, kind), hierarchical=name.endswith(_BY_NODE)
+    )
+    aggregator = choose_aggregator(settings, deterministic=False, device=_DEVICE)
     if isinstance(aggregator, LowRankScheme):
         shape = SIDE, SIDE
         count = num_elements // SIDE**2
@@ -105,7 +112,8 @@ def _connect(options: argparse.Namespace) -> Group:
     )
     transport = connect(dist.PrefixStore("own", store), options.rank, options.world)
     members = tuple(f"rank{rank}" for rank in range(options.world))
-    spec = EpochSpec(EpochId(1, 1), members, options.store_host, options.port)
+    nodes = tuple(rank // options.ranks_per_host for rank in range(options.world))
+    spec = EpochSpec(EpochId(1, 1), members, options.store_host, options.port, nodes=nodes)
     return Group(spec, options.rank, transport, lambda _epoch, reason: print(reason, flush=True))
 
 

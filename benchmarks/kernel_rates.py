@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.report import Row
-from trainflow.communication.compression.block_format import INT4, INT8, BlockFormat
+from trainflow.communication.compression.block_format import FP8, INT4, INT8, BlockFormat
 from trainflow.communication.compression.kernels import choose_kernels
 from trainflow.communication.compression.messages import Messages
 
@@ -30,7 +30,7 @@ def measure_kernels(*, quick: bool) -> list[Row]:
         rows = [
             row
             for device in devices
-            for each in (INT8, INT4)
+            for each in (INT8, INT4, FP8)
             for row in _measure(each, torch.device(device), num_rounds)
         ]
     finally:

@@ -140,6 +140,7 @@ class FaultyTransport:
     def __init__(self, inner: Transport, injector: Injector):
         self._inner = inner
         self._injector = injector
+        self._in_hop_1: set[tuple[int, int]] = set()  # where the messages of a quantised sum lie
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """A gradient bucket: during backward, unless it is among the last; or residuals."""
@@ -151,9 +152,7 @@ class FaultyTransport:
         return work
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
-        """A commit record, if it is that long, and during commit; or a quantised sum's hop 2."""
-        if tensor.dtype is torch.uint8 and tensor.numel() != RECORD_BYTES:
-            self._injector.reach(Where.BETWEEN_HOPS)
+        """A commit record, if it is that long, and during commit."""
         if self._injector.phase is not Phase.COMMUNICATE or tensor.numel() != RECORD_BYTES:
             return self._inner.all_gather(output, tensor)
         self._injector.reach(Where.BEFORE_RECORD)
@@ -161,7 +160,11 @@ class FaultyTransport:
         return _AfterRecord(work, self._injector)
 
     def all_to_all(self, output: Tensor, tensor: Tensor) -> Work:
-        """A quantised bucket's hop 1."""
+        """A quantised bucket's hop 1 or 2: memory that it is in twice is free after that."""
+        messages = output.data_ptr(), tensor.data_ptr()
+        if tensor.dtype is torch.uint8 and messages in self._in_hop_1:
+            self._injector.reach(Where.BETWEEN_HOPS)
+        self._in_hop_1 ^= {messages}
         work = self._inner.all_to_all(output, tensor)
         if self._injector.phase is Phase.COMPUTE:
             self._injector.reach(Where.IN_BACKWARD)

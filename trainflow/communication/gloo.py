@@ -22,7 +22,7 @@ from trainflow.communication.process_group import ProcessGroupTransport
 
 LEFT_BEHIND = "gloo-left-behind"  # the thread that waits for what an abort didn't end
 
-_NUM_THREADS = 2
+_NUM_THREADS = 4
 # No rank sends with this tag: who receives it learns whether the connection is closed.
 _PROBE_TAG = 2**16
 _CLOSES_WITHIN_S = 0.02

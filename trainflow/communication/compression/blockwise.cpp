@@ -61,36 +61,45 @@ inline std::int32_t round_even(float value) {
   return static_cast<std::int32_t>(bits_of(value + kMagic)) - kMagicBits;
 }
 
-struct Int8 {
-  static constexpr float kTop = 127.0f;
+// One code a byte. A `Number` says which: `code_of` a float of at most its `kTop` and `value_of`.
+template <typename Number>
+struct ByteCode {
+  static constexpr float kTop = Number::kTop;
   static constexpr std::uint8_t kZeros = 0;
   static constexpr std::int64_t bytes(std::int64_t count) { return count; }
 
   static void encode(const float* __restrict values, std::int64_t count, float factor,
                      std::uint8_t* __restrict codes) {
-    for (std::int64_t i = 0; i < count; ++i)
-      codes[i] = static_cast<std::uint8_t>(round_even(values[i] * factor));
+    for (std::int64_t i = 0; i < count; ++i) codes[i] = Number::code_of(values[i] * factor);
   }
   // What the codes leave out goes to `rest`.
   static void encode(const float* __restrict values, std::int64_t count, float factor,
                      std::uint8_t* __restrict codes, float scale, float* __restrict rest) {
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int32_t code = round_even(values[i] * factor);
-      codes[i] = static_cast<std::uint8_t>(code);
-      rest[i] = values[i] - static_cast<float>(code) * scale;
+      const std::uint8_t code = Number::code_of(values[i] * factor);
+      codes[i] = code;
+      rest[i] = values[i] - Number::value_of(code) * scale;
     }
   }
   static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
                      float* __restrict values) {
-    for (std::int64_t i = 0; i < count; ++i)
-      values[i] = static_cast<float>(static_cast<std::int8_t>(codes[i])) * scale;
+    for (std::int64_t i = 0; i < count; ++i) values[i] = Number::value_of(codes[i]) * scale;
   }
   static void add(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
                   float* __restrict sums) {
-    for (std::int64_t i = 0; i < count; ++i)
-      sums[i] += static_cast<float>(static_cast<std::int8_t>(codes[i])) * scale;
+    for (std::int64_t i = 0; i < count; ++i) sums[i] += Number::value_of(codes[i]) * scale;
   }
 };
+
+struct Int8Number {
+  static constexpr float kTop = 127.0f;
+
+  static std::uint8_t code_of(float value) { return static_cast<std::uint8_t>(round_even(value)); }
+  static float value_of(std::uint8_t code) {
+    return static_cast<float>(static_cast<std::int8_t>(code));
+  }
+};
+using Int8 = ByteCode<Int8Number>;
 
 // Two codes a byte, the earlier element in the low half, each 8 more than its value.
 struct Int4 {
@@ -148,54 +157,32 @@ struct Int4 {
 
 // Floats of 8 bits: sign, exponent of four with a bias of 7, mantissa of three; no infinity. Below
 // 2^-6 they are multiples of 2^-9.
-struct Fp8 {
+struct Fp8Number {
   static constexpr float kTop = 448.0f;
-  static constexpr std::uint8_t kZeros = 0;
-  static constexpr std::int64_t bytes(std::int64_t count) { return count; }
 
-  static void encode(const float* __restrict values, std::int64_t count, float factor,
-                     std::uint8_t* __restrict codes) {
-    for (std::int64_t i = 0; i < count; ++i)
-      codes[i] = static_cast<std::uint8_t>(code_of(values[i] * factor));
-  }
-  static void encode(const float* __restrict values, std::int64_t count, float factor,
-                     std::uint8_t* __restrict codes, float scale, float* __restrict rest) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::uint32_t code = code_of(values[i] * factor);
-      codes[i] = static_cast<std::uint8_t>(code);
-      rest[i] = values[i] - value_of(code) * scale;
-    }
-  }
-  static void decode(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
-                     float* __restrict values) {
-    for (std::int64_t i = 0; i < count; ++i) values[i] = value_of(codes[i]) * scale;
-  }
-  static void add(const std::uint8_t* __restrict codes, std::int64_t count, float scale,
-                  float* __restrict sums) {
-    for (std::int64_t i = 0; i < count; ++i) sums[i] += value_of(codes[i]) * scale;
-  }
-
- private:
-  static constexpr std::uint32_t kRebias = 120u << 3;
-  static constexpr std::uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
-
-  static std::uint32_t code_of(float value) {
+  static std::uint8_t code_of(float value) {
     const std::uint32_t bits = bits_of(value);
     const std::uint32_t magnitude = bits & kMagnitude;
     const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
     const std::uint32_t normal = (rounded >> 20) - kRebias;
     const auto small = static_cast<std::uint32_t>(round_even(float_of(magnitude) * 512.0f));
     const std::uint32_t code = magnitude < kSmallestNormal ? small : normal;
-    return code | ((bits >> 24) & 0x80u);
+    return static_cast<std::uint8_t>(code | ((bits >> 24) & 0x80u));
   }
   static float value_of(std::uint32_t code) {
     const std::uint32_t magnitude = code & 0x7fu;
     const std::uint32_t normal = (magnitude + kRebias) << 20;
-    const std::uint32_t small = bits_of(static_cast<float>(magnitude) * (1.0f / 512.0f));
+    // 2^-6 (1 + magnitude / 8), less 2^-6: exact, and no conversion, which compilers do one by one
+    const float small = float_of(kSmallestNormal + (magnitude << 20)) - float_of(kSmallestNormal);
     const std::uint32_t sign = (code & 0x80u) << 24;
-    return float_of((magnitude < 8u ? small : normal) | sign);
+    return float_of((magnitude < 8u ? bits_of(small) : normal) | sign);
   }
+
+ private:
+  static constexpr std::uint32_t kRebias = 120u << 3;
+  static constexpr std::uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
 };
+using Fp8 = ByteCode<Fp8Number>;
 
 struct Scale {
   float decode;

@@ -160,7 +160,6 @@ class _Exchange:
         self._part = pieces[first : first + num_nodes]
         self._sent = self._workshop.take(self._size, num_nodes)
         self._received = self._workshop.take(self._size, num_nodes)
-        self._own = self._workshop.take(self._size, 1)
         self._given = self._workshop.take(self._size, len(pieces))
         self._all = self._workshop.take(self._size, len(pieces))
         self._plain = self._workshop.take_values(self._size * len(pieces))
@@ -212,10 +211,10 @@ class _Exchange:
             own = self._part[self._place.piece]
             left = None if self._feedback is None else own.of(self._feedback.left)
             finite = not own.size or self._workshop.kernels.reduce_encode(
-                self._received, self._own.quantised(0, own.size), left
+                self._received, self._sent.quantised(0, own.size), left
             )
-            self._own.set_finite(0, finite=finite and self._received.all_finite)
-            self._sent.data.view(len(self._sent), -1).copy_(self._own.data)
+            self._sent.set_finite(0, finite=finite and self._received.all_finite)
+            self._sent.repeat_first()
         self._hop = self._exchange_in_column()
 
     def _pass_on(self) -> None:
@@ -234,7 +233,7 @@ class _Exchange:
                 if piece.size:
                     what = self._all.quantised(index, piece.size)
                     self._workshop.kernels.decode(what, piece.of(self._values))
-        self._workshop.give_back(self._sent, self._received, self._own, self._given, self._all)
+        self._workshop.give_back(self._sent, self._received, self._given, self._all)
 
     def _exchange_in_column(self) -> Pending:
         return self._group.all_to_all_among(

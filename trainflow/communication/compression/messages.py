@@ -66,6 +66,11 @@ class Messages:
             num_elements,
         )
 
+    def repeat_first(self) -> None:
+        """Make all the other messages copies of the first."""
+        rows = self.data.view(len(self), -1)
+        rows[1:] = rows[0]
+
     def set_finite(self, index: int, *, finite: bool) -> None:
         """Note in a message's header whether its values were all finite."""
         self._flags[index] = FINITE if finite else NOT_FINITE

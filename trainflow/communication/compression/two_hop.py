@@ -1,9 +1,9 @@
 """Sum quantised gradients in two hops, many pieces at a time.
 
 Hop 1 gives rank r the r-th piece of every rank's chunk, quantised; r sums them in fp32, in rank
-order, and quantises the sum. Hop 2 gathers the sums, and every rank decodes the same bytes, its own
-too: the result is the same bits on all ranks. Nothing is quantised more than twice, however many
-ranks there are (a ring would do it at every hop).
+order, and quantises the sum. In hop 2 it gives that to every rank, and all decode the same bytes,
+their own too: the result is the same bits on all ranks. Nothing is quantised more than twice,
+however many ranks there are (a ring would do it at every hop).
 
 Some chunks are in hop 1 while those before them are in hop 2 (see `pipeline`). Where any rank's
 values were not finite, a flag travels with them, and every rank gets NaN.
@@ -25,7 +25,7 @@ from trainflow.communication.compression.block_format import BlockFormat, Piece,
 from trainflow.communication.compression.messages import Quantised
 from trainflow.communication.compression.pipeline import Pipeline, Reduction, Workshop
 from trainflow.communication.error_feedback import Feedback
-from trainflow.communication.group import Group
+from trainflow.communication.group import Group, Pending
 
 CHUNK_ELEMENTS = 1024 * 1024
 _NUM_HOPS = 2
@@ -47,7 +47,7 @@ class TwoHopSum:
         *,
         chunk_elements: int = CHUNK_ELEMENTS,
     ):
-        self.wire = f"{block_format.name}, blocks of {block_format.block}, {chunk_elements}, 1"
+        self.wire = f"{block_format.name}, blocks of {block_format.block}, {chunk_elements}, 2"
         self._format = block_format
         self._chunk_elements = chunk_elements
         self._workshop = Workshop(block_format, device)
@@ -96,11 +96,10 @@ class _Exchange:
         size, ranks = pieces[0].size, group.world_size
         self._sent = workshop.take(size, ranks)
         self._received = workshop.take(size, ranks)
-        self._own = workshop.take(size, 1)
         for rank, piece in enumerate(pieces):
             finite = not piece.size or self._encode(piece, self._sent.quantised(rank, piece.size))
             self._sent.set_finite(rank, finite=finite)
-        self._hop = group.all_to_all(self._received.data, self._sent.data)
+        self._hop = self._exchange()
         self._turns = [self._finish, self._reduce]
 
     def turn(self) -> None:
@@ -120,20 +119,24 @@ class _Exchange:
             own = self._pieces[self._group.rank]
             left = None if self._feedback is None else own.of(self._feedback.left)
             finite = not own.size or self._workshop.kernels.reduce_encode(
-                self._received, self._own.quantised(0, own.size), left
+                self._received, self._sent.quantised(0, own.size), left
             )
-            self._own.set_finite(0, finite=finite and self._received.all_finite)
-        self._hop = self._group.all_gather(self._sent.data, self._own.data)
+            self._sent.set_finite(0, finite=finite and self._received.all_finite)
+            self._sent.repeat_first()
+        self._hop = self._exchange()
 
     def _finish(self) -> None:
         """Finish hop 2 and write the sum to where the values were."""
         self.succeeded = self._hop.wait()
-        if self.succeeded and not self._sent.all_finite:
+        if self.succeeded and not self._received.all_finite:
             self._values[self._pieces[0].start : self._pieces[-1].stop] = float("nan")
         elif self.succeeded:
             for rank, piece in enumerate(self._pieces):
                 if piece.size:
                     self._workshop.kernels.decode(
-                        self._sent.quantised(rank, piece.size), piece.of(self._values)
+                        self._received.quantised(rank, piece.size), piece.of(self._values)
                     )
-        self._workshop.give_back(self._sent, self._received, self._own)
+        self._workshop.give_back(self._sent, self._received)
+
+    def _exchange(self) -> Pending:
+        return self._group.all_to_all(self._received.data, self._sent.data)
