@@ -24,6 +24,8 @@ class Args(BaseModel):
     """A microbatch waits for so long, until there is a file named hurry."""
     raise_at: int | None = None
     nan_at: tuple[int, ...] = ()
+    hang_at: int | None = None
+    """Step that rank 1 begins and stands still in, the first time."""
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -46,6 +48,15 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
 
 
+def hang_once(session: Session, args: Args, step: int) -> None:
+    """Stand still for good where the job is to, unless a process has done so before."""
+    mark = args.work_dir / "hung"
+    if step == args.hang_at and session.rank == 1 and not mark.exists():
+        mark.touch()
+        while True:
+            SYSTEM_CLOCK.sleep(1)
+
+
 def hold(work_dir: Path) -> None:
     """Tell that this process waits, and wait until there is a file named release."""
     (work_dir / f"holding-{os.getpid()}").touch()
@@ -65,6 +76,7 @@ def train(session: Session, args: Args) -> None:
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
     for step in session.steps():
         with step:
+            hang_once(session, args, step.number)
             for batch in step.microbatches():
                 SYSTEM_CLOCK.sleep(0 if (args.work_dir / "hurry").exists() else args.sleep_s)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()

@@ -29,6 +29,18 @@ def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -
     assert not psutil.pid_exists(pids[1]), "the new Keeper did not kill the stopped process"
 
 
+def test_a_thread_that_stands_still_in_a_step_is_found(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, hang_at=25)
+    run.wait_training(step=20, spares=2)
+    worker = run.members()[1]
+    hang = events_of(run.wait_recovered(), "hang")[0]
+    assert hang["text"].startswith(f"{worker['worker_id']}: no progress in data of step 25")
+    expect_as_undisturbed(run, undisturbed)
+    assert not psutil.pid_exists(worker["pid"])
+
+
 def signal_tree(node: LocalNode, number: signal.Signals) -> None:
     root = psutil.Process(node.pid)
     for process in [root, *root.children(recursive=True)]:

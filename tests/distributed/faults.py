@@ -39,6 +39,8 @@ class Where(StrEnum):
     IN_TAIL = "in_tail"
     IN_HEALING = "in_healing"
     IN_DEALING = "in_dealing"
+    IN_ADDING_UP = "in_adding_up"
+    DEALT_OUT = "dealt_out"
 
 
 class Act(StrEnum):
@@ -87,12 +89,14 @@ class Injector:
         self._faults = [fault for fault in faults if fault.worker_id == worker_id]
         self._directory = directory
         self.phase = Phase.STARTING
+        self.adds_up = False
         self.step = 0
         self.epoch = EpochId(0, 0)
 
     def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
         """The training thread changed its phase."""
         applied = self.phase is Phase.OPTIMIZER and phase is Phase.USER
+        self.adds_up = self.phase is Phase.SNAPSHOT and phase is Phase.COMMUNICATE
         self.phase, self.step, self.epoch = phase, step, epoch
         if applied and self.is_real:
             self._mark("applied", step, self._worker_id).touch()
@@ -147,12 +151,16 @@ class FaultyTransport:
         work = self._inner.all_reduce(tensor)
         if self._injector.phase is Phase.HEALING:
             self._injector.reach(Where.IN_DEALING)
+        if self._injector.adds_up:
+            self._injector.reach(Where.IN_ADDING_UP)
         if self._injector.phase is Phase.COMPUTE:
             self._injector.reach(Where.IN_BACKWARD)
         return work
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
-        """A commit record, if it is that long, and during commit."""
+        """A commit record, if it is that long, and during commit; or all have a share."""
+        if self._injector.adds_up:
+            self._injector.reach(Where.DEALT_OUT)
         if self._injector.phase is not Phase.COMMUNICATE or tensor.numel() != RECORD_BYTES:
             return self._inner.all_gather(output, tensor)
         self._injector.reach(Where.BEFORE_RECORD)

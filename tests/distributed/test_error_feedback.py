@@ -4,6 +4,8 @@ The loss here is linear in the weight, so that the gradient of a sample doesn't 
 what all steps have moved the weight by, plus what is still left out, is the sum over all samples.
 """
 
+import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from trainflow.computation.session import Session
 
 STEPS = 24
 FED_BACK = {"compression": "int4", "error_feedback": True}
+COMPRESSIONS = ["bf16", "int8", "int4", "fp8", "top_k", "power_sgd"]
 
 
 class Bilinear(nn.Module):
@@ -28,10 +31,19 @@ class Bilinear(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.bad: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = spread(x)
-        return (left @ self.weight * right).sum(1)
+        weight = self.weight * 1.0
+        if self.bad is not None:
+            weight.register_hook(partial(spoil, bad=self.bad))
+        return (left @ weight * right).sum(1)
+
+
+def spoil(gradient: Tensor, bad: float) -> Tensor:
+    """Return the gradient with one bad row."""
+    return gradient.index_fill(0, torch.tensor([WIDTH // 2]), bad)
 
 
 def spread(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,17 +52,16 @@ def spread(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sin(x[:, :1] * (3 + place * 0.7)), torch.cos(x[:, 1:2] * (5 + place * 1.3))
 
 
-def train_linear(session: Session, spoilt_step: int | None = None) -> dict[str, Any]:
-    """Plain gradient descent; a gradient of rank 1 isn't finite in ``spoilt_step``."""
+def train_linear(session: Session, spoilt: dict[int, float] | None = None) -> dict[str, Any]:
+    """Plain gradient descent; by step, what rank 1 has in place of a row of its gradient."""
     model = session.prepare(Bilinear, lambda parameters: SGD(parameters, lr=1.0))
     seen: dict[int, tuple[bool, str]] = {}
     for step in session.steps():
         with step:
             for batch in step.microbatches():
-                loss = model(batch.inputs["x"]).mean()
-                if step.number == spoilt_step and session.rank == 1:
-                    loss = loss * float("inf")
-                step.backward(loss, weight=batch.num_targets)
+                if spoilt and session.rank == 1:
+                    model.bad = spoilt.get(step.number)
+                step.backward(model(batch.inputs["x"]).mean(), weight=batch.num_targets)
             done = step.commit()
             seen[step.number] = done.applied, digest(residual_of(session))
     return {
@@ -84,12 +95,61 @@ def run_linear(run: Run, *faults: Fault, **settings: Any) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("compression", ["int8", "int4", "fp8", "top_k", "power_sgd"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_what_was_sent_and_what_is_left_are_all_there_was(run: Run, compression, world):
     communication = {"compression": compression, "error_feedback": True}
     outcome = run_linear(run, communication=communication, world=world)
     assert left_over(outcome) < 2e-6
+
+
+class TwoBilinear(nn.Module):
+    """A weight that every step uses, and one that only some do."""
+
+    def __init__(self):
+        super().__init__()
+        self.always = Bilinear()
+        self.at_times = Bilinear()
+
+    def forward(self, x: Tensor, *, both: bool) -> Tensor:
+        return self.always(x) + self.at_times(x) if both else self.always(x)
+
+
+def train_a_weight_at_times(session: Session, _: None = None) -> dict[str, Any]:
+    """Every second step uses one of the two weights alone; return what became of the other."""
+    model = session.prepare(TwoBilinear, lambda parameters: SGD(parameters, lr=1.0))
+    wanted = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    for step in session.steps():
+        with step:
+            both = step.number % 2 == 1
+            for batch in step.microbatches():
+                left, right = (each.double() for each in spread(batch.inputs["x"]))
+                if both:
+                    wanted += left.T @ right
+                loss = model(batch.inputs["x"], both=both).mean()
+                step.backward(loss, weight=batch.num_targets)
+            step.commit()
+    residuals = session._state.residuals
+    assert residuals is not None
+    kept = residuals.memory.named(residuals.memory.kept)["model"]["at_times.weight"]
+    moved = -model.at_times.weight.detach().double() * BATCH
+    return {"wanted": wanted, "moved": moved, "kept": kept.double().clone()}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_is_left_of_a_weight_waits_while_nobody_uses_it(run: Run, compression):
+    outcome = run(
+        train_a_weight_at_times,
+        training={"max_steps": STEPS, "clip_norm": None},
+        num_samples=STEPS * BATCH,
+        communication={"compression": compression, "error_feedback": True},
+    )
+    assert outcome.crashes == {}
+    ranks = outcome.by_rank
+    wanted, kept = (torch.stack([each[key] for each in ranks]).sum(0) for key in ("wanted", "kept"))
+    assert kept.any()
+    gap = (wanted - ranks[0]["moved"] - kept).abs().max() / wanted.abs().max()
+    assert gap < 1e-6
 
 
 def test_without_feedback_it_is_lost(run: Run):
@@ -104,6 +164,7 @@ def test_without_feedback_it_is_lost(run: Run):
 @pytest.mark.parametrize(
     ("compression", "where"),
     [
+        ("bf16", Where.BETWEEN_HOPS),
         ("int8", Where.IN_BACKWARD),
         ("int8", Where.BETWEEN_HOPS),
         ("int8", Where.AFTER_RECORD),
@@ -173,25 +234,30 @@ def test_what_is_lost_with_a_node_is_said(run: Run):
     assert 1e-6 < left_over(outcome) < 0.1
 
 
-def test_a_gradient_that_is_not_finite_leaves_residuals_alone(run: Run):
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_gradient_that_is_not_finite_leaves_residuals_alone(run: Run, compression):
     outcome = run(
         train_linear,
-        extra=5,
-        communication=FED_BACK,
+        extra={3: math.nan, 5: math.inf, 7: -math.inf},
+        communication={"compression": compression, "error_feedback": True},
         training={"max_steps": MAX_STEPS, "clip_norm": None},
     )
+    assert outcome.crashes == {}
     for result in outcome.by_rank:
-        seen = result["seen"]
-        assert [number for number, (applied, _) in seen.items() if not applied] == [5]
-        assert seen[5][1] == seen[4][1] != seen[3][1]
-        assert seen[6][1] != seen[5][1]
+        applied = {number: done for number, (done, _) in result["seen"].items()}
+        assert [number for number, done in applied.items() if not done] == [3, 5, 7]
+        residuals = [residual for _, residual in result["seen"].values()]
+        for number in range(2, MAX_STEPS + 1):
+            stayed = residuals[number - 1] == residuals[number - 2]
+            assert stayed == (not applied[number])
+        assert torch.equal(result["weight"], outcome.by_rank[0]["weight"])
         assert result["weight"].isfinite().all()
         assert result["residual"].isfinite().all()
 
 
 def test_a_spare_that_comes_after_a_skipped_step_has_what_was_left_before_it(run: Run):
     settings = {
-        "extra": 5,
+        "extra": {5: math.inf},
         "communication": FED_BACK,
         "training": {"max_steps": MAX_STEPS, "clip_norm": None},
     }

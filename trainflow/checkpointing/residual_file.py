@@ -34,8 +34,8 @@ class PartId:
 
     Attributes:
         version: of the state that they go with.
-        dealt: the epoch in which they were dealt out anew, to another number of ranks; the initial
-            one if they are as the step left them.
+        dealt: the epoch in which they were dealt out anew, in equal shares; the initial one if they
+            are as the step left them.
         world_size: number of parts.
         rank: which of them.
     """

@@ -14,6 +14,7 @@ from trainflow.computation.residual_memory import ResidualMemory
 from trainflow.computation.residual_settling import Surroundings, settle
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.restoring import restore, unusable
+from trainflow.computation.snapshot_cadence import has_checkpoint
 from trainflow.computation.training_state import TrainingState
 from trainflow.epochs import HeldState, RecoveryPlan, StoredState
 from trainflow.errors import (
@@ -88,7 +89,13 @@ def _same_layout(context: RankContext, state: TrainingState, group: Group) -> bo
 def _settle(context: RankContext, state: TrainingState, group: Group, plan: RecoveryPlan) -> bool:
     """Give this rank its part of what compression has left out so far."""
     assert state.residuals is not None, "only called under error feedback"
-    surroundings = Surroundings(group, plan.keepers, context.device, context.stamps.renew)
+    surroundings = Surroundings(
+        group,
+        plan.keepers,
+        context.device,
+        context.stamps.renew,
+        deals_out=state.version is not None and has_checkpoint(context.job, state.version.step),
+    )
     lost = settle(state.residuals, surroundings)
     if lost and group.rank == 0:
         context.report(ResidualsLost(plan.base.step, lost))

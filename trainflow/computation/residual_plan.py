@@ -3,7 +3,8 @@
 Every rank has a part of what compression has left out so far. A part is found with the member that
 left it, or in the memory of a node whose worker is dead. As long as each rank finds its own,
 nothing moves but that. In another world all parts are added up and dealt out anew in equal shares,
-which leaves their sum what it was.
+which leaves their sum what it was; and so they are after a step by whose number there is a
+checkpoint, for a checkpoint holds their sum alone.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainflow.checkpointing.residual_file import PartId
-from trainflow.epochs import EpochId
+from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def is_complete(parts: Collection[PartId]) -> bool:
 
 
 def plan_residuals(
-    by_member: Sequence[Collection[PartId]], elsewhere: Collection[PartId]
+    by_member: Sequence[Collection[PartId]],
+    elsewhere: Collection[PartId],
+    *,
+    deals_out: bool = False,
 ) -> ResidualPlan:
     """Decide who takes what.
 
@@ -55,6 +59,7 @@ def plan_residuals(
     Args:
         by_member: the parts that each member of the new epoch has, by its rank.
         elsewhere: those in the memory of nodes.
+        deals_out: whether every rank takes an equal share, unless it has one already.
     """
     deals = _by_deal([part for parts in (*by_member, elsewhere) for part in parts])
     if not deals:
@@ -68,6 +73,7 @@ def plan_residuals(
                 contributors.setdefault(part, rank)
     fetched = sorted(set(chosen.values()) - contributors.keys(), key=lambda part: part.rank)
     new_world = len(by_member)
+    is_due = deals_out and next(iter(chosen.values())).dealt == INITIAL_EPOCH
     stays = old_world == new_world and all(p.rank == by for p, by in contributors.items())
     for part in fetched:
         contributors[part] = part.rank % new_world
@@ -75,7 +81,7 @@ def plan_residuals(
         contributors,
         frozenset(fetched),
         tuple(sorted(set(range(old_world)) - chosen.keys())),
-        is_dealt=not stays,
+        is_dealt=is_due or not stays,
     )
 
 

@@ -34,12 +34,21 @@ _Places = Mapping[PartId, PeerAddress]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What settling needs of its rank."""
+    """What settling needs of its rank.
+
+    Attributes:
+        group: of the new epoch.
+        keepers: of nodes that may hold what dead members have left.
+        device: of collectives.
+        after_each: called after each collective.
+        deals_out: after the step that all have, every rank takes an equal share.
+    """
 
     group: Group
     keepers: Sequence[PeerAddress]
     device: torch.device
     after_each: AfterEach
+    deals_out: bool = False
 
 
 def settle(state: ResidualState, around: Surroundings) -> tuple[int, ...] | None:
@@ -61,7 +70,7 @@ def settle(state: ResidualState, around: Surroundings) -> tuple[int, ...] | None
     if found is None:
         return None
     by_member, elsewhere = found
-    plan = plan_residuals(by_member, elsewhere.keys())
+    plan = plan_residuals(by_member, elsewhere.keys(), deals_out=around.deals_out)
     own = {part: _fetch(part, elsewhere[part], memory) for part in _to_fetch(plan, around.group)}
     placed = (_deal if plan.is_dealt else _take)(memory, version, plan, own, around)
     if placed is None:

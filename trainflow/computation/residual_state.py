@@ -4,7 +4,7 @@ Process: every rank.  Thread: training.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class ResidualState:
         version: of the state that they go with, the last one that a step was applied to; None:
             they are zero.
         sums: over all ranks, by model and parameter, where they come from a checkpoint and no step
-            has been applied since, or are about to go into one.
+            has been applied since, or while they go into one.
     """
 
     memory: ResidualMemory
@@ -68,12 +68,29 @@ class ResidualState:
         self.version, self.sums = version, None
         self.memory.use(1 - self.memory.counts)
 
-    def add_up(self, group: Group, after_each: AfterEach) -> bool:
-        """Make `sums` for a checkpoint; False if the group failed. Every rank calls it."""
-        flat = self.memory.kept.clone()
-        if not sum_over_ranks(flat, group, after_each):
+    def add_up(self, group: Group, after_each: AfterEach) -> Tensor | None:
+        """Sum over ranks what counts; None if the group failed. Every rank calls it."""
+        total = self.memory.kept.clone()
+        return total if sum_over_ranks(total, group, after_each) else None
+
+    def deal_out(self, total: Tensor, group: Group) -> bool:
+        """Take an equal share of the sum for this rank's part, as a run does that resumes here.
+
+        Done once for what a step has left. False if the group failed: an epoch that begins after
+        that does it, unless all ranks have.
+        """
+        memory = self.memory
+        part = memory.parts[memory.counts]
+        if part is None or part.dealt != INITIAL_EPOCH:
+            return True  # all have equal shares already
+        place = 1 - memory.counts
+        memory.forget(place)
+        torch.div(total, group.world_size, out=memory.places[place])
+        memory.complete(place, replace(part, dealt=group.spec.epoch))
+        # Who gets past this knows that all have theirs, and may write over what was before.
+        if gather(group, [0], total.device) is None:
             return False
-        self.sums = self.memory.named(flat)
+        memory.use(place)
         return True
 
 

@@ -25,6 +25,11 @@ _SAVE_S_AT_FIRST = 1.0
 _SAVE_S_AT_LEAST = 1e-3
 
 
+def has_checkpoint(job: JobConfig, step: int) -> bool:
+    """Whether a checkpoint is due after this step by its number, whenever and wherever it ran."""
+    return job.checkpoint.url is not None and is_due(step, job.checkpoint.every_steps)
+
+
 class SnapshotCadence:
     """One rank's snapshots."""
 
@@ -114,8 +119,7 @@ class SnapshotCadence:
         if self._job.checkpoint.url is None:
             return False
         asked = bool(flags & Flag.CHECKPOINT)
-        by_steps = is_due(step, self._job.checkpoint.every_steps)
-        return asked or by_steps or self._is_last(step, flags)
+        return asked or has_checkpoint(self._job, step) or self._is_last(step, flags)
 
     def _is_last(self, step: int, flags: Flag) -> bool:
         return bool(flags & Flag.STOP) or step >= self._job.training.max_steps

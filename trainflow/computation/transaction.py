@@ -23,7 +23,9 @@ from trainflow.communication.reducer import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import CompressionChosen, GradientSums
+from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
+from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
@@ -81,6 +83,7 @@ class Transaction:
                     model.reducer.begin(
                         self._group, self._loss_scale, exact=self.number <= warmup_steps
                     )
+            self._stamp(Phase.DATA)  # who stands still from here on keeps the others waiting
 
     def leave(self, error: BaseException | None) -> bool:
         """End the try; True if ``error`` came from a step that is void anyhow."""
@@ -320,15 +323,31 @@ class Transaction:
         if snapshots is None:
             return
         self._stamp(Phase.SNAPSHOT)
-        if residuals is None or not snapshots.makes_checkpoint(self.number, flags):
+        sums = None if residuals is None else residuals.sums
+        # If the group fails, the step stays; its checkpoint is not made.
+        if residuals is None or self._add_up(residuals, snapshots, flags):
             snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
-            return
+        if residuals is not None:
+            residuals.sums = sums
+
+    def _add_up(self, residuals: ResidualState, snapshots: SnapshotCadence, flags: Flag) -> bool:
+        """Where there is a checkpoint, put the residuals' sums into it; False if the group fails.
+
+        Where there is one by the step's number, they are dealt out too, even if the store is busy:
+        then a run that resumes there, or recovers, goes on with the same bits.
+        """
+        is_made = snapshots.makes_checkpoint(self.number, flags)
+        is_due = has_checkpoint(self._context.job, self.number)
+        if not is_made and not is_due:
+            return True
         stamps = self._context.stamps
         with stamps.waiting():
-            is_whole = residuals.add_up(self._group, stamps.renew)
-        if is_whole:  # else the group has failed: the step stays, its checkpoint is not made
-            snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
-            residuals.sums = None
+            total = residuals.add_up(self._group, stamps.renew)
+            if total is None or (is_due and not residuals.deal_out(total, self._group)):
+                return False
+        if is_made:
+            residuals.sums = residuals.memory.named(total)
+        return True
 
     def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
         clip_norm = self._context.job.training.clip_norm

@@ -166,10 +166,10 @@ def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
     begin(RecoveryPlan(spec(1), INITIAL_VERSION))
     for step in session.steps():
         with step:
-            verdicts.append(judge_progress({"a": progress_after(stamp, 2 * limit_s)}, limit_s))
             for batch in step.microbatches():
                 step.backward(mean_loss(model, batch), weight=batch.num_targets)
             step.commit()
+            verdicts.append(judge_progress({"a": progress_after(stamp, 2 * limit_s)}, limit_s))
         if step.replayed:
             break
         base = Version(step.number, EpochId(1, 1))
