@@ -1,5 +1,7 @@
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from trainflow.epochs import EpochId, EpochSpec
 WORLD = 3
 TIMEOUT_S = 30.0
 SPEC = EpochSpec(EpochId(4, 5), ("a", "b", "c"), "", 0)
+
+each_world = pytest.mark.parametrize("groups", [2, 3, 4], indirect=True, ids="{} ranks".format)
 
 InRanks = Callable[[Callable[[Group], Any]], list[Any]]
 Run = Callable[..., Outcome]
@@ -54,15 +58,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.fixture
-def groups() -> list[Group]:
-    """Three connected ranks, all in this process."""
+def groups(request: pytest.FixtureRequest) -> list[Group]:
+    """Connected ranks, all in this process; three, unless a test asks for others."""
+    world_size = getattr(request, "param", WORLD)
+    spec = replace(SPEC, members=tuple("abcd"[:world_size]))
     store = dist.HashStore()
     connect = GlooConnector(
         "127.0.0.1", connect_timeout_s=TIMEOUT_S, collective_timeout_s=TIMEOUT_S
     )
-    with ThreadPoolExecutor(WORLD) as pool:
-        transports = list(pool.map(lambda rank: connect(store, rank, WORLD), range(WORLD)))
-    return [Group(SPEC, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
+    with ThreadPoolExecutor(world_size) as pool:
+        connecting = pool.map(lambda rank: connect(store, rank, world_size), range(world_size))
+        transports = list(connecting)
+    return [Group(spec, rank, each, lambda *_: None) for rank, each in enumerate(transports)]
 
 
 @pytest.fixture
@@ -70,7 +77,34 @@ def in_ranks(groups: list[Group]) -> InRanks:
     """Call something in each rank, each in a thread of its own."""
 
     def call(function: Callable[[Group], Any]) -> list[Any]:
-        with ThreadPoolExecutor(WORLD) as pool:
+        with ThreadPoolExecutor(len(groups)) as pool:
             return list(pool.map(function, groups, timeout=TIMEOUT_S))
 
     return call
+
+
+class Turns:
+    """Ranks, each in a thread, do something one after another.
+
+    Args:
+        order: ranks; the first doesn't wait, each other one until the one before it has had its
+            turn.
+    """
+
+    def __init__(self, order: Sequence[int]):
+        self._order = list(order)
+        self._had = {rank: threading.Event() for rank in order}
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Wait for a rank's turn; it ends with the block."""
+        place = self._order.index(rank)
+        assert not place or self._had[self._order[place - 1]].wait(TIMEOUT_S)
+        yield
+        self._had[rank].set()
+
+
+def orders(world_size: int) -> list[tuple[int, ...]]:
+    """Return some in which ranks may come: one behind the other, the last first, the first last."""
+    ranks = tuple(range(world_size))
+    return [ranks, ranks[::-1], (*ranks[1:], 0)]

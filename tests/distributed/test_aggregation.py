@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.distributed.conftest import TIMEOUT_S, WORLD, InRanks
-from trainflow.communication.aggregation import Bfloat16Sum, RankOrderSum, RingSum
+from trainflow.communication.aggregation import RankOrderSum, RingSum
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitRecord, exchange
-from trainflow.communication.compression.block_format import BlockFormat
+from trainflow.communication.compression.block_format import BF16, BlockFormat
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.group import Group, wait_all
 
@@ -38,14 +38,14 @@ def test_a_sum_in_rank_order_has_the_bits_of_one(in_ranks: InRanks, size):
 
 
 @pytest.mark.parametrize(
-    ("aggregator", "tolerance"), [(RingSum(), 1e-5), (Bfloat16Sum(RingSum()), 2e-2)]
+    ("make", "tolerance"), [(RingSum, 1e-5), (lambda: TwoHopSum(BF16, torch.device("cpu")), 1e-2)]
 )
 def test_other_sums_are_equal_on_all_ranks_and_right_within_their_rounding(
-    in_ranks: InRanks, aggregator, tolerance
+    in_ranks: InRanks, make, tolerance
 ):
     def reduce(group: Group) -> torch.Tensor:
         bucket = torch.linspace(-1, 1, 500) * (group.rank + 1)
-        assert aggregator.start(bucket, group).wait()
+        assert make().start(bucket, group).wait()
         return bucket
 
     first, *others = in_ranks(reduce)
@@ -53,17 +53,19 @@ def test_other_sums_are_equal_on_all_ranks_and_right_within_their_rounding(
     torch.testing.assert_close(first, torch.linspace(-6, 6, 500), rtol=tolerance, atol=tolerance)
 
 
-def test_a_narrow_sum_in_rank_order_has_the_bits_of_one(in_ranks: InRanks):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_sum_in_bfloat16_adds_up_in_fp32_in_rank_order(in_ranks: InRanks, dtype):
     def reduce(group: Group) -> torch.Tensor:
-        bucket = values(group.rank, 100)
-        assert Bfloat16Sum(RankOrderSum()).start(bucket, group).wait()
+        bucket = values(group.rank, 1000).to(dtype)
+        assert TwoHopSum(BF16, torch.device("cpu")).start(bucket, group).wait()
         return bucket
 
-    expected = values(0, 100).bfloat16()
-    for rank in range(1, WORLD):
-        expected = expected + values(rank, 100).bfloat16()
+    expected = torch.zeros(1000)
+    for rank in range(WORLD):
+        expected += values(rank, 1000).to(dtype).bfloat16().float()
     for bucket in in_ranks(reduce):
-        assert torch.equal(bucket, expected.float())
+        assert bucket.dtype == dtype
+        assert torch.equal(bucket, expected.bfloat16().to(dtype))
 
 
 def test_every_rank_gets_rank_0s_buffers_whatever_their_type(in_ranks: InRanks):
@@ -114,8 +116,8 @@ def test_records_are_gathered_by_rank_and_carry_the_groups_epoch(in_ranks: InRan
     "make",
     [
         RingSum,
-        lambda: Bfloat16Sum(RingSum()),
         RankOrderSum,
+        lambda: TwoHopSum(BF16, torch.device("cpu"), chunk_elements=1000),
         lambda: TwoHopSum(BlockFormat(8, 256), torch.device("cpu"), chunk_elements=1000),
     ],
 )

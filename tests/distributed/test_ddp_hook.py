@@ -1,7 +1,10 @@
 """Plain DistributedDataParallel with compressed gradients: two processes, no Ray."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,14 @@ WORLD = 2
 DEADLINE_S = 60.0
 STEPS = 5
 NUM_EQUAL = 60
+SHAPES = [(60, 50), (60, 50), (7,), (60, 50), (50, 60), (60, 50)]
+FED_BACK = [
+    {"compression": "int8", "error_feedback": True},
+    {"compression": "fp8", "error_feedback": True},
+    {"compression": "int4", "error_feedback": True},
+    {"compression": "top_k", "top_k_fraction": 0.05},
+    {"compression": "power_sgd"},
+]
 
 _processes = get_context("forkserver")  # one for all tests: what it loads is in harness.py
 
@@ -95,11 +106,196 @@ def train_scaled(rank: int, growth_interval: int | None, compression: str) -> li
     return [p.detach().clone() for p in model.parameters()]
 
 
-def train_with_another_on_rank_1(rank: int) -> dict[str, Any]:
+def left_out(hook: Callable[..., Any], parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What is kept for the next step, by parameter."""
+    buckets = inspect.getclosurevars(hook).nonlocals["buckets"]
+    left = []
+    for parameter in parameters:
+        kept = buckets.kept[id(parameter)]
+        index = [id(each) for each in kept.parameters].index(id(parameter))
+        left.append(kept.residuals.kept[0][kept.slots[index]].view_as(parameter).clone())
+    return left
+
+
+def gradients_of(step: int, rank: int, size: float = 1.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randn(shape, generator=generator) * size for shape in SHAPES]
+
+
+class _Books:
+    """What was to be sent, and what was; `close` adds what is still left."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]):
+        self._parameters = parameters
+        self.given = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
+        self.sent = [torch.zeros_like(each) for each in self.given]
+
+    def add(self, given: Sequence[torch.Tensor | None], means: Sequence[torch.Tensor | None]):
+        for total, gradient in zip(self.given, given, strict=True):
+            total.add_(0 if gradient is None else gradient)
+        for total, mean in zip(self.sent, means, strict=True):
+            total.add_(0 if mean is None else mean.double() * WORLD)
+
+    def close(self, hook: Callable[..., Any]) -> dict[str, Any]:
+        left = left_out(hook, self._parameters)
+        return {"given": self.given, "sent": self.sent, "left": left}
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """As DDP shows one to a hook."""
+
+    own: list[torch.Tensor]
+    flat: torch.Tensor
+    is_the_last: bool
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self.own
+
+    def buffer(self) -> torch.Tensor:
+        return self.flat
+
+    def is_last(self) -> bool:
+        return self.is_the_last
+
+
+def call_hook(
+    hook: Callable[..., Any],
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    layout: Sequence[Sequence[int]],
+) -> list[torch.Tensor]:
+    """One backward in buckets as given; returns the means by parameter."""
+    futures = [
+        hook(
+            None,
+            _Bucket(
+                [parameters[index] for index in bucket],
+                torch.cat([gradients[index].flatten() for index in bucket]),
+                bucket is layout[-1],
+            ),
+        )
+        for bucket in layout
+    ]
+    means = list(gradients)
+    for bucket, future in zip(layout, futures, strict=True):
+        parts = future.value().split([parameters[index].numel() for index in bucket])
+        for index, part in zip(bucket, parts, strict=True):
+            means[index] = part.view_as(parameters[index])
+    return means
+
+
+def sum_in_layouts(
+    rank: int, settings: dict[str, Any], layouts: Sequence[Sequence[Sequence[int]]], size: float
+) -> dict[str, Any]:
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    hook = ddp_comm_hook(**settings)
+    books = _Books(parameters)
+    for step, layout in enumerate(layouts):
+        given = gradients_of(step, rank, size)
+        books.add(given, call_hook(hook, parameters, given, layout))
+    return books.close(hook)
+
+
+class _Slopes(nn.Module):
+    """The gradient of each weight is what is given, None where it is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
+
+    def forward(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        pairs = zip(self.weights, gradients, strict=True)
+        return torch.stack([(own * each).sum() for own, each in pairs if each is not None]).sum()
+
+
+def sum_in_ddp(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """One bucket at first, then several."""
+    module = _Slopes()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.03)
+    model.register_comm_hook(None, hook := ddp_comm_hook(**settings))
+    books = _Books(list(module.parameters()))
+    for step in range(STEPS):
+        given = gradients_of(step, rank)
+        model.zero_grad()
+        model(given).backward()
+        books.add(given, [each.grad for each in module.parameters()])
+    return books.close(hook)
+
+
+def sum_with_unused(rank: int, settings: dict[str, Any], *, set_to_none: bool) -> dict[str, Any]:
+    """One weight is used by no rank every second step, another by one rank alone."""
+    module = _Slopes()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.03, find_unused_parameters=True)
+    model.register_comm_hook(None, hook := ddp_comm_hook(**settings))
+    books = _Books(list(module.parameters()))
+    for step in range(2 * STEPS):
+        given: list[torch.Tensor | None] = [*gradients_of(step, rank)]
+        if step % 2:
+            given[1] = None
+        if (step % 3, rank) == (1, 1):
+            given[3] = None
+        model.zero_grad(set_to_none=set_to_none)
+        model(given).backward()
+        books.add(given, [each.grad for each in module.parameters()])
+    return books.close(hook)
+
+
+def sum_after_a_bad_step(rank: int, settings: dict[str, Any]) -> dict[str, list[Any]]:
+    """Once something of rank 1 isn't finite; a first or a last element, in this bucket or that."""
+    seen: dict[str, list[Any]] = {"finite": [], "before": [], "after": []}
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for weight, element in ((0, 0), (2, -1), (5, -1)):
+            module = _Slopes()
+            model = DistributedDataParallel(module, bucket_cap_mb=0.03)
+            model.register_comm_hook(None, hook := ddp_comm_hook(**settings))
+            for step in range(STEPS):
+                given = gradients_of(step, rank)
+                if (step, rank) == (3, 1):
+                    given[weight].view(-1)[element] = bad
+                if step == 3:
+                    seen["before"].append(left_out(hook, list(module.parameters())))
+                model.zero_grad()
+                model(given).backward()
+                if step == 3:
+                    seen["after"].append(left_out(hook, list(module.parameters())))
+                seen["finite"].append(all(p.grad.isfinite().all() for p in module.parameters()))
+    return seen
+
+
+def sum_halves_that_overflow_when_scaled(rank: int) -> dict[str, Any]:
+    """What the first step leaves out takes the second's sum just over what fp16 holds."""
+    parameters = [nn.Parameter(torch.zeros(64, dtype=torch.float16))]
+    scaler = GradScaler("cpu", init_scale=65536.0)
+    hook = ddp_comm_hook("int8", error_feedback=True, grad_scaler=scaler)
+    given = torch.full((64,), 65504.0, dtype=torch.float16)
+    given[1] = 65216.0
+    call_hook(hook, parameters, [given], [[0]])
+    before = left_out(hook, parameters)
+    given = torch.full((64,), 65504.0, dtype=torch.float16)
+    means = call_hook(hook, parameters, [given], [[0]])
+    return {"before": before, "after": left_out(hook, parameters), "means": means}
+
+
+def train_otherwise(rank: int, by_rank: Sequence[dict[str, Any]]) -> str:
+    settings = dict(by_rank[rank])
+    if "init_scale" in settings:
+        settings["grad_scaler"] = GradScaler("cpu", init_scale=settings.pop("init_scale"))
     try:
-        return train(rank, ["int8", "int4"][rank])
+        train(rank, **settings)
     except GroupMismatchError as error:
-        return {"error": str(error)}
+        return str(error)
+    return "accepted"
+
+
+def train_in_float64(rank: int, settings: dict[str, Any]) -> str:
+    model = DistributedDataParallel(nn.Linear(64, 50, dtype=torch.float64))
+    model.register_comm_hook(None, ddp_comm_hook(**settings))
+    try:
+        model(torch.ones(1, 64, dtype=torch.float64)).sum().backward()
+    except ConfigError as error:
+        return str(error)
+    return "accepted"
 
 
 def _run(line: Any, rank: int, store: str, function: Callable[..., Any], arguments: tuple) -> None:
@@ -218,10 +414,113 @@ def test_a_setting_that_does_not_go_with_it_is_refused(settings, refusal):
         ddp_comm_hook("top_k", **settings)
 
 
-def test_ranks_that_compress_otherwise_refuse_each_other(in_processes):
-    first, second = in_processes(train_with_another_on_rank_1)
-    assert "got another compression on ranks [1] than here" in first["error"]
-    assert "got another compression on ranks [0] than here" in second["error"]
+def _assert_nothing_is_lost(results: list[dict[str, Any]]) -> None:
+    """All that was sent, plus what is still left, is the sum of all gradients."""
+    first, second = results
+    assert all(map(torch.equal, first["sent"], second["sent"]))
+    for index, sent in enumerate(first["sent"]):
+        given, left = (
+            sum(each[what][index].double() for each in results) for what in ("given", "left")
+        )
+        assert (sent + left - given).norm() / given.norm() < 1e-6, f"of parameter {index}"
+
+
+@pytest.mark.parametrize("settings", FED_BACK, ids=lambda settings: settings["compression"])
+def test_nothing_is_lost_when_ddp_splits_its_first_bucket(in_processes, settings):
+    _assert_nothing_is_lost(in_processes(sum_in_ddp, settings))
+
+
+@pytest.mark.parametrize("settings", FED_BACK, ids=lambda settings: settings["compression"])
+def test_nothing_is_lost_when_buckets_are_split_and_regrouped(in_processes, settings):
+    at_first, later = [[5, 4, 3], [2, 1, 0]], [[0, 3], [5], [1, 2, 4]]
+    layouts = [at_first, at_first, later, later, [[0, 1, 2, 3, 4, 5]]]
+    _assert_nothing_is_lost(in_processes(sum_in_layouts, settings, layouts, 1.0))
+
+
+def test_low_rank_factors_go_on_in_other_buckets(in_processes):
+    at_first, later = [[5, 4, 3], [2, 1, 0]], [[0, 3], [5], [1, 2, 4]]
+    settings = {"compression": "power_sgd"}
+    same, _ = in_processes(sum_in_layouts, settings, [at_first] * 4, 1.0)
+    regrouped, _ = in_processes(sum_in_layouts, settings, [at_first, at_first, later, later], 1.0)
+    assert all(map(torch.equal, same["sent"], regrouped["sent"]))
+
+
+# power_sgd multiplies with Q, which is as large: there such sums are NaN on every rank.
+@pytest.mark.parametrize("settings", FED_BACK[:-1], ids=lambda settings: settings["compression"])
+def test_nothing_is_lost_of_gradients_whose_squares_overflow(in_processes, settings):
+    layouts = [[[5, 4, 3], [2, 1, 0]]] * STEPS
+    _assert_nothing_is_lost(in_processes(sum_in_layouts, settings, layouts, 1e20))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False], ids=["none", "zero"])
+@pytest.mark.parametrize("settings", FED_BACK, ids=lambda settings: settings["compression"])
+def test_nothing_is_lost_of_a_parameter_that_is_not_always_used(
+    in_processes, settings, set_to_none
+):
+    with_unused = partial(sum_with_unused, set_to_none=set_to_none)
+    _assert_nothing_is_lost(in_processes(with_unused, settings))
+
+
+@pytest.mark.parametrize("settings", FED_BACK, ids=lambda settings: settings["compression"])
+def test_a_step_that_is_not_finite_leaves_what_was_kept(in_processes, settings):
+    for seen in in_processes(sum_after_a_bad_step, settings):
+        assert seen["finite"] == [True, True, True, False, True] * 9
+        for before, after in zip(seen["before"], seen["after"], strict=True):
+            assert all(map(torch.equal, before, after))
+            assert any(each.any() for each in before)
+
+
+def test_a_sum_that_is_not_finite_once_scaled_leaves_what_was_kept(in_processes):
+    for seen in in_processes(sum_halves_that_overflow_when_scaled):
+        assert seen["means"][0].isinf().any()
+        assert seen["before"][0].any()
+        assert torch.equal(seen["before"][0], seen["after"][0])
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "described"),
+    [
+        ({"compression": "int8"}, {"compression": "int4"}, "int8, "),
+        ({"compression": "int8"}, {"compression": "int8", "error_feedback": True}, "without error"),
+        (
+            {"compression": "int8", "error_feedback": True, "init_scale": 256.0},
+            {"compression": "int8", "error_feedback": True},
+            "with error feedback; a loss scale of 256",
+        ),
+        (
+            {"compression": "top_k", "init_scale": 256.0},
+            {"compression": "top_k", "init_scale": 512.0},
+            "a loss scale of 256",
+        ),
+        (
+            {"compression": "power_sgd", "power_sgd_rank": 2},
+            {"compression": "power_sgd", "power_sgd_rank": 3},
+            "rank 2; with error feedback; no loss scale",
+        ),
+    ],
+    ids=["compression", "error_feedback", "grad_scaler", "init_scale", "power_sgd_rank"],
+)
+def test_ranks_with_other_hooks_refuse_each_other(in_processes, own, other, described):
+    first, second = in_processes(train_otherwise, [own, other])
+    assert "got another hook on ranks [1] than here" in first
+    assert "got another hook on ranks [0] than here" in second
+    assert described in first
+    assert "by node" not in first
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*FED_BACK, {"compression": "int8"}, {"compression": "bf16"}],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_float64_is_refused(in_processes, settings):
+    for answer in in_processes(train_in_float64, settings):
+        assert "got parameters of torch.float64 with compression" in answer
+        assert "expected float32, float16 or bfloat16; convert the model" in answer
+
+
+def test_float64_is_summed_uncompressed(in_processes):
+    assert in_processes(train_in_float64, {"compression": "none"}) == ["accepted"] * WORLD
 
 
 def test_without_a_process_group_it_is_refused():

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from tests.distributed.conftest import WORLD, InRanks
-from trainflow.communication.aggregation import RingSum
+from trainflow.communication.aggregation import RingSum, choose_aggregators
 from trainflow.communication.group import Group
 from trainflow.communication.reducer import GradientReducer
+from trainflow.config.communication import CommunicationConfig
 from trainflow.errors import TrainingError
 
 SIZE = 64
@@ -80,3 +81,65 @@ def test_the_next_step_begins_afresh(in_ranks: InRanks):
         return reducer.finish() is not None
 
     assert all(in_ranks(run))
+
+
+class Arranged(nn.Module):
+    """A matrix and kernels whose rows aren't one behind the other, and a bucket of few rows."""
+
+    def __init__(self, num_rows: int):
+        super().__init__()
+        self.turned = nn.Parameter(torch.zeros(150, 120).t())
+        kernels = torch.zeros(32, 64, 3, 3)
+        self.kernels = nn.Parameter(kernels.to(memory_format=torch.channels_last))
+        self.few = nn.Parameter(torch.zeros(num_rows, 8, dtype=torch.bfloat16))
+
+    def backward(self, factor: float) -> None:
+        pairs = [(each, factor * by_row(each)) for each in (self.turned, self.kernels)]
+        loss = (
+            sum((each * wanted).sum() for each, wanted in pairs) + factor * self.few.float().sum()
+        )
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+
+
+def by_row(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a matrix of rank 1, each row of which has another value."""
+    return torch.linspace(1, 2, len(parameter)).view(-1, *[1] * (parameter.dim() - 1))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1])
+@pytest.mark.parametrize("compression", ["none", "fp8", "int8", "int4", "top_k", "power_sgd"])
+def test_gradients_may_lie_in_any_order_and_have_no_element(
+    in_ranks: InRanks, compression, num_rows
+):
+    fraction = {"top_k_fraction": 1.0} if compression == "top_k" else {}
+    settings = CommunicationConfig(compression=compression, **fraction)
+
+    def run(group: Group) -> list[torch.Tensor | None]:
+        model = Arranged(num_rows)
+        parameters = list(model.named_parameters())
+        chosen = choose_aggregators(
+            settings,
+            [name for name, _ in parameters],
+            deterministic=True,
+            device=torch.device("cpu"),
+        )
+        reducer = GradientReducer(parameters, chosen, 1000)
+        assert reducer.layout.buckets[0].num_elements == 8 * num_rows
+        reducer.begin(group)
+        model.backward(1.0)
+        for each in (model.turned, model.kernels):
+            assert each.grad is not None
+            assert not each.grad.is_contiguous()
+        reducer.arm()
+        model.backward(float(group.rank))
+        assert reducer.finish() is not None
+        return [parameter.grad for _, parameter in parameters]
+
+    for turned, kernels, few in in_ranks(run):
+        for summed in (turned, kernels):
+            expected = (WORLD + 3) * by_row(summed).expand_as(summed)
+            torch.testing.assert_close(summed, expected, rtol=0.15, atol=0)
+            assert summed.std() > 1.5
+        assert few.shape == (num_rows, 8)
+        assert (few == WORLD + 3).all()

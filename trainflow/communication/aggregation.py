@@ -1,4 +1,4 @@
-"""How one bucket is summed over ranks: uncompressed and in bfloat16, and which way is taken.
+"""How one bucket is summed over ranks: uncompressed, and which way is taken.
 
 Process: every rank.  Thread: training.  Ranks: all call with the same bucket in the same order.
 Fails: never raises; ``wait()`` says False and the bucket holds garbage.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.auto import AutoSum
-from trainflow.communication.compression.block_format import FP8, INT4, INT8, BlockFormat
+from trainflow.communication.compression.block_format import BF16, FP8, INT4, INT8, BlockFormat
 from trainflow.communication.compression.hierarchical import HierarchicalSum
 from trainflow.communication.compression.low_rank import LowRankScheme
 from trainflow.communication.compression.top_k import TopKSum
@@ -44,44 +44,6 @@ class RingSum:
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
         """2 (N-1)/N of the bucket."""
         return _ring_bytes(num_elements * element_bytes, world_size)
-
-
-class Bfloat16Sum:
-    """Another sum, taken in bfloat16: half the bytes, sums rounded to 8 bits of mantissa."""
-
-    def __init__(self, inner: Aggregator):
-        self._inner = inner
-        self.wire = f"bfloat16 {inner.wire}"
-
-    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
-        """Cast, then start the sum of the copy."""
-        if feedback is not None:
-            bucket.add_(feedback.kept)
-        narrow = bucket.to(torch.bfloat16)
-        if feedback is not None:
-            torch.sub(bucket, narrow, out=feedback.left)
-        return _CopyBack(self._inner.start(narrow, group), bucket, narrow)
-
-    def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:
-        """What the inner sum sends at two bytes an element."""
-        narrow_bytes = min(element_bytes, torch.bfloat16.itemsize)
-        return self._inner.wire_bytes(num_elements, narrow_bytes, world_size)
-
-
-class _CopyBack:
-    """Waits for a narrow copy and writes it back to the bucket."""
-
-    def __init__(self, handle: Handle, bucket: Tensor, narrow: Tensor):
-        self._handle = handle
-        self._bucket = bucket
-        self._narrow = narrow
-
-    def wait(self) -> bool:
-        """Block until the copy is reduced, then widen it into the bucket."""
-        done = self._handle.wait()
-        if done:
-            self._bucket.copy_(self._narrow)
-        return done
 
 
 class RankOrderSum:
@@ -189,7 +151,7 @@ def choose_aggregator(
         case "none":
             pass
         case "bf16":
-            chosen = Bfloat16Sum(exact)
+            chosen = TwoHopSum(BF16, device)
         case "fp8" | "int8" | "int4":
             chosen = blockwise(_FORMATS[compression or settings.compression])
         case "top_k":

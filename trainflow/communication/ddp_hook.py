@@ -12,8 +12,9 @@ Process: every rank.  Thread: training; DDP calls the hook while autograd runs.
 Ranks: all register the same.  Blocks: with the last bucket of a backward, until all are summed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, compress, pairwise
 from typing import get_args
 
 import torch
@@ -27,7 +28,7 @@ from torch.futures import Future
 from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.low_rank import LowRankScheme, LowRankSum
-from trainflow.communication.error_feedback import Residuals
+from trainflow.communication.error_feedback import Feedback, Residuals
 from trainflow.communication.group import Group
 from trainflow.communication.process_group import ProcessGroupTransport
 from trainflow.config.communication import CommunicationConfig, Compression
@@ -37,6 +38,7 @@ from trainflow.errors import CommunicationError, ConfigError, GroupMismatchError
 
 _OFFERED = tuple(each for each in get_args(Compression) if each != "auto")
 _SETTINGS = frozenset({"error_feedback", "top_k_fraction", "power_sgd_rank"})
+_COMPRESSIBLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 DdpHook = Callable[[object, dist.GradBucket], Future[Tensor]]
 
@@ -65,7 +67,8 @@ def ddp_comm_hook(
         ConfigError: another compression or setting, or there is no process group yet.
 
     The hook itself raises, out of backward: CommunicationError if a collective fails,
-    GroupMismatchError if another rank compresses otherwise.
+    GroupMismatchError if another rank compresses otherwise, ConfigError if parameters are of
+    float64, which only ``none`` sums.
     """
     if compression not in _OFFERED:
         raise ConfigError(
@@ -94,7 +97,8 @@ def _check(compression: Compression, settings: dict[str, float | bool]) -> Commu
             f"ddp_comm_hook: got {', '.join(unknown)}, expected {', '.join(sorted(_SETTINGS))}; "
             "leave it out"
         )
-    given = {"compression": compression, **settings}
+    # DDP doesn't say which ranks share a node.
+    given = {"compression": compression, "hierarchical": False, **settings}
     try:
         chosen = CommunicationConfig.model_validate(given)
     except ValidationError as error:
@@ -114,7 +118,7 @@ class _Borrowed(ProcessGroupTransport):
         """Leave it to whoever made it, and its timeout."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept:
     """What is kept of one of DDP's buckets from step to step."""
 
@@ -122,10 +126,23 @@ class _Kept:
     aggregator: Aggregator
     residuals: Residuals | None
 
-    def slots(self, flat: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield each parameter's identity and its part of a tensor as long as the bucket."""
-        parts = flat.split([parameter.numel() for parameter in self.parameters])
-        return ((id(own), part) for own, part in zip(self.parameters, parts, strict=True))
+    def __post_init__(self) -> None:
+        ends = list(accumulate(parameter.numel() for parameter in self.parameters))
+        self.slots = [slice(*each) for each in pairwise([0, *ends])]
+        self._filled = [slot for slot in self.slots if slot.start < slot.stop]
+        firsts = [slot.start for slot in self._filled]
+        device = self.parameters[0].device
+        self._firsts = torch.tensor(firsts, dtype=torch.int64, device=device)
+
+    def holds(self, parameters: list[Tensor]) -> bool:
+        """Whether it is of a bucket of these, in this order."""
+        return list(map(id, self.parameters)) == list(map(id, parameters))
+
+    def find_zeros(self, flat: Tensor) -> list[slice]:
+        """Return where the gradients lie that are all zero."""
+        are_suspect = (flat[self._firsts] == 0).tolist()
+        suspects = compress(self._filled, are_suspect)
+        return [slot for slot in suspects if not flat[slot].count_nonzero()]
 
 
 @dataclass
@@ -133,13 +150,28 @@ class _UnderWay:
     """A bucket of a backward."""
 
     kept: _Kept
+    withheld: list[slice]
     handle: Handle
     flat: Tensor
     future: Future[Tensor]
 
+    def keep(self) -> None:
+        """The step counts."""
+        if self.kept.residuals is not None:
+            feedback = self.kept.residuals.feedback(0)
+            for slot in self.withheld:
+                feedback.left[slot].add_(feedback.kept[slot])
+            self.kept.residuals.swap()
+        if isinstance(self.kept.aggregator, LowRankSum):
+            self.kept.aggregator.keep()
+
 
 class _Buckets:
-    """The buckets of one backward, on their way."""
+    """The buckets of one backward, on their way.
+
+    Attributes:
+        kept: by the identity of each parameter, what is kept of its bucket.
+    """
 
     def __init__(
         self,
@@ -152,7 +184,7 @@ class _Buckets:
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._chosen: Aggregator | LowRankScheme | None = None
-        self._kept: dict[tuple[int, ...], _Kept] = {}
+        self.kept: dict[int, _Kept] = {}
         self._names: dict[int, str] = {}
         self._under_way: list[_UnderWay] = []
 
@@ -164,11 +196,13 @@ class _Buckets:
         if self._scale != 1.0:
             flat.div_(self._scale)
         kept = self._kept_of(bucket.parameters(), flat)
-        feedback = None if kept.residuals is None else kept.residuals.feedback(0)
+        # A gradient may be zero because no rank uses its parameter: DDP drops that sum.
+        withheld = [] if kept.residuals is None else kept.find_zeros(flat)
+        feedback = None if kept.residuals is None else _withhold(kept.residuals, withheld)
         if isinstance(kept.aggregator, LowRankSum):
             kept.aggregator.begin()
         handle = kept.aggregator.start(flat, self._group, feedback)
-        self._under_way.append(_UnderWay(kept, handle, flat, Future[Tensor]()))
+        self._under_way.append(_UnderWay(kept, withheld, handle, flat, Future[Tensor]()))
         future = self._under_way[-1].future
         if bucket.is_last():
             self._finish()
@@ -182,28 +216,39 @@ class _Buckets:
                 f"ddp_comm_hook: a collective failed: {self._group.failure}; make a new process "
                 "group and model, and go on from a checkpoint"
             )
+        for each in under_way:
+            each.flat.mul_(self._scale / self._group.world_size)
+        # All ranks hold the same bits, so all decide the same.
         if self._settings.feeds_back and all(_is_finite(each.flat) for each in under_way):
             for each in under_way:
-                _keep(each.kept)
+                each.keep()
         for each in under_way:
-            each.future.set_result(each.flat.mul_(self._scale / self._group.world_size))
+            each.future.set_result(each.flat)
 
     def _kept_of(self, parameters: list[Tensor], flat: Tensor) -> _Kept:
         """Return what is kept of a bucket. DDP makes others after the first backward."""
-        key = tuple(map(id, parameters))
-        if key not in self._kept:
-            made = self._make(parameters, flat)
-            for old in [each for each in self._kept if set(each) & set(key)]:
-                _hand_over(self._kept.pop(old), made)
-            self._kept[key] = made
-        return self._kept[key]
+        kept = self.kept.get(id(parameters[0]))
+        if kept is None or not kept.holds(parameters):
+            kept = self._make(parameters, flat)
+            own = list(map(id, parameters))
+            # An old bucket stays as long as one of its parameters is in no new one.
+            for old in {self.kept[each] for each in own if each in self.kept}:
+                _hand_over(old, kept)
+            self.kept.update(dict.fromkeys(own, kept))
+        return kept
 
     def _make(self, parameters: list[Tensor], flat: Tensor) -> _Kept:
         if self._chosen is None:
             device = flat.device
             chosen = choose_aggregator(self._settings, deterministic=False, device=device)
-            self._require_same(chosen.wire, device)
+            self._require_same(self._describe(chosen.wire), device)
             self._chosen = chosen
+        if self._settings.compression != "none" and flat.dtype not in _COMPRESSIBLE:
+            raise ConfigError(
+                f"ddp_comm_hook: got parameters of {flat.dtype} with compression "
+                f"{self._settings.compression}, expected float32, float16 or bfloat16; convert "
+                'the model, or register ddp_comm_hook("none")'
+            )
         if isinstance(self._chosen, LowRankScheme):
             # Named by the order in which DDP first shows them, which is the same on every rank.
             names = [self._names.setdefault(id(p), str(len(self._names))) for p in parameters]
@@ -216,40 +261,53 @@ class _Buckets:
         residuals = Residuals.of_sizes(sizes, flat.device) if feeds_back else None
         return _Kept(parameters, aggregator, residuals)
 
-    def _require_same(self, wire: str, device: torch.device) -> None:
-        digest = xxhash.xxh3_64_intdigest(wire.encode()) >> 1
-        mine = torch.tensor([digest], dtype=torch.int64, device=device)
-        all_of_them = mine.new_empty(self._group.world_size)
-        if not self._group.all_gather(all_of_them, mine).wait():
+    def _describe(self, wire: str) -> str:
+        """Name all that changes what comes out."""
+        feedback = "with" if self._settings.feeds_back else "without"
+        scaler = self._grad_scaler
+        is_scaled = scaler is not None and scaler.is_enabled()
+        scale = f"a loss scale of {self._scale:g}" if is_scaled else "no loss scale"
+        return f"{wire}; {feedback} error feedback; {scale}"
+
+    def _require_same(self, mine: str, device: torch.device) -> None:
+        digest = xxhash.xxh3_64_intdigest(mine.encode()) >> 1
+        own = torch.tensor([digest], dtype=torch.int64, device=device)
+        all_of_them = own.new_empty(self._group.world_size)
+        if not self._group.all_gather(all_of_them, own).wait():
             raise CommunicationError(f"ddp_comm_hook: a collective failed: {self._group.failure}")
         differing = [rank for rank, other in enumerate(all_of_them.tolist()) if other != digest]
         if differing:
             raise GroupMismatchError(
-                f"ddp_comm_hook: got another compression on ranks {differing} than here "
-                f"({wire}), expected the same: register the same hook on every rank"
+                f"ddp_comm_hook: got another hook on ranks {differing} than here ({mine}), "
+                "expected the same: register the same hook on every rank"
             )
 
 
+def _withhold(residuals: Residuals, withheld: list[slice]) -> Feedback:
+    """Return what a sum needs, without what is to stay as it is."""
+    feedback = residuals.feedback(0)
+    if not withheld:
+        return feedback
+    sent = feedback.kept.clone()
+    for slot in withheld:
+        sent[slot] = 0
+    return Feedback(sent, feedback.left)
+
+
 def _is_finite(flat: Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(flat, dtype=torch.float32).isfinite())
-
-
-def _keep(kept: _Kept) -> None:
-    """The step counts."""
-    if kept.residuals is not None:
-        kept.residuals.swap()
-    if isinstance(kept.aggregator, LowRankSum):
-        kept.aggregator.keep()
+    """Whether all elements are: NaN is both the least and the largest, and nothing overflows."""
+    return not flat.numel() or bool(torch.stack(torch.aminmax(flat)).isfinite().all())
 
 
 def _hand_over(old: _Kept, new: _Kept) -> None:
     """Take over what was kept of parameters that are in another bucket now."""
     if old.residuals is None or new.residuals is None:
         return
-    before = dict(old.slots(old.residuals.kept[0]))
-    for parameter, part in new.slots(new.residuals.kept[0]):
-        if parameter in before:
-            part.copy_(before[parameter])
+    before, now = old.residuals.kept[0], new.residuals.kept[0]
+    slots = {id(own): slot for own, slot in zip(old.parameters, old.slots, strict=True)}
+    for own, slot in zip(new.parameters, new.slots, strict=True):
+        if id(own) in slots:
+            now[slot].copy_(before[slots[id(own)]])
     if isinstance(old.aggregator, LowRankSum) and isinstance(new.aggregator, LowRankSum):
         factors = old.aggregator.factors()
         for name, own in new.aggregator.factors().items():

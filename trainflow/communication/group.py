@@ -37,7 +37,8 @@ class Pending:
         """Block until done. True if the tensors hold the result, False if they hold garbage.
 
         Waits after a failure too: only then does the library no longer write to the tensors. What
-        was aborted ends within milliseconds, or is left behind within a tenth of a second.
+        was aborted ends within milliseconds, or is left behind within a tenth of a second (later
+        on a machine so loaded that the library's threads wait for a core).
         """
         if self._work is None:
             return False

@@ -167,8 +167,8 @@ class GradientReducer:
     def finish(self) -> ReducedGradients | None:
         """Send what is left, wait for all buckets and point the parameters' ``grad`` at the sums.
 
-        A parameter that no rank used has ``grad`` None, as without TrainFlow. Returns None if a
-        collective failed.
+        A parameter that no rank used has ``grad`` None, as without TrainFlow, and what was left out
+        of its gradients before stays with each rank. Returns None if a collective failed.
 
         Raises:
             TrainingError: a gradient was computed again after it had been sent.
@@ -187,6 +187,7 @@ class GradientReducer:
         flags = self._buffers[-1][self.layout.flags_offset :].tolist()
         for parameter, view, flag in zip(self._parameters, self._views, flags, strict=True):
             parameter.grad = view if flag > 0 else None
+        self._keep_unused([flag > 0 for flag in flags])
         return self._summarise()
 
     def keep(self) -> None:
@@ -233,6 +234,18 @@ class GradientReducer:
                 self._launch_ready()
 
         return copy_when_armed
+
+    def _keep_unused(self, used: Sequence[bool]) -> None:
+        """Undo the sum of residuals where nobody will apply it; every rank knows the same flags."""
+        if self.residuals is None:
+            return
+        for number, bucket in enumerate(self.layout.buckets[:-1]):
+            feedback = self.residuals.feedback(number)
+            for slot in bucket.slots:
+                if not used[slot.parameter]:
+                    own = slice(slot.offset, slot.offset + slot.num_elements)
+                    feedback.left[own] = feedback.kept[own]
+                    self._views[slot.parameter].zero_()
 
     def _require_once(self) -> None:
         if self._repeated is not None:

@@ -48,15 +48,23 @@ def shut_down_connections(own_port: int, peers: frozenset[Address]) -> int:
     return num_shut
 
 
+def _socket_of(fd: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        raise
+
+
 def _own_tcp_sockets() -> Iterator[socket.socket]:
     """Yield a duplicate of each of this process's internet stream sockets; closes it after use."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
-            sock = socket.socket(fileno=os.dup(int(entry.name)))
+            sock = _socket_of(os.dup(int(entry.name)))
         except OSError:
-            continue  # closed by another thread since the listing
+            continue  # closed by another thread since the listing, or no socket any more
         with sock:
             if sock.family in {socket.AF_INET, socket.AF_INET6} and sock.type == socket.SOCK_STREAM:
                 yield sock

@@ -57,7 +57,7 @@ class Transport(Protocol):
         ...
 
     def abort(self) -> None:
-        """Release whatever of this process waits, within a tenth of a second. Idempotent."""
+        """Release whatever of this process waits, soon (`Pending.wait`). Idempotent."""
         ...
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from trainflow.communication.aggregation import (
-    Bfloat16Sum,
     RankOrderSum,
     RingSum,
     choose_aggregator,
@@ -169,7 +168,8 @@ def test_after_a_failure_too_the_library_is_waited_for(group: Group, transport: 
         ("none", False, "cpu", RingSum),
         ("none", True, "cpu", RingSum),
         ("none", True, "cuda", RankOrderSum),
-        ("bf16", True, "cpu", Bfloat16Sum),
+        ("bf16", True, "cpu", TwoHopSum),
+        ("bf16", False, "cuda", TwoHopSum),
         ("int8", True, "cpu", TwoHopSum),
         ("int4", False, "cpu", HierarchicalSum),
         ("fp8", False, "cpu", HierarchicalSum),
@@ -234,6 +234,5 @@ def test_a_pattern_that_matches_no_parameter_is_refused():
 
 def test_wire_bytes_of_a_bucket():
     assert RingSum().wire_bytes(300, 4, world_size=3) == 1600
-    assert Bfloat16Sum(RingSum()).wire_bytes(300, 4, world_size=3) == 800
     assert RankOrderSum().wire_bytes(299, 4, world_size=3) == 1600
     assert RingSum().wire_bytes(300, 4, world_size=1) == 0

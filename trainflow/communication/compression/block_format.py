@@ -15,13 +15,15 @@ HEADER_BYTES = 64
 FINITE, NOT_FINITE = 0, 1
 MIN_BLOCK, MAX_BLOCK = 32, 4096
 _SCALE_BYTES = 4
+_BFLOAT16_BITS = 16
 
 
 @dataclass(frozen=True)
 class BlockFormat:
     """Integers of ``bits`` bits, of which ``block`` share an fp32 scale: absmax / top.
 
-    With ``is_float`` they are floats of 8 bits: sign, four of exponent, three of mantissa (e4m3).
+    With ``is_float`` they are floats of 8 bits: sign, four of exponent, three of mantissa (e4m3);
+    or of 16, bfloat16, which need no scales: there ``block`` is where pieces may be cut, no more.
 
     Raises:
         ConfigError: there is no such format.
@@ -32,10 +34,10 @@ class BlockFormat:
     is_float: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in ({8} if self.is_float else {4, 8}):
+        if self.bits not in ({8, 16} if self.is_float else {4, 8}):
             raise ConfigError(
                 f"compression: got numbers of {self.bits} bits, expected integers of 8 or 4 or "
-                "floats of 8; choose int8, int4 or fp8"
+                "floats of 8 or 16; choose int8, int4, fp8 or bf16"
             )
         if not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
             raise ConfigError(
@@ -46,16 +48,23 @@ class BlockFormat:
     @property
     def name(self) -> str:
         """What it is called in a job's configuration."""
+        if not self.has_scales:
+            return "bf16"
         return f"fp{self.bits}" if self.is_float else f"int{self.bits}"
 
     @property
+    def has_scales(self) -> bool:
+        """Whether codes need a scale; if not they are numbers already."""
+        return self.bits != _BFLOAT16_BITS
+
+    @property
     def top(self) -> int:
-        """The largest number that a code stands for; the smallest is its negative."""
+        """The largest number that a code with a scale stands for; the smallest is its negative."""
         return 448 if self.is_float else 2 ** (self.bits - 1) - 1
 
     def num_scales(self, num_elements: int) -> int:
-        """How many blocks that many elements are."""
-        return -(-num_elements // self.block)
+        """How many blocks that many elements are, if blocks have scales."""
+        return -(-num_elements // self.block) if self.has_scales else 0
 
     def num_code_bytes(self, num_elements: int) -> int:
         """Bytes of that many codes."""
@@ -77,6 +86,9 @@ FP8 = BlockFormat(8, 256, is_float=True)
 
 INT4 = BlockFormat(4, 128)
 """Rounds by at most 7.2%; in smaller blocks, since a large value costs its neighbours more."""
+
+BF16 = BlockFormat(16, 256, is_float=True)
+"""Rounds each value by at most .4% of itself."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Build the compression kernels at first use, with the compiler at hand.
 
 A library is built once for a kind of machine and kept in the user's cache (XDG_CACHE_HOME): a
-spare, a restart or another job finds it there. Nothing is built when TrainFlow is installed.
+spare, a restart or another job finds it there, and then needs no compiler. Nothing is built when
+TrainFlow is installed.
 
 Process: any that aggregates gradients.  Blocks: some seconds, the first time on a machine.
 """
@@ -24,48 +25,73 @@ _COMPILERS = ("c++", "g++", "clang++")
 _BUILT_WITHIN_S = 120.0
 
 
-@cache
 def load_library(name: str) -> ctypes.CDLL:
     """Return the library of ``NAME.cpp``, which lies beside this file.
 
     Raises:
-        CommunicationError: there is no compiler, or it fails, or what it made can't be kept or
-            loaded; says what to do.
+        CommunicationError: it isn't kept here, and there is no compiler, or it fails, or what it
+            made can't be kept or loaded; says what to do.
     """
+    loaded = _load_once(name)
+    if isinstance(loaded, CommunicationError):
+        raise loaded
+    return loaded
+
+
+@cache
+def _load_once(name: str) -> ctypes.CDLL | CommunicationError:
+    """Return the library, or why not: a compiler that hangs is waited for once."""
+    try:
+        return _load(_folder(), name)
+    except CommunicationError as error:
+        return error
+
+
+def _load(folder: Path, name: str) -> ctypes.CDLL:
+    try:
+        source = Path(__file__).with_name(f"{name}.cpp")
+        path = folder / f"{name}-{_key(source)}.so"
+        if not path.exists():
+            _build(_find_compiler(), source, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CommunicationError(
+            f"compression kernels: got {error}, expected to keep them in {folder}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error
+
+
+def _folder() -> Path:
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "trainflow" / "kernels"
+    try:
+        return Path.home() / ".cache" / "trainflow" / "kernels"
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"compression kernels: got {error}, expected a home folder to keep them in; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error
+
+
+def _find_compiler() -> str:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise CommunicationError(
             f"got none of {', '.join(_COMPILERS)}, expected a C++ compiler to build the "
             "compression kernels with; install one (apt-get install g++)"
         )
-    try:
-        source = Path(__file__).with_name(f"{name}.cpp")
-        path = _folder() / f"{name}-{_key(compiler, source)}.so"
-        if not path.exists():
-            _build(compiler, source, path)
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CommunicationError(
-            f"compression kernels: got {error}, expected to keep them in {_folder()}; set "
-            "XDG_CACHE_HOME to a folder that can be written to"
-        ) from error
+    return compiler
 
 
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "trainflow" / "kernels"
+def _key(source: Path) -> str:
+    """Return a name that changes with what must be built again; any compiler gives the same bits.
 
-
-def _key(compiler: str, source: Path) -> str:
-    """Return a name that changes with all that the library's code depends on."""
-    about = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=30.0, check=False
-    ).stdout
+    So a machine without a compiler finds what another one has built into the same folder.
+    """
     headers = [path.read_text() for path in sorted(source.parent.glob("*.hpp"))]
     parts = (
         source.read_text(),
         *headers,
-        about,
         " ".join(_FLAGS),
         platform.machine(),
         _cpu_features(),

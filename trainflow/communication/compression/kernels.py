@@ -7,12 +7,17 @@ Process: every rank.  Thread: training.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from trainflow.communication.compression.bfloat16 import (
+    NativeBfloat16Kernels,
+    TorchBfloat16Kernels,
+)
 from trainflow.communication.compression.block_format import BlockFormat
 from trainflow.communication.compression.eager import EagerKernels
 from trainflow.communication.compression.messages import Messages, Quantised
@@ -31,13 +36,13 @@ class BlockKernels(Protocol):
 
     A block that holds a number that is not finite is encoded as zeros, and so is one whose largest
     magnitude is below 1e-30: under error feedback it would shrink for ever, and top / absmax
-    overflow.
+    overflow. Without scales no block is, and numbers that are not finite are codes as others.
     """
 
     tier: str
 
     def encode(self, values: Tensor, to: Quantised) -> bool:
-        """Quantise ``values``; False if some are not finite."""
+        """Quantise ``values``; False if some are not finite and no code says so."""
         ...
 
     def encode_with_feedback(
@@ -64,12 +69,22 @@ class BlockKernels(Protocol):
 
 def choose_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
     """Return the fastest kernels for tensors on ``device``; warns once of slow ones."""
+    if not block_format.has_scales:
+        return _bfloat16_kernels(device)
     return fastest(
         lambda: NativeKernels(block_format),
         lambda: EagerKernels(block_format),
         device,
         on_gpu=lambda: _triton_kernels(block_format, device),
     )
+
+
+def _bfloat16_kernels(device: torch.device) -> BlockKernels:
+    """Return the compiled ones where they can be had; plain torch is no reason for a warning."""
+    if device.type == "cpu":
+        with suppress(CommunicationError):
+            return NativeBfloat16Kernels()
+    return TorchBfloat16Kernels()
 
 
 def _triton_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:

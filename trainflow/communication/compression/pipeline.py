@@ -124,6 +124,6 @@ class Reduction:
     def wait(self) -> bool:
         """Block until the bucket holds the sum; False if it holds garbage."""
         succeeded = [self._pipeline.complete(exchange) for exchange in self._exchanges]
-        if self._values is not self._bucket:
+        if self._exchanges and self._values is not self._bucket:
             self._bucket.copy_(self._values)
         return all(succeeded) and self._group.failure is None

@@ -48,7 +48,7 @@ class TopKSum:
 
     def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> "_Sparse":
         """Select and send."""
-        if group.world_size == 1:
+        if group.world_size == 1 or not bucket.numel():  # nobody to tell, or nothing
             if feedback is not None:
                 feedback.spend(bucket)
             return _Sparse(bucket, None, self)
@@ -75,7 +75,9 @@ class TopKSum:
         self._free[messages.num_sent, len(messages.counts)].append(messages)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:  # noqa: ARG002  sent as it is, whatever it was
-        """(N-1) times a message."""
+        """(N-1) times a message; for a bucket of no element there is none."""
+        if not num_elements:
+            return 0
         return (world_size - 1) * _num_message_bytes(self._num_sent(num_elements))
 
     def _num_sent(self, num_elements: int) -> int:

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainflow.communication.compression.block_format import HEADER_BYTES, BlockFormat, cut
+from trainflow.communication.compression.block_format import (
+    BF16,
+    FP8,
+    HEADER_BYTES,
+    INT4,
+    INT8,
+    BlockFormat,
+    cut,
+)
 from trainflow.errors import ConfigError
 
 
@@ -23,10 +31,19 @@ def test_floats_have_eight_bits():
         BlockFormat(4, 128, is_float=True)
 
 
-@pytest.mark.parametrize(("bits", "block", "bytes_an_element"), [(8, 256, 1.0156), (4, 128, 0.531)])
-def test_a_message_has_the_size_of_the_formula(bits, block, bytes_an_element):
-    size = BlockFormat(bits, block).layout(1_000_000).num_bytes
+@pytest.mark.parametrize(
+    ("block_format", "bytes_an_element"), [(INT8, 1.0156), (FP8, 1.0156), (INT4, 0.531)]
+)
+def test_a_message_has_the_size_of_the_formula(block_format, bytes_an_element):
+    size = block_format.layout(1_000_000).num_bytes
     assert size == pytest.approx(bytes_an_element * 1_000_000, rel=1e-3)
+
+
+def test_bfloat16_sends_no_scales():
+    layout = BF16.layout(1000)
+    assert (layout.scales_end, layout.codes_at) == (HEADER_BYTES, HEADER_BYTES)
+    assert layout.codes_end - layout.codes_at == 2000
+    assert BF16.name == "bf16"
 
 
 @given(st.integers(1, 10_000), st.sampled_from([4, 8]), st.sampled_from([32, 128, 1024]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.communication.compression.test_kernels import KINDS, make_values
 from trainflow.communication.compression.sparse_kernels import (
     EagerSparseKernels,
     NativeSparseKernels,
@@ -47,10 +48,11 @@ def test_each_element_is_either_sent_or_kept(kernels, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("room", [1, 10, 40_000])
-def test_both_tiers_select_the_same(size, room):
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_tiers_select_the_same(size, room, kind):
     seen = []
     for kernels in (NativeSparseKernels(), EagerSparseKernels()):
-        values, kept, left = numbers(size), numbers(size, 1), torch.empty(size)
+        values, kept, left = make_values(kind, size), numbers(size, 1), torch.empty(size)
         indices, into = selected(kernels, values, Feedback(kept, left), 1.2, room)
         seen.append((indices, into, left))
     for native, eager in zip(*seen, strict=True):
