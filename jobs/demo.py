@@ -4,7 +4,7 @@
 
 Three simulated nodes (separate raylets) on this machine; 3 members and 2 spares. Prints what each
 death cost, whether the two models are the same to the bit, and some lines that the model wrote;
-the same as JSON in out/demo/summary.json.
+the same as JSON in out/demo/summary.json. Ended by a signal, it takes its nodes with it.
 
 Process: driver.
 """
@@ -16,21 +16,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any
 
-import ray
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from trainflow.cli.stop_signals import STOP_SIGNALS
 from trainflow.config import load_job
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.data.pack import pack_corpus
 from trainflow.errors import UnreachableError
@@ -256,6 +258,41 @@ def show(faults: list[Fault], summary: dict[str, Any]) -> None:
     console.print(summary["text"], markup=False, highlight=False)
 
 
+def leave_on_signals() -> None:
+    """Have the first SIGINT or SIGTERM unwind what runs, and later ones wait for that.
+
+    Takes them from Ray too, whose own handler of SIGTERM aborts this process at once.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, leave)
+
+
+def train_twice() -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Fault]]:
+    """Run the job undisturbed, then disturbed; return the steps of both, and what died."""
+    faults: list[Fault] = []
+    leave_on_signals()
+    with (
+        LocalCluster.start(head_cpus=0, num_nodes=NUM_NODES, dies_with_starter=True) as cluster,
+        ExitStack() as exits,
+    ):
+        exits.callback(disconnect)
+        connect(cluster.address)
+        leave_on_signals()
+        console.print(f"three nodes are up at {cluster.address}; first run: undisturbed")
+        undisturbed = run_to_end(load_variant("undisturbed"), lambda _: None)
+        console.print("second run: a worker, a node and the coordinator die")
+        disturbed = run_to_end(
+            load_variant("disturbed"), lambda run: faults.extend(disturb(run, cluster))
+        )
+    return undisturbed, disturbed, faults
+
+
 def main() -> None:
     """Run the demo."""
     DEMO.mkdir(parents=True, exist_ok=True)
@@ -263,16 +300,7 @@ def main() -> None:
         console.print("packing the Python standard library's source into out/corpus")
         pack_corpus("stdlib", str(OUT / "corpus"))
     os.environ["TRAINFLOW_HOME"] = str(DEMO.absolute() / "home")
-    faults: list[Fault] = []
-    with LocalCluster.start(head_cpus=0, num_nodes=NUM_NODES) as cluster:
-        connect(cluster.address)
-        console.print(f"three nodes are up at {cluster.address}; first run: undisturbed")
-        undisturbed = run_to_end(load_variant("undisturbed"), lambda _: None)
-        console.print("second run: a worker, a node and the coordinator die")
-        disturbed = run_to_end(
-            load_variant("disturbed"), lambda run: faults.extend(disturb(run, cluster))
-        )
-        ray.shutdown()
+    undisturbed, disturbed, faults = train_twice()
     summary: dict[str, Any] = {
         "faults": [asdict(fault) for fault in faults],
         "num_steps": len(disturbed),

@@ -6,6 +6,7 @@ Process: driver (the command line, a test, a benchmark).  Blocks: until the clus
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -74,8 +75,14 @@ def _require_listener(address: str) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster; detached actors, so every run, go on."""
+    """Leave the cluster; detached actors, so every run, go on.
+
+    Ray gives SIGTERM its default back, which kills; what took the signal from Ray has it again.
+    """
     ray.shutdown()
+    if (handler := signal.getsignal(signal.SIGTERM)) is not None:
+        with contextlib.suppress(ValueError):  # no main thread, so no handler of its own
+            signal.signal(signal.SIGTERM, handler)
 
 
 class Run:

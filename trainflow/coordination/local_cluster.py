@@ -7,6 +7,7 @@ Process: driver.  Blocks: until a node has registered.
 """
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from trainflow.errors import CoordinationError
 
 _START_WITHIN_S = 60.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -81,12 +83,14 @@ class LocalCluster:
         head: the head's node.
         nodes: the others.
         racks: theirs, as far as they have any.
+        dies_with_starter: nodes end in order when the thread that has started them is gone.
     """
 
     address: str
     head: LocalNode
     nodes: list[LocalNode] = field(default_factory=list[LocalNode])
     racks: Sequence[str] = ()
+    dies_with_starter: bool = False
 
     @classmethod
     def start(
@@ -97,6 +101,7 @@ class LocalCluster:
         node_cpus: float = 2,
         racks: Sequence[str] = (),
         takes_jobs: bool = False,
+        dies_with_starter: bool = False,
     ) -> "LocalCluster":
         """Start a head, then ``num_nodes`` nodes beside it.
 
@@ -106,11 +111,12 @@ class LocalCluster:
             node_cpus: that each of them declares.
             racks: labels of the others that say which fail together, as far as given.
             takes_jobs: start Ray's dashboard too, to which ``ray job submit`` talks.
+            dies_with_starter: end every node when the calling thread is gone, by SIGKILL too.
 
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
-        cluster = _start_head(head_cpus, with_dashboard=takes_jobs)
+        cluster = _start_head(head_cpus, with_dashboard=takes_jobs, bound=dies_with_starter)
         cluster.racks = racks
         try:
             for _ in range(num_nodes):
@@ -150,13 +156,13 @@ class LocalCluster:
         self.stop()
 
 
-def _start_head(cpus: float, *, with_dashboard: bool) -> LocalCluster:
+def _start_head(cpus: float, *, with_dashboard: bool, bound: bool) -> LocalCluster:
     dashboard = f"--include-dashboard={str(with_dashboard).lower()}"
-    node = _start(["--head", "--port=0", dashboard, f"--num-cpus={cpus:g}"])
+    node = _start(["--head", "--port=0", dashboard, f"--num-cpus={cpus:g}"], bound=bound)
     _wait_started(node)
     address_file = node.temp_dir / "ray_current_cluster"
     _wait_for(node, lambda: address_file.exists() and address_file.read_text().strip() != "")
-    return LocalCluster(address_file.read_text().strip(), node)
+    return LocalCluster(address_file.read_text().strip(), node, dies_with_starter=bound)
 
 
 def _start_node(cluster: LocalCluster, index: int, cpus: float) -> LocalNode:
@@ -164,12 +170,13 @@ def _start_node(cluster: LocalCluster, index: int, cpus: float) -> LocalNode:
     host = f"127.0.0.{index + 2}"
     rack = [f"--labels={RACK}={cluster.racks[index]}"] if index < len(cluster.racks) else []
     address = [f"--address={cluster.address}", f"--node-ip-address={host}"]
-    node = _start([*address, f"--num-cpus={cpus:g}", *rack])
+    arguments = [*address, f"--num-cpus={cpus:g}", *rack]
+    node = _start(arguments, bound=cluster.dies_with_starter)
     node.host = host
     return node
 
 
-def _start(arguments: list[str]) -> LocalNode:
+def _start(arguments: list[str], *, bound: bool) -> LocalNode:
     temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))
     command = [
         sys.executable,
@@ -193,8 +200,18 @@ def _start(arguments: list[str]) -> LocalNode:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            preexec_fn=_bind_to_starter if bound else None,  # noqa: PLW1509  one call, no lock
         )
     return LocalNode(process, temp_dir)
+
+
+_prctl = ctypes.CDLL(None).prctl
+"""Found before any fork: a child that looks a symbol up might wait for a lock for ever."""
+
+
+def _bind_to_starter() -> None:
+    """In the child: be sent what `LocalNode.stop` sends, once the thread that forked is gone."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_started(node: LocalNode) -> None:
