@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.chaos.harness import RunUnderTest, events_of
+from tests.chaos.harness import RunUnderTest, events_of, wait_until
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.coordination.local_cluster import LocalCluster
 
@@ -97,3 +98,28 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
     assert events_of(status, "checkpoint_unusable")[0]["data"]["step"] == newest
     assert events_of(status, "resumed")[-1]["data"]["step"] == before
     assert second.final_digests() == {undisturbed}
+
+
+def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_kept(
+    cluster: LocalCluster, tmp_path: Path, store: CheckpointStore
+) -> None:
+    checkpoint = {"url": store.url, "every_steps": 4, "keep_last": 1, "drill_every_s": 0.05}
+    run = RunUnderTest.start(cluster, tmp_path, checkpoint=checkpoint)
+    wait_checkpoint(run, 20)
+    pid = run.coordinator_pid()
+    assert pid is not None
+    wait_until(lambda: drills_of(pid), lambda: "nothing is drilled")
+    (drill,) = drills_of(pid)
+    scratch = Path(drill.environ()["TMPDIR"])
+    run.run.stop()
+    status = run.finish()
+    assert not drill.is_running()
+    assert not scratch.exists()
+    assert store.committed_steps() == [status["step"]]
+    assert len(store.manifest_names()) == 1
+
+
+def drills_of(pid: int) -> list[psutil.Process]:
+    """Return what drills for a coordinator."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if "trainflow.computation.drill" in child.cmdline()]

@@ -53,10 +53,13 @@ def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str
 
 def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=20, spares=2)
-    before = run.pids()
+    before, victim = run.pids(), run.members()[2]["worker_id"]
     os.kill(run.run.coordinator_pid(), signal.SIGKILL)
     os.kill(before[2], signal.SIGKILL)
-    run.wait_recovered()
+    status = run.wait_recovered()
+    (failure,) = events_of(status, "failure")
+    assert (failure["data"]["worker"], failure["data"]["rank"]) == (victim, 2)
+    assert status["failures"] == 1
     after = run.pids()
     assert (after[0], after[1]) == (before[0], before[1])
     expect_as_undisturbed(run, undisturbed)

@@ -6,7 +6,7 @@ Process: any; one of its own restores.  Blocks: until that has answered, or the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainflow.checkpointing.torch_process import run_with_torch
+from trainflow.checkpointing.torch_process import Leash, run_with_torch
 
 _MODULE = "trainflow.computation.drill"
 
@@ -44,6 +44,7 @@ def run_drill(
     timeout_s: float,
     import_paths: Sequence[str] | None = None,
     niceness: int = 0,
+    leash: Leash | None = None,
 ) -> DrillReport:
     """Restore a checkpoint through the code that a run restores with, and compare every byte.
 
@@ -56,10 +57,12 @@ def run_drill(
         timeout_s: how long it may take before it is killed.
         import_paths: where the job's modules are; this process's own paths if None.
         niceness: how far it stands back behind training: 0 to 19.
+        leash: by which another thread ends it.
 
     Raises:
         StoreError: the store doesn't answer.
-        CheckpointError: the checkpoint is damaged, of another training function, or took too long.
+        CheckpointError: the checkpoint is damaged, of another training function, was ended, or took
+            too long.
         TrainFlowError: the training function, or its data, can't be had here.
     """
     answer = run_with_torch(
@@ -68,6 +71,7 @@ def run_drill(
         import_paths=import_paths,
         timeout_s=timeout_s,
         niceness=niceness,
+        leash=leash,
     )
     return DrillReport(
         step=answer["step"],

@@ -1,8 +1,8 @@
 """Do what needs torch, or a job's code, in a process of its own, so that this one loads neither.
 
 Process: any.  Threads: none of its own.  Blocks: until the process has answered.
-Fails: with the error that the process ended with; when the time is over, it and all that it started
-are killed.
+Fails: with the error that the process ended with; when the time is over, or another thread says so,
+it and all that it started are killed.
 """
 
 import json
@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,40 @@ _OWN_PATH = str(Path(errors.__file__).parent.parent)
 _TAIL_BYTES = 2000
 
 
+class Leash:
+    """By which another thread ends the process that `run_with_torch` waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_pulled = False
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether what ran, or was to run, is ended."""
+        return self._is_pulled
+
+    def pull(self) -> None:
+        """Kill the process and all that it started; one that is yet to start is killed at once."""
+        with self._lock:
+            self._is_pulled = True
+            if self._process is not None:
+                _kill_all_of(self._process)
+
+    @contextmanager
+    def holding(self, process: "subprocess.Popen[bytes]") -> Generator[None]:
+        """Have a process to end."""
+        with self._lock:
+            self._process = process
+            if self._is_pulled:
+                _kill_all_of(process)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._process = None
+
+
 def run_with_torch(
     module: str,
     request: Json,
@@ -31,6 +67,7 @@ def run_with_torch(
     import_paths: Sequence[str] | None = None,
     timeout_s: float | None = None,
     niceness: int = 0,
+    leash: Leash | None = None,
 ) -> Json:
     """Run ``python -m module``, which calls `trainflow.computation.own_process.answer_request`.
 
@@ -40,10 +77,11 @@ def run_with_torch(
         import_paths: where a job's modules are looked for; this process's own paths if None.
         timeout_s: how long it may take.
         niceness: how far it stands back behind others that want the CPU: 0 to 19.
+        leash: by which another thread ends it.
 
     Raises:
         TrainFlowError: what it raised.
-        CheckpointError: it raised something else, died, or took too long.
+        CheckpointError: it raised something else, died, took too long, or was ended.
     """
     paths = [str(Path.cwd()), *sys.path] if import_paths is None else list(import_paths)
     message = json.dumps({"niceness": niceness, "request": request})
@@ -61,6 +99,7 @@ def run_with_torch(
                 "TMPDIR": scratch,  # what it leaves behind when it is killed goes with that
             },
         ) as process,
+        (leash or Leash()).holding(process),
     ):
         try:
             output, trouble = process.communicate(message.encode(), timeout_s)

@@ -16,6 +16,7 @@ from trainflow.cli.checkpoints_choice import (
     choose_step,
     require_named,
 )
+from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
 from trainflow.errors import ConfigError, ConflictError
 
@@ -78,7 +79,7 @@ def export(
     )
 
 
-def import_(
+def import_(  # noqa: PLR0913, PLR0917  each is an option of the command
     path: Annotated[
         str, typer.Argument(help="The file or folder to bring in.", callback=require_named)
     ],
@@ -92,9 +93,9 @@ def import_(
     job: Annotated[
         Path | None,
         typer.Option(
-            help="Job file of the model whose weights these are, under the environment's changes "
-            "(TRAINFLOW__CHECKPOINT__URL=...); leave it out to bring back the whole state that a "
-            "dcp export holds."
+            help="Job file of the model whose weights these are, under --set and the environment's "
+            "changes (TRAINFLOW__CHECKPOINT__URL=...); leave it out to bring back the whole state "
+            "that a dcp export holds."
         ),
     ] = None,
     model: Annotated[
@@ -103,6 +104,7 @@ def import_(
     step: Annotated[
         int, typer.Option(min=0, help="Step that a run counts on from; with --job only.")
     ] = 0,
+    overrides: Overrides = None,
 ) -> None:
     """Make a checkpoint that a run begins from, of weights or of an export.
 
@@ -113,14 +115,16 @@ def import_(
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
     from trainflow.checkpointing.transfer import import_checkpoint  # noqa: PLC0415
 
-    _require_source(Path(path), format_, job, step)
+    changes = overrides or []
+    _require_source(Path(path), format_, job)
+    _require_no_job_option(job, step, changes)
     _require_step(step)
     request: dict[str, Any] = {
         "path": str(Path(path).absolute()),
         "url": absolute(to),
         "format": str(format_),
         "step": step,
-        "job": None if job is None else _read_job(job),
+        "job": None if job is None else _read_job(job, changes),
         "model": model,
     }
     if job is not None and step in CheckpointStore(absolute(to)).committed_steps():
@@ -133,16 +137,25 @@ def import_(
     say(f"step {done['step']}: {done['num_tensors']} tensors, {done['num_bytes']} bytes, in {to}")
 
 
-def _require_source(path: Path, format_: TransferFormat, job: Path | None, step: int) -> None:
+def _require_source(path: Path, format_: TransferFormat, job: Path | None) -> None:
     if not path.exists():
         raise ConfigError(f"PATH: got {path}, which isn't there, expected a file or folder")
     if job is None and format_ is TransferFormat.SAFETENSORS:
         raise ConfigError(
             "--job: got nothing, expected a job file: weights alone don't say what trains them"
         )
+
+
+def _require_no_job_option(job: Path | None, step: int, changes: list[str]) -> None:
+    """Require that what only changes a job is not asked for without one."""
     if job is None and step:
         raise ConfigError(
             f"--step: got {step} without --job, expected nothing: an export knows its step"
+        )
+    if job is None and changes:
+        raise ConfigError(
+            f"--set: got {changes[0]!r} without --job, expected nothing: an export is brought "
+            "back as it is; name the job, or leave it out"
         )
 
 
@@ -153,10 +166,10 @@ def _require_step(step: int) -> None:
         raise ConfigError(f"--step: got {step}, expected at most {MAX_STEP}; change --step")
 
 
-def _read_job(path: Path) -> str:
+def _read_job(path: Path, changes: list[str]) -> str:
     from trainflow.config.loading import load_job  # noqa: PLC0415
 
-    return load_job(path).model_dump_json()
+    return load_job(path, changes).model_dump_json()
 
 
 def _note(notes: list[str] | tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ Process: driver.  Blocks: while the head starts and stops.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Generator
@@ -246,9 +247,9 @@ def own_head(workers: WorkersConfig) -> Generator[LocalCluster]:
 
 
 def count_head_cpus(workers: WorkersConfig, num_cores: int) -> float:
-    """Return the CPUs a head declares: its cores, or more if the job's workers won't fit.
+    """Return the CPUs a head declares, whole: its cores, or more if the job's workers won't fit.
 
     They are Ray's units of accounting: on a machine of few cores workers share them.
     """
     wanted = (workers.target + workers.spares) * workers.resources.CPU
-    return max(float(num_cores), wanted)
+    return float(max(num_cores, math.ceil(wanted)))

@@ -16,6 +16,7 @@ import typer
 from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
+from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
 from trainflow.errors import TrainFlowError
@@ -44,10 +45,6 @@ app.add_typer(checkpoints_app, name="checkpoints")
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="a.b=c", help="Change one setting; may be given again."),
-]
 Address = Annotated[
     str | None,
     typer.Option(

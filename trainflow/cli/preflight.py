@@ -5,7 +5,7 @@ sample of a dataset of the job's own.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,8 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
         CheckpointError: the store of checkpoints doesn't answer.
     """
     config = _locate_checkpoints(load_job(path, overrides))
+    if config.runtime_env:
+        _check_runtime_env(config.runtime_env)
     _look_in_working_directory()
     entrypoint = resolve_entrypoint(config.entrypoint)
     args = entrypoint.check_args(config.args)
@@ -73,6 +75,12 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
     config = _accept_equal_args(config, entrypoint)
     find_resumable(config)
     return CheckedJob(config, args, num_samples)
+
+
+def _check_runtime_env(environment: Mapping[str, Any]) -> None:
+    from trainflow.coordination.runtime_env import check_runtime_env  # noqa: PLC0415  loads Ray
+
+    check_runtime_env(environment)
 
 
 def _name_defaults(config: JobConfig, entrypoint: ResolvedEntrypoint) -> JobConfig:
@@ -150,7 +158,7 @@ def _open_training_data(config: JobConfig, args: BaseModel) -> object:
     make = import_function(config.data.dataset, setting="data.dataset")
     try:
         return make(args)
-    except Exception as error:  # whatever the job's own code raises
+    except (Exception, SystemExit) as error:  # whatever the job's own code raises
         raise DataError(
             f"data.dataset: got {config.data.dataset}, which raised {type(error).__name__}: "
             f"{error}; expected a map-style dataset; mend it, or change data.dataset"

@@ -113,10 +113,10 @@ def import_function(spec: str, *, setting: str) -> Callable[..., object]:
         raise _refusal(setting, show(spec), "module:function, as in jobs.pretrain_lm:train")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises at import
+    except (Exception, SystemExit) as error:  # whatever the user's module raises at import
         got = f"{spec}, whose import raised {type(error).__name__}: {error}"
         expected = "a module that can be imported from Python's path"
-        raise _refusal(setting, got, expected, _where_to_run(module_name, error)) from error
+        raise _refusal(setting, got, expected, _how_to_import(module_name, error)) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         found = "no such name" if function is None else f"a {type(function).__name__}"
@@ -137,8 +137,10 @@ def _args_model_of(
     return hint if isinstance(hint, type) and issubclass(hint, BaseModel) else None
 
 
-def _where_to_run(module_name: str, error: Exception) -> str:
-    """Return a hint for a module that is looked for in the wrong folder; else nothing."""
+def _how_to_import(module_name: str, error: BaseException) -> str:
+    """Return a hint for a script, or a module looked for in the wrong folder; else nothing."""
+    if isinstance(error, SystemExit):
+        return ', or put what only a script does below `if __name__ == "__main__":`'
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module_name}.".startswith(f"{missing}."):
         return ""

@@ -25,6 +25,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 _MIB = 1024 * 1024
 _MAX_SEED = 2**63 - 1
+_RAY_DECIMALS = 4
 
 
 def _check_function_path(path: str) -> str:
@@ -102,13 +103,30 @@ class DataConfig(Section):
     """Microbatches read ahead in the background."""
 
 
+def _check_ray_units(amount: float) -> float:
+    if amount != round(amount, _RAY_DECIMALS):
+        raise ValueError(f"at most {_RAY_DECIMALS} decimals, which is as fine as Ray counts")
+    return amount
+
+
+def _check_whole_above_one(amount: float) -> float:
+    if amount > 1 and not amount.is_integer():
+        raise ValueError("a whole number, or a share of at most 1")
+    return amount
+
+
+ResourceAmount = Annotated[
+    float, Field(ge=0, allow_inf_nan=False), AfterValidator(_check_ray_units)
+]
+
+
 class ResourcesConfig(Section):
     """What one worker takes of its node, in Ray's units."""
 
-    CPU: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
+    CPU: ResourceAmount = 1
     """CPU cores reserved for one worker."""
 
-    GPU: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    GPU: Annotated[ResourceAmount, AfterValidator(_check_whole_above_one)] = 0
     """GPUs reserved for one worker; 0 trains on the CPU."""
 
 

@@ -57,6 +57,14 @@ def find_keeper_nodes(job_id: str) -> set[str]:
     return set(_find_actors(names.keeper_name(job_id, "")))
 
 
+def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
+    """Find what a coordinator that died while it cleaned up has left."""
+    pool.find_group()
+    for worker_id, actor in find_workers(job_id).items():
+        pool.adopt(worker_id, actor)
+    nodes.ensure(find_keeper_nodes(job_id))
+
+
 async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> None:
     """Become the one incarnation that a majority of Keepers obeys.
 

@@ -8,14 +8,12 @@ Process: coordinator.  Thread: its event loop; the store is waited for in other 
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager, suppress
 
-from trainflow.checkpointing.collector import Collected, collect
 from trainflow.checkpointing.committing import commit_shares
 from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.resume import find_resumable
-from trainflow.checkpointing.retention import RetentionPolicy, choose_kept
 from trainflow.checkpointing.sharing import Share, ShareReport, assemble, is_complete
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import quarantine
@@ -26,6 +24,7 @@ from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.skipped_checkpoints import CheckpointMetrics, SkippedCheckpoints
+from trainflow.coordination.store_upkeep import StoreUpkeep
 from trainflow.coordination.upload_permits import UploadPermits
 from trainflow.epochs import EpochId, StoredState, Version
 from trainflow.errors import CheckpointError
@@ -35,6 +34,7 @@ logger = logging.getLogger(__name__)
 _SHARE_WITHIN_S = 30.0
 _UPLOAD_AT_MOST_S = 3600.0
 _LOOK_AGAIN_AFTER_S = 1.0
+_CLOSE_WITHIN_S = 30.0
 
 
 class CheckpointControl:
@@ -61,14 +61,14 @@ class CheckpointControl:
         self._ready: dict[str, frozenset[Version]] = {}  # by node: what it has yet to bring
         # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
-        self._num_removing = 0  # that are removing something from the store at the moment
         self._committing: set[Version] = set()
         self.skipped = SkippedCheckpoints(record, metrics)
         self._changed = asyncio.Event()  # set by the next closing, which leaves another
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
         self._stored = [StoredState(str(self.url), step) for step in made]
-        self._own = set(made)  # with those that were there before this run wrote any
+        self._upkeep = StoreUpkeep(job_id, job, record)
+        self._upkeep.own |= set(made)
         self._closed = ClosedVersions(max(made, default=0))
         for epoch, step in record.beginnings:
             self._closed.begin(epoch, step, self._closed.step)
@@ -95,7 +95,8 @@ class CheckpointControl:
         found = {each.step: each for each in resumable}
         if self.url is not None:
             there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
-            self._own |= set(there)
+            self._upkeep.own |= set(there)
+            self._upkeep.is_due = bool(own)  # an earlier coordinator may have left something
             found |= {step: StoredState(self.url, step) for step in own.intersection(there)}
         self._stored = [found[step] for step in sorted(found)]
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
@@ -109,7 +110,7 @@ class CheckpointControl:
         """
         if version in self._closed:
             return UploadAnswer(wanted=False)
-        if self._num_removing or not self._permits.may_hold(node_id):
+        if self._upkeep.is_removing or not self._permits.may_hold(node_id):
             return UploadAnswer(wanted=True)
         return UploadAnswer(wanted=True, permit=self._permits.grant(node_id, version, incarnation))
 
@@ -135,7 +136,9 @@ class CheckpointControl:
                 await self._commit(list(shares.values()), world_size)
             finally:
                 self._committing.discard(version)
-            await self._collect()
+                self._tell_waiting()
+            self._upkeep.is_due = True
+            await self.collect_due()
         return self.look(version, permit)
 
     def look(self, version: Version, permit: str) -> bool | None:
@@ -214,7 +217,7 @@ class CheckpointControl:
         self._permits.void_all()  # a share may rely on a chunk that is bad
         self._shares.clear()
         try:
-            with self._removing():
+            with self._upkeep.removing():
                 num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
         except CheckpointError as error:
             logger.warning("the checkpoint of step %d stays where it is: %s", step, error)
@@ -227,11 +230,27 @@ class CheckpointControl:
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
-    @contextmanager
-    def nothing_removed(self) -> Generator[None]:
-        """Keep every checkpoint that is there; those that are made meanwhile come as ever."""
-        with self._permits.reading():
-            yield
+    def reading(self, stored: StoredState) -> AbstractContextManager[None]:
+        """Keep a checkpoint while somebody reads it; others come and go as ever."""
+        return self._upkeep.reading(stored)
+
+    async def collect_due(self) -> None:
+        """Remove what isn't kept, if that is due and nobody uploads or commits."""
+        url = self.url
+        if url is None or not self._upkeep.is_due or self._permits or self._is_busy():
+            return
+        gone = await self._upkeep.collect(url)
+        self._stored = [each for each in self._stored if each.step not in gone]
+        self._tell_waiting()
+
+    async def close(self) -> None:
+        """Remove what is due, now that nobody uploads any more; a slow store is left as it is."""
+        self._permits.void_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN_S):
+                while self._is_busy():
+                    await self._wait_changed(_LOOK_AGAIN_AFTER_S)
+                await self.collect_due()
 
     async def wait_closed(self, step: int, timeout_s: float) -> None:
         """Wait until the checkpoint of ``step`` is made or given up; says so if neither comes.
@@ -255,17 +274,7 @@ class CheckpointControl:
                 self._record.add_event("checkpoint_failed", text, step=step)
                 self.skipped.count(None)
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, _LOOK_AGAIN_AFTER_S)):
-                    await self._changed.wait()
-
-    @contextmanager
-    def _removing(self) -> Generator[None]:
-        self._num_removing += 1
-        try:
-            yield
-        finally:
-            self._num_removing -= 1
+            await self._wait_changed(min(left_s, _LOOK_AGAIN_AFTER_S))
 
     async def _commit(self, shares: list[ShareReport], world_size: int) -> None:
         version = shares[0].version
@@ -282,7 +291,7 @@ class CheckpointControl:
             self._give_up(version, f"{type(error).__name__}: {error}")
             return
         self.skipped.end_row(version.step)
-        self._own.add(version.step)
+        self._upkeep.own.add(version.step)
         written = sum(share.num_bytes_written for share in shares)
         # A store may answer the later of two first.
         made = StoredState(url, version.step)
@@ -295,38 +304,6 @@ class CheckpointControl:
             num_bytes_written=written,
         )
         self._close(version.step)
-
-    async def _collect(self) -> None:
-        """Remove what the policy doesn't keep, if nobody uploads or commits; else the next time."""
-        url, settings = self.url, self._job.checkpoint
-        if url is None or self._permits or self._committing or self._num_removing:
-            return
-        policy = RetentionPolicy(settings.keep_last, settings.keep_every, settings.keep_best)
-        metric = settings.best_metric
-        values = self._record.evaluations_of(metric) if metric is not None else {}
-        try:
-            with self._removing():
-                collected = await asyncio.to_thread(self._remove, url, values, policy)
-        except CheckpointError as error:
-            self._record.add_event("checkpoints_not_removed", str(error))
-            return
-        if collected.steps:
-            self._stored = [each for each in self._stored if each.step not in collected.steps]
-            text = f"removed the checkpoints of steps {list(collected.steps)}"
-            self._record.add_event("checkpoints_removed", text, steps=list(collected.steps))
-
-    def _remove(self, url: str, values: Mapping[int, float], policy: RetentionPolicy) -> Collected:
-        store = CheckpointStore(url)
-        committed = store.committed_steps()
-        for step in set(committed) - self._own:
-            job_id = store.read_manifest(step).job_id
-            if job_id != self._job_id:  # else the answer to its commit was lost
-                raise CheckpointError(
-                    f"{url}: got a checkpoint of step {step} by run {job_id}, expected this run's "
-                    "alone while it goes on: nothing is removed there any more; give each run a "
-                    "checkpoint.url of its own"
-                )
-        return collect(store, choose_kept(committed, values, policy))
 
     def _describe(self, shares: list[ShareReport], world_size: int) -> Manifest:
         version = shares[0].version
@@ -367,6 +344,15 @@ class CheckpointControl:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def _wait_changed(self, at_most_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._changed.wait()
+
+    def _is_busy(self) -> bool:
+        """Whether something is being committed or removed."""
+        return bool(self._committing) or self._upkeep.is_removing
+
     def _is_coming(self, version: Version) -> bool:
         """Whether a Keeper that lives is bringing a share of it, or has one left to bring."""
         has_left = any(version in ready for ready in self._ready.values())
@@ -382,5 +368,5 @@ class CheckpointControl:
         """Whether nothing comes any more, of this step nor, if it is left out, of one before."""
         if step <= self._closed.step:
             return True
-        is_under_way = self._is_coming_up_to(step) or self._num_removing > 0
+        is_under_way = self._is_coming_up_to(step) or self._upkeep.is_removing
         return self._closed.is_left_out(step) and not is_under_way

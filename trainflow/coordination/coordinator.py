@@ -195,7 +195,7 @@ class Coordinator:
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
-            self._find_remains()
+            adoption.find_remains(self._job_id, self._pool, self._nodes)
         await self._close(ending)
 
     def _fail(self, trace: str) -> None:
@@ -225,13 +225,17 @@ class Coordinator:
         elif self._record.has("stopping"):
             self.end(STOPPED)
         else:
+            self._staffing.tell_missing(())
+            if self.spend(self._record.losses.last):
+                return
             self._record.add_event("submitted", f"job {self._job_id}")
             await self._checkpoints.find_stored()
             self._control.designated = await launch_workers(
                 self._job, self._pool, self._nodes, self._record
             )
             await adoption.take_office(self._nodes, self._control, SYSTEM_CLOCK)
-        self._control.open()
+        if not self._ending.done():
+            self._control.open()
         if self._record.has("stopping") and self._state is None:
             self._state = RunState.STOPPING
             self._background.start(self._stop_workers())
@@ -242,6 +246,8 @@ class Coordinator:
             adoption.find_keeper_nodes(self._job_id) | {*self._pool.bundle_nodes().values()}
         )
         estate = await adoption.adopt(found, self._pool, self._nodes, self._control, SYSTEM_CLOCK)
+        self._staffing.tell_missing(self._control.members)
+        self.spend(self._record.losses.last)
         if not self._record.has("stopping"):
             for worker_id, cause in estate.lost.items():
                 self._on_gone(worker_id, cause)
@@ -260,17 +266,11 @@ class Coordinator:
         if description is not None and description.ready:
             self._take(worker_id, Ready(description))
 
-    def _find_remains(self) -> None:
-        """Find what a coordinator that died while it cleaned up has left."""
-        self._pool.find_group()
-        for worker_id, actor in adoption.find_workers(self._job_id).items():
-            self._pool.adopt(worker_id, actor)
-        self._nodes.ensure(adoption.find_keeper_nodes(self._job_id))
-
     async def _close(self, ending: Ending) -> None:
         self._control.close()
         await self._pool.close(_CLOSE_WITHIN_S)
         await self._nodes.close(_CLOSE_WITHIN_S)
+        await self._kept.close()
         events = self._record.events_since(0)
         if not events or events[-1]["kind"] != str(ending.state):
             self._record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
@@ -342,21 +342,22 @@ class Coordinator:
         if self._ending.done():
             return
         known = [self._pool.entries[each] for each in worker_ids if each in self._pool.entries]
-        incarnation, rank_of = self._control.incarnation, self._control.rank_of
+        incarnation = self._control.incarnation
+        # Before an epoch is taken over, only the record knows who is a member.
+        rank_of = self._control.rank_of if self._control.members else self._record.losses.rank_of
         texts = [
             self._staffing.drop(entry, cause, rank_of(entry.worker_id), incarnation)
             for entry in known
         ]
-        too_many = [self.spend(text) for text in texts]
-        if any(too_many):
+        if texts and self.spend(texts[-1]):
             return
         for entry, text in zip(known, texts, strict=True):
             self._control.on_gone(entry, text)
             self._background.start(self._respawn(entry.bundle))
 
     def spend(self, text: str) -> bool:
-        """Count a failure; ends the run, and returns True, if that was one too many."""
-        if not self._staffing.spend():
+        """Judge a failure that is recorded; ends the run, and returns True, if it was too many."""
+        if not self._staffing.is_overspent():
             return False
         limit = f"failures.max_failures = {self._staffing.budget.limit}"
         self.end(Ending(RunState.FAILED, f"more than {limit} failures; last: {text}", 1))

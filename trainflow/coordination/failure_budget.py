@@ -1,19 +1,20 @@
-"""How many failures a run may have in a window of time. Pure but for the time it is given."""
+"""How many failures a run may have in a window of time. Pure.
 
-from collections import deque
+It counts nothing itself: the run's record knows every failure, also those of earlier coordinators.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
 class FailureBudget:
-    """Counts failures of the last ``window_s`` seconds against ``limit``; no limit if None."""
+    """At most ``limit`` failures in the last ``window_s`` seconds; no limit if None."""
 
-    def __init__(self, limit: int | None, window_s: float):
-        self.limit = limit
-        self._window_s = window_s
-        self._at_s: deque[float] = deque()
+    limit: int | None
+    window_s: float
 
-    def spend(self, now_s: float) -> bool:
-        """Count a failure; True if that is more than the limit."""
-        self._at_s.append(now_s)
-        while self._at_s[0] < now_s - self._window_s:
-            self._at_s.popleft()
-        return self.limit is not None and len(self._at_s) > self.limit
+    def is_overspent(self, failed_at_s: Iterable[float], now_s: float) -> bool:
+        """Whether there were more; all times are of one clock."""
+        num_recent = sum(at_s >= now_s - self.window_s for at_s in failed_at_s)
+        return self.limit is not None and num_recent > self.limit

@@ -45,11 +45,13 @@ class KeptState:
         self._record = record
         self._background = background
         self._superior = superior
+        self._drills: DrillSchedule | None = None
         self._gap_told = False
 
     async def tick(self, node_ids: set[str]) -> None:
         """Look after what nobody asks for; called about twice a second."""
         await self.checkpoints.tick(node_ids)
+        self._background.start(self.checkpoints.collect_due())
         self._background.start(self.memory.look_after())
 
     async def find_newest(self) -> StoredState | HeldState | None:
@@ -63,8 +65,8 @@ class KeptState:
     def drill_every(self, every_s: float | None, import_paths: Sequence[str]) -> None:
         """From now on prove every so often that the newest checkpoint restores; None: never."""
         if every_s is not None:
-            drills = DrillSchedule(self.checkpoints, self._record, import_paths, every_s)
-            self._background.start(drills.run())
+            self._drills = DrillSchedule(self.checkpoints, self._record, import_paths, every_s)
+            self._background.start(self._drills.run())
 
     async def plan(
         self,
@@ -127,6 +129,12 @@ class KeptState:
         """Wait until the last step's checkpoint is made or given up, where there is to be one."""
         if self.checkpoints.url is not None:
             await self.checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
+
+    async def close(self) -> None:
+        """Leave nothing behind: no drill, and in the store what is to be kept; no Keeper lives."""
+        if self._drills is not None:
+            await self._drills.close()
+        await self.checkpoints.close()
 
     def take(self, message: CheckpointUnusable | SnapshotLeftOut) -> None:
         """Take what a rank says of it."""

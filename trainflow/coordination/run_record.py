@@ -23,6 +23,7 @@ from trainflow.computation.reports import (
     StepReport,
 )
 from trainflow.coordination.line_file import LineFile
+from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.epochs import EpochId
@@ -41,7 +42,7 @@ class RunRecord:
     Attributes:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
-        num_failures: workers and epochs lost so far.
+        losses: workers and epochs lost so far.
         beginnings: of each epoch its id, and the step that it began after.
     """
 
@@ -54,8 +55,8 @@ class RunRecord:
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
-        self.num_failures = 0
         # What has to be known of events that are long past, too.
+        self.losses = LossHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
@@ -125,7 +126,7 @@ class RunRecord:
         kind, data = event["kind"], event["data"]
         self._events.append(event)
         self._kinds.add(kind)
-        self.num_failures += kind == "failure"
+        self.losses.take(event)
         if kind == "evaluated":
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
@@ -144,6 +145,11 @@ class RunRecord:
         if resumed is not None and its_epoch < resumed["epoch"]:
             return resumed["step"]
         return newest["step"]
+
+    @property
+    def num_failures(self) -> int:
+        """Workers and epochs lost so far."""
+        return len(self.losses.failed_at_s)
 
     def events_since(self, number: int) -> list[dict[str, Any]]:
         """Return the events after ``number``, the oldest of very many left out."""

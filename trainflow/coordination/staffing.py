@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from trainflow.clock import Clock
 from trainflow.coordination.failure_budget import FailureBudget
@@ -47,8 +48,7 @@ class Staffing:
         """Make sure that a worker is dead; returns what happened, in words."""
         worker_id, description = entry.worker_id, entry.description
         pid = None if description is None else description.pid
-        text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
-        self._record.add_event("failure", text, worker=worker_id, rank=rank, pid=pid, cause=cause)
+        text = self._tell(worker_id, cause, rank, pid)
         self._pool.drop(worker_id)
         if description is None:
             self._num_never_ready[entry.bundle] += 1
@@ -56,9 +56,27 @@ class Staffing:
             self._nodes.fence(incarnation, description.node_id, worker_id)
         return text
 
-    def spend(self) -> bool:
-        """Count a failure; True if that was one too many."""
-        return self.budget.spend(self._clock.monotonic_s())
+    def tell_missing(self, lineup: Sequence[str]) -> None:
+        """Tell of members that went while no coordinator was there to hear of it.
+
+        Args:
+            lineup: members by rank of the newest epoch that the workers know of.
+        """
+        missing = self._record.losses.find_untold(self._pool.entries, lineup)
+        for worker_id, rank in missing.items():
+            self._tell(worker_id, "it was gone when a new coordinator looked for it", rank, None)
+
+    def _tell(self, worker_id: str, cause: str, rank: int | None, pid: int | None) -> str:
+        """Record a worker's loss, once: an earlier coordinator may have died right after that."""
+        text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
+        if not self._record.losses.is_told(worker_id):
+            data = {"worker": worker_id, "rank": rank, "pid": pid, "cause": cause}
+            self._record.add_event("failure", text, **data)
+        return text
+
+    def is_overspent(self) -> bool:
+        """Whether the run has had more failures than it may have."""
+        return self.budget.is_overspent(self._record.losses.failed_at_s, self._clock.unix_s())
 
     async def pause(self, bundle: int) -> None:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""

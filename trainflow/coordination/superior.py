@@ -14,7 +14,7 @@ class Superior(Protocol):
         ...
 
     def spend(self, text: str) -> bool:
-        """Count a failure; ends the run, and returns True, if that was one too many."""
+        """Judge a failure that is recorded; ends the run, and returns True, if it was too many."""
         ...
 
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:

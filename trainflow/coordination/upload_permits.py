@@ -3,13 +3,11 @@
 What ends a permit is the end of its checkpoint or of a later one, another question of the same
 Keeper for the same, since it has forgotten the one before, or the loss of its node; never time,
 since a store may be slow. A Keeper whose permit is void begins again: voiding one is always safe.
-Who only reads needs no permit, and no other's end ends its reading.
 
 Process: coordinator.  Thread: its event loop.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from trainflow.epochs import Version
 
@@ -21,20 +19,10 @@ class UploadPermits:
         self._num_granted = 0
         self._held: dict[str, tuple[str, Version]] = {}  # by permit: node, what it uploads
         self._reported: set[str] = set()
-        self._num_readers = 0
         self._known_nodes: set[str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._held) or self._num_readers > 0
-
-    @contextmanager
-    def reading(self) -> Generator[None]:
-        """Have somebody read what lies there."""
-        self._num_readers += 1
-        try:
-            yield
-        finally:
-            self._num_readers -= 1
+        return bool(self._held)
 
     def grant(self, node_id: str, version: Version, incarnation: int) -> str:
         """Permit a node's Keeper to upload a share of a version."""

@@ -43,13 +43,20 @@ def locate_corpus(url: str) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a corpus URL and the directory's path on it.
 
     Raises:
-        DataError: no such kind of storage, or its fsspec package isn't installed.
+        DataError: no such kind of storage, its fsspec package isn't installed, or it refuses.
     """
     try:
         return fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        msg = f"can't reach a corpus at {url!r} ({error}); use a local path or an fsspec URL"
+    except Exception as error:  # each kind of storage has errors of its own
+        reason = describe_refusal(error)
+        msg = f"can't reach a corpus at {url!r} ({reason}); use a local path or an fsspec URL"
         raise DataError(msg) from error
+
+
+def describe_refusal(error: Exception) -> str:
+    """Return an error's text, after its name where that says more: none of Python's own."""
+    known = isinstance(error, OSError | ValueError | ImportError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

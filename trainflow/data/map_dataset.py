@@ -39,6 +39,9 @@ class BatchedDataset(Protocol):
 
 MapDataset = RowDataset | BatchedDataset
 
+_NO_NUMBERS = frozenset("OSUMm")
+"""Kinds of numpy arrays of objects, text and times."""
+
 
 def read_samples(dataset: MapDataset, indices: list[int]) -> Samples:
     """Return the samples at ``indices``: by ``__getitems__``, or without it by ``__getitem__``."""
@@ -70,7 +73,7 @@ def check_first_sample(dataset: object, source: str) -> None:
     """
     try:
         flaw = _find_flaw(read_samples(cast("MapDataset", dataset), [0]))
-    except Exception as error:  # whatever the dataset's own code raises
+    except (Exception, SystemExit) as error:  # whatever the dataset's own code raises
         raise _refuse(dataset, source, f"{type(error).__name__}: {error}") from error
     if flaw:
         raise _refuse(dataset, source, flaw)
@@ -80,8 +83,8 @@ def _refuse(dataset: object, source: str, flaw: str) -> DataError:
     return DataError(
         f"data.dataset: got a {type(dataset).__name__} from {source}, whose first sample can't be "
         f"read: {' '.join(flaw.split())}; expected a map-style dataset, with __getitem__ or "
-        "__getitems__, of samples that map names to tensors or numbers; mend it, or change "
-        "data.dataset"
+        "__getitems__, of samples that map names to tensors, arrays or numbers; mend it, or "
+        "change data.dataset"
     )
 
 
@@ -98,8 +101,10 @@ def _find_flaw(samples: Samples) -> str:
         return "it has no columns"
     if short:
         return f"column {short[0]!r} doesn't hold one value for one index"
-    texts = [name for name, value in columns.items() if _is_no_number(value)]
-    return f"column {texts[0]!r} holds text, nothing or a mapping" if texts else ""
+    for name, value in columns.items():
+        if misfit := _find_misfit(value):
+            return f"column {name!r} holds {misfit}"
+    return ""
 
 
 def _holds_one(values: object) -> bool:
@@ -109,8 +114,17 @@ def _holds_one(values: object) -> bool:
         return False
 
 
-def _is_no_number(value: object) -> bool:
-    """Tell what surely can't be made into a tensor, alone or as one of a list."""
-    if isinstance(value, list | tuple) and value:
-        return _is_no_number(cast("Sequence[object]", value)[0])
-    return value is None or isinstance(value, str | bytes | Mapping)
+def _find_misfit(value: object) -> str:
+    """Say what surely can't be made into a tensor, alone or as the first of a list; else ""."""
+    if isinstance(value, bool | int | float | complex):
+        return ""
+    if value is None or isinstance(value, str | bytes | Mapping):
+        return "text, nothing or a mapping"
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None or hasattr(value, "__dlpack__"):
+        kind = getattr(dtype, "kind", "")  # numpy's; a tensor has none
+        return f"an array of {dtype}" if kind in _NO_NUMBERS else ""
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        values = cast("Sequence[object]", value)
+        return _find_misfit(values[0]) if len(values) else ""
+    return f"a value of type {type(value).__name__}"

@@ -18,7 +18,7 @@ def count_training_samples(dataset: object, job: JobConfig) -> int:
         job: says which of the two, and how large a global batch is.
 
     Raises:
-        DataError: it has no length, or fewer samples than one global batch.
+        DataError: it has no length, one that can't be told, or fewer samples than one global batch.
     """
     setting, source, more = "data.dataset", job.data.dataset, "return more samples"
     if job.data.url is not None:
@@ -29,7 +29,15 @@ def count_training_samples(dataset: object, job: JobConfig) -> int:
             "expected a map-style dataset, with __len__ and __getitem__ or __getitems__; return "
             "one of those"
         )
-    num_samples, batch = len(dataset), job.training.global_batch_size
+    try:
+        num_samples = len(dataset)
+    except (Exception, SystemExit) as error:  # Python's own refusal too: below 0, above 2**63 - 1
+        raise DataError(
+            f"{setting}: got a {type(dataset).__name__} from {source}, whose length raised "
+            f"{type(error).__name__}: {error}; expected the number of samples; mend its __len__, "
+            f"or change {setting}"
+        ) from error
+    batch = job.training.global_batch_size
     if num_samples < batch:
         raise DataError(
             f"{setting}: got {num_samples} samples from {source}; expected at least one global "

@@ -25,6 +25,7 @@ from trainflow.data.corpus_format import (
     CorpusSummary,
     Split,
     choose_token_dtype,
+    describe_refusal,
     locate_corpus,
     name_split_file,
 )
@@ -170,8 +171,9 @@ def _read_file(url: str, name: str) -> bytes:
     fs, root = locate_corpus(url)
     try:
         return cast("bytes", fs.cat_file(f"{root}/{name}"))
-    except OSError as error:
-        msg = f"no token corpus at {url!r}: {name} can't be read ({error}); {HOW_TO_PACK}"
+    except Exception as error:  # no OSError: credentials that are missing, among others
+        reason = describe_refusal(error)
+        msg = f"no token corpus at {url!r}: {name} can't be read ({reason}); {HOW_TO_PACK}"
         raise DataError(msg) from error
 
 
@@ -187,6 +189,9 @@ def _open_parquet(url: str, name: str) -> pq.ParquetFile:
     except (OSError, pa.ArrowException) as error:
         msg = f"the token corpus at {url!r} is damaged: {name}: {error}; pack it again"
         raise DataError(msg) from error
+    except Exception as error:  # what else the storage raises says nothing of the file
+        msg = f"the token corpus at {url!r} can't be read: {name}: {describe_refusal(error)}"
+        raise DataError(f"{msg}; make it readable") from error
 
 
 def _check_file(file: pq.ParquetFile, path: str, summary: CorpusSummary, split: Split) -> None:

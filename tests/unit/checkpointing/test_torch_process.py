@@ -5,13 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from trainflow.checkpointing.torch_process import run_with_torch
+from trainflow.checkpointing.torch_process import Leash, run_with_torch
 from trainflow.errors import CheckpointError, ConfigError
 
 MODULE = "answering_process_of_a_test"
@@ -87,6 +88,38 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path: Path):
         assert time.monotonic() < deadline_s
     assert not is_running(int(outer))
     assert not Path(scratch).exists()
+
+
+def test_another_thread_ends_it_with_all_that_it_started(tmp_path: Path):
+    pids, leash, raised = tmp_path / "pids", Leash(), list[CheckpointError]()
+
+    def ask() -> None:
+        try:
+            run_with_torch(MODULE, {"do": "hang", "pids": str(pids)}, leash=leash)
+        except CheckpointError as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    deadline_s = time.monotonic() + 30
+    while not (pids.exists() and len(pids.read_text().split()) == 3):
+        assert time.monotonic() < deadline_s
+    leash.pull()
+    asking.join(10)
+    assert not asking.is_alive()
+    outer, inner, scratch = pids.read_text().split()
+    while is_running(int(inner)):
+        assert time.monotonic() < deadline_s
+    assert not is_running(int(outer))
+    assert not Path(scratch).exists()
+    assert "exit status -9" in str(raised[0])
+
+
+def test_what_is_begun_after_the_end_is_ended_at_once(tmp_path: Path):
+    leash = Leash()
+    leash.pull()
+    with pytest.raises(CheckpointError, match="exit status -9"):
+        run_with_torch(MODULE, {"do": "hang", "pids": str(tmp_path / "pids")}, leash=leash)
 
 
 def test_it_dies_with_whoever_asked(tmp_path: Path):

@@ -57,6 +57,10 @@ def test_a_model_goes_out_and_comes_back(
     assert store.read_manifest(0).config["args"] == Args().model_dump()
     assert call_main(*call) == 6
     assert "a checkpoint of step 0 there" in capsys.readouterr().err
+    assert call_main(*call, "--step", "3", "--set", "training.seed=77") == 0
+    assert store.read_manifest(3).config["training"]["seed"] == 77
+    assert call_main(*call, "--step", "4", "--set", "training.no_such=1") == 2
+    assert "training.no_such" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -121,6 +125,7 @@ def test_what_can_not_be_exported_is_said(
         (("", "--format", "dcp"), "got ''"),
         ((".", "--format", "safetensors"), "--job: got nothing, expected a job file"),
         ((".", "--format", "dcp", "--step", "3"), "--step: got 3 without --job"),
+        ((".", "--format", "dcp", "--set", "name=x"), "--set: got 'name=x' without --job"),
         ((".", "--format", "dcp", "--job", "none.yaml"), "none.yaml"),
         (
             (".", "--format", "safetensors", "--job", "none.yaml", "--step", str(10**12)),

@@ -326,7 +326,9 @@ def test_of_two_heads_that_start_at_once_one_is_stopped(
     assert read_head() is not None
 
 
-@pytest.mark.parametrize(("cpu", "num_cores", "expected"), [(1, 2, 5), (1, 16, 16), (0, 2, 2)])
+@pytest.mark.parametrize(
+    ("cpu", "num_cores", "expected"), [(1, 2, 5), (1, 16, 16), (0, 2, 2), (0.5, 2, 3)]
+)
 def test_a_head_has_room_for_the_job(cpu: float, num_cores: int, expected: float):
     workers = WORKERS.model_validate(WORKERS.model_dump() | {"resources": {"CPU": cpu}})
     assert count_head_cpus(workers, num_cores) == expected

@@ -64,6 +64,51 @@ def test_a_dataset_function_that_raises_is_refused_with_what_it_said(job_file: P
         check_job(job_file, ["data.dataset=tiny_job_of_a_test:make_nothing"])
 
 
+@pytest.mark.parametrize("command", ["run", "validate"])
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        ("raise SystemExit(0)", "entrypoint"),
+        ("def make_points(args): raise SystemExit(0)", "data.dataset"),
+    ],
+)
+def test_code_of_the_job_that_exits_is_refused(
+    job_file: Path, call_main: CallMain, capsys, command: str, code: str, setting: str
+):
+    module = Path("tiny_job_of_a_test.py")
+    module.write_text(f"{module.read_text()}{code}\n")
+    assert call_main(command, job_file) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"trainflow: {setting}: got tiny_job_of_a_test:")
+    for named in ("raised SystemExit: 0", "; expected a ", f"change {setting}"):
+        assert named in message
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ("{foo: 1}", "runtime_env.foo: got a key; expected one of conda, "),
+        ("{env_vars: {A: 1}}", "got env_vars; expected a runtime environment .* TypeError: "),
+        ("{working_dir: /no/such/folder}", "got working_dir; .* is not a valid path"),
+        ("{working_dir: .}", "got working_dir; .* ValueError: "),
+    ],
+)
+def test_a_runtime_environment_that_ray_would_refuse_or_ignore_is_refused(
+    job_file: Path, environment: str, named: str
+):
+    with pytest.raises(ConfigError, match=named):
+        check_job(job_file, [f"runtime_env={environment}"])
+
+
+def test_a_runtime_environment_passes_and_a_plugin_s_where_plugins_are_named(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = "runtime_env={env_vars: {A: '1'}, pip: [einops], nsight: default}"
+    assert check_job(job_file, [settings]).config.runtime_env["pip"] == ["einops"]
+    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
+    check_job(job_file, ["runtime_env={foo: 1}"])
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -76,6 +121,10 @@ def test_a_dataset_function_that_raises_is_refused_with_what_it_said(job_file: P
         ("def __getitems__(self, indices): return {'x': [1, 2]}", "'x' doesn't hold one value"),
         ("def __getitems__(self, indices): return {'x': 1}", "'x' doesn't hold one value"),
         ("def __getitems__(self, indices): return {'x': ['words']}", "'x' holds text"),
+        ("def __getitem__(self, index): return {'x': object()}", "'x' holds a value of type obj"),
+        ("def __getitem__(self, index): return {'x': [[{1}]]}", "'x' holds a value of type set"),
+        ("def __getitems__(self, indices): return {'x': [object()]}", "'x' holds a value of type"),
+        ("def __getitem__(self, index): raise SystemExit(0)", "SystemExit: 0"),
         ("pass", "TypeError: 'Points' object is not subscriptable"),
     ],
 )

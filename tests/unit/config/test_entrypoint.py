@@ -71,6 +71,7 @@ def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "user_job.py").write_text(MODULE)
     (tmp_path / "user_decorators.py").write_text(DECORATORS)
     (tmp_path / "broken_job.py").write_text("raise KeyError('boom')\n")
+    (tmp_path / "script_job.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "lacking_job.py").write_text("import no_such_library\n")
     (tmp_path / "garbled_job.py").write_text("def train(:\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -98,6 +99,7 @@ def test_args_become_the_functions_own_model():
         ("lacking_job:train", "No module named 'no_such_library'", "imported"),
         ("broken_job:train", "raised KeyError: 'boom'", "imported"),
         ("garbled_job:train", "raised SyntaxError", "imported"),
+        ("script_job:train", "raised SystemExit: 0", "below `if __name__"),
         ("user_job:trian", "no such name", "a function in"),
         ("user_job:not_a_function", "a int", "a function in"),
         ("user_job:no_args", "too many positional arguments", "def train(session"),

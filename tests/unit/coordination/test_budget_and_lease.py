@@ -8,18 +8,21 @@ from trainflow.coordination.lease import Lease, is_majority
 
 def test_one_failure_more_than_the_limit_is_too_many():
     budget = FailureBudget(2, window_s=100.0)
-    assert [budget.spend(now_s) for now_s in (0.0, 1.0, 2.0)] == [False, False, True]
+    assert not budget.is_overspent([0.0, 1.0], now_s=2.0)
+    assert budget.is_overspent([0.0, 1.0, 2.0], now_s=2.0)
 
 
 def test_failures_age_out_of_the_window():
     budget = FailureBudget(1, window_s=10.0)
-    assert [budget.spend(now_s) for now_s in (0.0, 10.5, 21.0, 22.0)] == [False, False, False, True]
+    assert budget.is_overspent([0.0, 10.0], now_s=10.0)
+    assert not budget.is_overspent([0.0, 10.5], now_s=10.5)
+    assert budget.is_overspent([0.0, 10.5, 21.0, 22.0], now_s=22.0)
 
 
 def test_none_never_ends_a_run_and_zero_ends_it_at_once():
-    unlimited = FailureBudget(None, window_s=10.0)
-    assert not any(unlimited.spend(0.0) for _ in range(1000))
-    assert FailureBudget(0, window_s=10.0).spend(0.0)
+    assert not FailureBudget(None, window_s=10.0).is_overspent([0.0] * 1000, now_s=0.0)
+    assert FailureBudget(0, window_s=10.0).is_overspent([0.0], now_s=0.0)
+    assert not FailureBudget(0, window_s=10.0).is_overspent([], now_s=0.0)
 
 
 def test_a_lease_runs_out_unless_it_is_renewed():

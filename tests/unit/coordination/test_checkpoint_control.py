@@ -17,7 +17,7 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
 from trainflow.computation.reports import EvaluationReport
 from trainflow.config.job import JobConfig
-from trainflow.coordination import checkpoint_control
+from trainflow.coordination import checkpoint_control, store_upkeep
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.messages import ShareFailed
 from trainflow.coordination.run_record import RunRecord
@@ -424,10 +424,8 @@ def test_a_node_without_a_keeper_that_counts_holds_no_permit(
         assert living is not None
         await control.tick()
         assert control.look(version, dead) is None, "nothing is known of the nodes"
-        with control.nothing_removed():
-            await control.tick({"living"})
-            control.on_node_lost("living")
-            assert control._permits, "who reads is no node"
+        await control.tick({"living"})
+        control.on_node_lost("living")
         assert not control._permits
         assert control.ask("dead", version, 1).permit is None
         assert control.ask("living", version, 1).permit is not None
@@ -440,7 +438,7 @@ def test_a_node_without_a_keeper_that_counts_holds_no_permit(
 def test_nothing_is_permitted_while_either_of_two_removes(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ):
-    begun, go_on, collect = threading.Event(), threading.Event(), checkpoint_control.collect
+    begun, go_on, collect = threading.Event(), threading.Event(), store_upkeep.collect
 
     def collect_slowly(*arguments: Any) -> Any:
         begun.set()
@@ -448,11 +446,12 @@ def test_nothing_is_permitted_while_either_of_two_removes(
         return collect(*arguments)
 
     control = make_checkpoint(store, record)
-    monkeypatch.setattr(checkpoint_control, "collect", collect_slowly)
+    monkeypatch.setattr(store_upkeep, "collect", collect_slowly)
 
     async def act() -> None:
         version = Version(STEP + 1, EpochId(1, 1))
-        collecting = asyncio.create_task(control._collect())
+        control._upkeep.is_due = True
+        collecting = asyncio.create_task(control.collect_due())
         assert await asyncio.to_thread(begun.wait, WITHIN_S)
         await control.quarantine(99)
         assert control.ask("node0", version, 1).permit is None

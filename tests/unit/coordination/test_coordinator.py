@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle, until
-from tests.unit.coordination.test_adoption import FakeNodes
+from tests.unit.coordination.fakes import (
+    FakePool,
+    FakeWorker,
+    Method,
+    describe,
+    settle,
+    until,
+)
+from tests.unit.coordination.test_adoption import IDS, SPEC, FakeNodes
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
 from trainflow.coordination import staffing
 from trainflow.coordination.coordinator import Coordinator
@@ -80,8 +88,10 @@ class Stage:
         self.pool = LivePool()
         self.killed = asyncio.Event()
 
-    def start(self) -> Coordinator:
+    def start(self, max_failures: int = 100) -> Coordinator:
         job = make_job(world=3, minimum=2)
+        failures = job.failures.model_copy(update={"max_failures": max_failures})
+        job = job.model_copy(update={"failures": failures})
         return Coordinator("job-1", job.model_dump_json(), (), str(self.directory))
 
     async def launch(self, *_: Any) -> frozenset[str]:
@@ -89,8 +99,34 @@ class Stage:
         await self.may_launch.wait()
         return frozenset(self.pool.spawn(i, f"1.{i}", rehearse=False).worker_id for i in range(3))
 
+    def write_events(self, *events: tuple[str, dict[str, Any]], at_s: float | None = None) -> None:
+        """Leave what an earlier coordinator has written, ``at_s`` or just now."""
+        when = {"at_s": SYSTEM_CLOCK.unix_s() if at_s is None else at_s}
+        lines = [
+            {"number": number, "kind": kind, "text": f"{kind} {number}", "data": data} | when
+            for number, (kind, data) in enumerate(events, start=1)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (self.directory / "events.jsonl").write_text(text)
+
+    def leave(self, *worker_ids: str) -> None:
+        """Let these members of ``EPOCH`` train while there is no coordinator."""
+        self.pool.group_exists = True
+        self.found = {each: FakeWorker(each, INITIAL_VERSION) for each in worker_ids}
+        for worker_id, worker in self.found.items():
+            worker.description = describe(worker_id, spec=SPEC, has_begun=True)
+
     def result(self) -> dict[str, Any]:
         return json.loads((self.directory / "result.json").read_text())
+
+
+EPOCH = ("epoch", {"epoch": str(SPEC.epoch), "members": [*IDS]})
+
+
+async def failures_of(coordinator: Coordinator) -> list[tuple[str, int | None]]:
+    events = (await coordinator.status())["events"]
+    told = [event["data"] for event in events if event["kind"] == "failure"]
+    return [(data["worker"], data["rank"]) for data in told]
 
 
 Play = Callable[[Callable[[Stage], Awaitable[None]]], None]
@@ -320,5 +356,107 @@ def test_a_task_that_fails_ends_the_run(play: Play):
         await until(stage.pool.closed.is_set)
         assert "KeyError: 'unforeseen'" in stage.result()["reason"]
         assert stage.result()["state"] == str(RunState.FAILED)
+
+    play(act)
+
+
+def test_a_member_that_died_unheard_is_told_of_once(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(IDS[0], IDS[2])
+        first = stage.start()
+        first._kept.find_stored_again = asyncio.Event().wait  # type: ignore[method-assign]
+        await until(lambda: first._record.num_failures)
+        assert await failures_of(first) == [(IDS[1], 1)]
+        event = (await first.status())["events"][-1]
+        assert event["text"] == (
+            f"lost {IDS[1]} (rank 1): it was gone when a new coordinator looked for it"
+        )
+        # The first gets no further, as if it were killed while it takes over.
+        second = stage.start()
+        await until(lambda: stage.found[IDS[0]].plans)
+        assert await failures_of(second) == [(IDS[1], 1)]
+        assert (await second.status())["failures"] == 1
+
+    play(act)
+
+
+def test_a_member_that_an_earlier_coordinator_told_of_and_is_still_listed_counts_once(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH, ("failure", {"worker": IDS[1], "rank": 1}))
+        stage.leave(*IDS)
+        coordinator = stage.start()
+        await until(lambda: IDS[1] in stage.pool.entries)
+        coordinator._on_gone(IDS[1], "its actor exited")
+        assert IDS[1] not in stage.pool.entries
+        assert await failures_of(coordinator) == [(IDS[1], 1)]
+
+    play(act)
+
+
+def test_a_member_that_dies_before_its_epoch_is_taken_over_has_its_rank(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+        slow = stage.found[IDS[0]]
+
+        async def answer_late() -> Any:
+            asked.set()
+            await may_answer.wait()
+            return slow.description
+
+        slow.describe = Method(answer_late)
+        coordinator = stage.start()
+        await asked.wait()
+        coordinator._on_gone(IDS[2], "its actor exited")
+        assert await failures_of(coordinator) == [(IDS[2], 2)]
+        may_answer.set()
+        await until(lambda: coordinator._control.members)
+        assert await failures_of(coordinator) == [(IDS[2], 2)]
+
+    play(act)
+
+
+def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave()
+        coordinator = stage.start()
+        await until(lambda: stage.launches)
+        kinds = [event["kind"] for event in (await coordinator.status())["events"]]
+        assert kinds == ["epoch", "failure", "failure", "failure", "submitted"]
+        # The new ones bear the same names, and count again.
+        await train(stage, coordinator)
+        coordinator._on_gone(IDS[0], "its actor exited")
+        assert await failures_of(coordinator) == [*zip(IDS, range(3), strict=True), (IDS[0], 0)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("left", [IDS[:2], ()], ids=["some are left", "nobody is left"])
+def test_failures_that_earlier_coordinators_told_of_count(play: Play, left: tuple[str, ...]):
+    async def act(stage: Stage) -> None:
+        lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(2)]
+        stage.write_events(*lost, EPOCH)
+        stage.leave(*left)
+        stage.start(max_failures=2)
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "failed"
+        assert "failures.max_failures = 2 failures; last: lost slot2" in stage.result()["reason"]
+        assert stage.launches == 0
+
+    play(act)
+
+
+def test_failures_before_the_window_do_not_count(play: Play):
+    async def act(stage: Stage) -> None:
+        lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(3)]
+        stage.write_events(*lost, EPOCH, at_s=SYSTEM_CLOCK.unix_s() - 4000.0)
+        stage.leave(IDS[0], IDS[1])
+        coordinator = stage.start(max_failures=2)
+        await until(lambda: stage.found[IDS[0]].plans)
+        assert (await coordinator.status())["failures"] == 4
+        assert (await coordinator.status())["ending"] is None
 
     play(act)

@@ -1,6 +1,7 @@
-"""Drills beside a run: what they tell, what they mend, and that nothing is removed under them."""
+"""Drills beside a run: what they tell, what they mend, and that they end with it."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,22 @@ import pytest
 from tests.unit.checkpointing.rewriting import rewrite
 from tests.unit.checkpointing.small_job import all_files
 from tests.unit.checkpointing.test_sharing import make_snapshot, upload
+from tests.unit.checkpointing.test_torch_process import is_running
 from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.test_checkpoint_control import (
     STEP,
+    WITHIN_S,
     at_step,
     bring,
     control_for,
     kinds,
     make_checkpoint,
 )
+from trainflow.checkpointing import drill as drill_module
 from trainflow.checkpointing.drill import DrillReport
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import drill_schedule
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.drill_schedule import DrillSchedule
@@ -38,18 +43,18 @@ from trainflow.errors import (
 def drill(
     control: CheckpointControl, record: RunRecord, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> list[tuple[str, int, bool]]:
-    """Drill once; returns what was drilled, and whether things stayed meanwhile."""
+    """Drill once; returns what was drilled, and whether it was to stay meanwhile."""
     drilled: list[tuple[str, int, bool]] = []
 
     def run_drill(url: str, step: int, **_: Any) -> DrillReport:
-        drilled.append((url, step, bool(control._permits)))
+        drilled.append((url, step, StoredState(url, step) in control._upkeep._read))
         if isinstance(outcome, Exception):
             raise outcome
         return DrillReport(step, 3, 100, 0.5, 2.0, outcome)
 
     monkeypatch.setattr(drill_schedule, "run_drill", run_drill)
     asyncio.run(DrillSchedule(control, record, ("/jobs",), every_s=60.0).drill_newest())
-    assert not control._permits
+    assert not control._upkeep._read
     return drilled
 
 
@@ -165,3 +170,61 @@ def test_one_of_another_release_stays_and_counts(
     assert kinds(record)[-1] == "drill_failed"
     assert control.newest == StoredState(store.url, STEP)
     assert all_files(Path(store.url)) == before
+
+
+HANGING = """
+import os, subprocess, tempfile, time
+from pathlib import Path
+from trainflow.computation.own_process import answer_request
+
+def hang(request):
+    inner = subprocess.Popen(["sleep", "300"])
+    told = Path(request["url"]).parent / "told"
+    told.with_suffix(".new").write_text(f"{os.getpid()} {inner.pid} {tempfile.gettempdir()}")
+    told.with_suffix(".new").rename(told)
+    time.sleep(300)
+
+answer_request(hang)
+"""
+
+
+def test_the_run_s_end_ends_a_drill_and_leaves_nothing_of_it(
+    store: CheckpointStore, record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hanging_drill.py").write_text(HANGING)
+    monkeypatch.setattr(drill_module, "_MODULE", "hanging_drill")
+    control, told = make_checkpoint(store, record), tmp_path / "told"
+
+    async def act() -> None:
+        schedule = DrillSchedule(control, record, (str(tmp_path),), every_s=0.01)
+        running = asyncio.create_task(schedule.run())
+        await asyncio.to_thread(wait_until, told.exists)
+        await schedule.close()
+        assert running.done()
+
+    asyncio.run(act())
+    outer, inner, scratch = told.read_text().split()
+    wait_until(lambda: not is_running(int(outer)) and not is_running(int(inner)))
+    assert not Path(scratch).exists()
+    assert kinds(record)[-1] == "drill_stopped"
+    assert store.committed_steps() == [STEP], "it is whole"
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + WITHIN_S
+    while not reached():
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s
+        SYSTEM_CLOCK.sleep(0.01)
+
+
+def test_a_schedule_that_is_closed_drills_no_more(store: CheckpointStore, record: RunRecord):
+    control = make_checkpoint(store, record)
+
+    async def act() -> None:
+        schedule = DrillSchedule(control, record, ("/jobs",), every_s=3600.0)
+        running = asyncio.create_task(schedule.run())
+        await schedule.close()
+        await asyncio.wait_for(running, WITHIN_S)
+
+    asyncio.run(act())
+    assert kinds(record) == ["checkpoint"]

@@ -70,7 +70,7 @@ def test_one_of_its_own_whose_commit_was_not_answered_is_its_own(
     async def act() -> None:
         await make(control_of("first-1", store, record), store, [5])
         again = control_of("first-1", store, record, keep_last=1)
-        again._own.clear()
+        again._upkeep.own.clear()
         await make(again, store, [10])
 
     asyncio.run(act())

@@ -1,6 +1,9 @@
 """Datasets as torch's users write them: read one sample at a time, and stacked by name."""
 
+import datetime
+from array import array
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,35 @@ def test_samples_are_stacked_as_torch_stacks_them(make: Callable[[int], dict[str
     for name, tensor in expected.items():
         assert torch.equal(batch.inputs[name], tensor)
         assert batch.inputs[name].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Decimal(1), datetime.date(2020, 1, 1), np.datetime64("2020"), np.str_("words")),
+        *(np.array([object()]), np.array(["words"]), [[b"bytes"]], {1}, iter([1])),
+    ],
+)
+def test_what_is_refused_early_could_not_be_stacked(value: object):
+    dataset = Rows(lambda _: {"x": value})
+    with pytest.raises(DataError, match=r"column 'x' holds .* tensors, arrays or numbers"):
+        check_first_sample(dataset, "a:b")
+    with pytest.raises(DataError, match="column 'x' can't be made into a tensor"):
+        batch_samples(read_samples(dataset, [0, 1]), [0, 1])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1j, [], [[1, 2], [3, 4]], (torch.tensor(1), torch.tensor(2)), range(3)),
+        *(array("d", [1.0]), bytearray(b"ab"), torch.zeros(2, dtype=torch.bfloat16)),
+        torch.zeros(2, requires_grad=True),
+    ],
+)
+def test_what_can_be_stacked_is_not_refused_early(value: object):
+    dataset = Rows(lambda _: {"x": value})
+    check_first_sample(dataset, "a:b")
+    assert len(batch_samples(read_samples(dataset, [0, 1]), [0, 1]).inputs["x"]) == 2
 
 
 def test_python_floats_take_torchs_default_type():

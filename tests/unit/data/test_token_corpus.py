@@ -6,6 +6,7 @@ import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -103,6 +104,26 @@ def test_a_missing_corpus_says_how_to_make_one(tmp_path: Path, url: str) -> None
     where = url if "://" in url else str(tmp_path / url)
     with pytest.raises(DataError, match="`trainflow data pack stdlib --out DIR`"):
         TokenCorpus.open(where)
+
+
+class Refused(Exception):  # noqa: N818  as packages for storage name theirs
+    """What no OSError is, as botocore's NoCredentialsError."""
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [(fsspec.core, "url_to_fs"), (MemoryFileSystem, "cat_file"), (MemoryFileSystem, "open")],
+)
+def test_storage_that_refuses_with_an_error_of_its_own_says_so(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path, summary: CorpusSummary, where: Any, call: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refused("no credentials")
+
+    fsspec.filesystem("memory").put(str(corpus), "/refused", recursive=True)
+    monkeypatch.setattr(where, call, refuse)
+    with pytest.raises(DataError, match=r"'memory://refused'.*Refused: no credentials"):
+        TokenCorpus.open("memory://refused")
 
 
 def test_an_unknown_protocol_is_refused() -> None:

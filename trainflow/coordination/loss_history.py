@@ -1,0 +1,63 @@
+"""What a run's events tell of its losses, and whose loss they don't tell yet. Pure.
+
+A coordinator that dies may take with it what it has heard, and hears nothing while it is away. So
+the next one compares who should be there with who is.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+
+class LossHistory:
+    """Failures so far, and the members of the newest epoch that an event tells of.
+
+    Attributes:
+        failed_at_s: CLOCK_REALTIME of each failure, oldest first.
+        last: the newest one in words; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.failed_at_s: list[float] = []
+        self.last = ""
+        self._members: tuple[str, ...] = ()
+        self._told: set[str] = set()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event."""
+        kind, data = event["kind"], event["data"]
+        if kind == "submitted":
+            # Workers are launched from nothing, under names that may have been lost before.
+            self._members, self._told = (), set()
+        elif kind == "epoch":
+            self._members = tuple(data.get("members", ()))
+        elif kind == "failure":
+            self.failed_at_s.append(event["at_s"])
+            self.last = event["text"]
+            if "worker" in data:
+                self._told.add(data["worker"])
+
+    def is_told(self, worker_id: str) -> bool:
+        """Whether a failure names this worker."""
+        return worker_id in self._told
+
+    def rank_of(self, worker_id: str) -> int | None:
+        """Return a worker's rank in the newest epoch told of; None if it had none."""
+        return self._members.index(worker_id) if worker_id in self._members else None
+
+    def find_untold(self, present: Collection[str], lineup: Sequence[str] = ()) -> dict[str, int]:
+        """Return the members that are gone though no failure names them, with their ranks.
+
+        Args:
+            present: workers that are there.
+            lineup: members by rank of an epoch that was asked for, and that no event may tell of.
+        """
+        ranks = {
+            worker_id: rank
+            for members in (self._members, lineup)
+            for rank, worker_id in enumerate(members)
+        }
+        return {
+            worker_id: rank
+            for worker_id, rank in ranks.items()
+            if worker_id not in present and worker_id not in self._told
+        }
