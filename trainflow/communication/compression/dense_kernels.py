@@ -1,6 +1,7 @@
 """What PowerSGD does to whole gradients, in the faster tier that this machine has.
 
-Both tiers give the same bits: a rank of one and a rank of the other can train together.
+A rank of one tier and a rank of the other can train together: their products differ in the last
+bits, and are summed over ranks before anything comes of them; all else is the same in both.
 
 Process: every rank.  Thread: training; the compiled tier releases the interpreter's lock.
 """
@@ -23,6 +24,14 @@ class DenseKernels(Protocol):
 
     def add(self, one: Tensor, other: Tensor, sums: Tensor) -> None:
         """Write the sum of two 1-D tensors."""
+        ...
+
+    def project(self, matrix: Tensor, q: Tensor, p: Tensor) -> None:
+        """Write M Q to ``p``; M is rows x columns, Q columns x rank."""
+        ...
+
+    def project_back(self, matrix: Tensor, p: Tensor, q: Tensor) -> None:
+        """Write Mt P to ``q``."""
         ...
 
     def expand(
@@ -56,6 +65,17 @@ class NativeDenseKernels:
         """Write the sum of two tensors."""
         self._library.add_into(one.data_ptr(), other.data_ptr(), one.numel(), sums.data_ptr())
 
+    def project(self, matrix: Tensor, q: Tensor, p: Tensor) -> None:
+        """Write M Q."""
+        transposed, shape = q.T.contiguous(), (*matrix.shape, p.shape[1])
+        self._library.project(matrix.data_ptr(), transposed.data_ptr(), *shape, p.data_ptr())
+
+    def project_back(self, matrix: Tensor, p: Tensor, q: Tensor) -> None:
+        """Write Mt P."""
+        transposed, shape = q.new_empty(q.shape[::-1]), (*matrix.shape, p.shape[1])
+        self._library.project_back(matrix.data_ptr(), p.data_ptr(), *shape, transposed.data_ptr())
+        q.copy_(transposed.T)
+
     def expand(
         self, p: Tensor, q: Tensor, result: Tensor, wanted: Tensor | None, share: float
     ) -> None:
@@ -80,6 +100,14 @@ class EagerDenseKernels:
         """Write the sum of two tensors."""
         torch.add(one, other, out=sums)
 
+    def project(self, matrix: Tensor, q: Tensor, p: Tensor) -> None:
+        """Write M Q."""
+        torch.mm(matrix, q, out=p)
+
+    def project_back(self, matrix: Tensor, p: Tensor, q: Tensor) -> None:
+        """Write Mt P."""
+        torch.mm(matrix.T, p, out=q)
+
     def expand(
         self, p: Tensor, q: Tensor, result: Tensor, wanted: Tensor | None, share: float
     ) -> None:
@@ -101,7 +129,9 @@ def _declared_library() -> CDLL:
     library = load_library("low_rank")
     pointer, number = c_void_p, c_int64
     library.add_into.restype = library.expand.restype = None
+    library.project.restype = library.project_back.restype = None
     library.add_into.argtypes = (pointer, pointer, number, pointer)
     sizes = (number, number, number)
+    library.project.argtypes = library.project_back.argtypes = (pointer, pointer, *sizes, pointer)
     library.expand.argtypes = (pointer, pointer, *sizes, c_float, pointer, pointer)
     return library

@@ -126,7 +126,7 @@ class LowRankSum:
             wanted = feedback.left
         sent = wanted.new_empty(self._num_thin + self._num_whole)
         for (matrix, p), (_, q) in zip(self._rows(sent), self._columns(self._kept), strict=True):
-            torch.mm(matrix.of(wanted), q, out=p)
+            self._kernels.project(matrix.of(wanted), q, p)
         for matrix, part in self._parts(sent):
             part.copy_(matrix.of(wanted))
         under_way = _UnderWay(self, _Payload(bucket, wanted, sent, feedback is not None), group)
@@ -138,7 +138,7 @@ class LowRankSum:
         columns = self._columns(self._new)
         for (matrix, p), (_, q) in zip(self._rows(payload.sent), columns, strict=True):
             p.copy_(torch.linalg.qr(p).Q)
-            torch.mm(matrix.of(payload.wanted).T, p, out=q)
+            self._kernels.project_back(matrix.of(payload.wanted), p, q)
 
     def send_factors(self, group: Group) -> Pending:
         """Sum Q over ranks."""

@@ -1,4 +1,4 @@
-"""Both tiers of what PowerSGD does to whole gradients give the same bits."""
+"""Both tiers of what PowerSGD does to whole gradients give the same; but for products, the bits."""
 
 import pytest
 import torch
@@ -42,6 +42,32 @@ def test_both_expand_alike(shape, rank, is_fed_back):
     torch.testing.assert_close(result, p @ q.T)
     share = result / 3 if is_fed_back else torch.zeros(shape)
     torch.testing.assert_close(wanted, numbers(*shape, seed=2) - share)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (40, 256), (17, 300), (301, 17), (64, 2049)])
+@pytest.mark.parametrize("rank", [1, 4, 9])
+def test_both_project_alike(shape, rank):
+    matrix, q, p = numbers(*shape), numbers(shape[1], rank, seed=1), numbers(shape[0], rank, seed=2)
+    exact = matrix.double()
+    for kernels in TIERS:
+        to_p, to_q = torch.empty(shape[0], rank), torch.empty(shape[1], rank)
+        kernels.project(matrix, q, to_p)
+        kernels.project_back(matrix, p, to_q)
+        torch.testing.assert_close(to_p.double(), exact @ q.double(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(to_q.double(), exact.T @ p.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows_in_both_products(bad):
+    matrix = torch.ones(5, 40)
+    matrix[4, 39] = bad
+    for kernels in TIERS:
+        to_p, to_q = torch.empty(5, 2), torch.empty(40, 2)
+        kernels.project(matrix, torch.ones(40, 2), to_p)
+        kernels.project_back(matrix, torch.ones(5, 2), to_q)
+        assert not to_p[4].isfinite().any()
+        assert not to_q[39].isfinite().any()
+        assert to_p[:4].isfinite().all()
 
 
 def test_a_part_of_a_bucket_may_begin_anywhere():
