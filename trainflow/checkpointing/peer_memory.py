@@ -291,9 +291,13 @@ def send_copy(
 def connect(target: PeerAddress) -> socket.socket:
     """Connect to a Keeper and show its token. Raises OSError."""
     connection = socket.create_connection((target.host, target.port), timeout=_CONNECT_WITHIN_S)
-    connection.settimeout(_SILENT_AT_MOST_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    send_message(connection, target.token)
+    try:
+        connection.settimeout(_SILENT_AT_MOST_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_message(connection, target.token)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -390,6 +390,21 @@ def test_serving_goes_on_when_descriptors_and_threads_were_short(
         assert read_all(held_by(node)) == state(3)
 
 
+def test_a_connection_that_ends_as_it_begins_is_let_go(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    connections: list[socket.socket] = []
+
+    def fail(connection: socket.socket, _: Any) -> None:
+        connections.append(connection)
+        raise ConnectionResetError("the Keeper has just died")
+
+    monkeypatch.setattr(peer_memory, "send_message", fail)
+    with pytest.raises(ConnectionResetError):
+        peer_memory.connect(nodes[0].server.address)
+    assert [connection.fileno() for connection in connections] == [-1]
+
+
 class FrailServer(SnapshotServer):
     """Ends a connection in the middle of an answer, so many times."""
 
