@@ -435,9 +435,8 @@ def test_a_node_without_a_keeper_that_counts_holds_no_permit(
     asyncio.run(act())
 
 
-def test_nothing_is_permitted_while_either_of_two_removes(
-    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
-):
+def hold_removal(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have the next removal say that it has begun, and wait until it may go on."""
     begun, go_on, collect = threading.Event(), threading.Event(), store_upkeep.collect
 
     def collect_slowly(*arguments: Any) -> Any:
@@ -445,8 +444,15 @@ def test_nothing_is_permitted_while_either_of_two_removes(
         assert go_on.wait(WITHIN_S)
         return collect(*arguments)
 
-    control = make_checkpoint(store, record)
     monkeypatch.setattr(store_upkeep, "collect", collect_slowly)
+    return begun, go_on
+
+
+def test_nothing_is_permitted_while_either_of_two_removes(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    control = make_checkpoint(store, record)
+    begun, go_on = hold_removal(monkeypatch)
 
     async def act() -> None:
         version = Version(STEP + 1, EpochId(1, 1))

@@ -360,12 +360,12 @@ def test_a_task_that_fails_ends_the_run(play: Play):
     play(act)
 
 
-def test_a_member_that_died_unheard_is_told_of_once(play: Play):
+def test_a_member_that_died_unheard_is_told_of_once(play: Play, monkeypatch: pytest.MonkeyPatch):
     async def act(stage: Stage) -> None:
         stage.write_events(EPOCH)
         stage.leave(IDS[0], IDS[2])
         first = stage.start()
-        first._kept.find_stored_again = asyncio.Event().wait  # type: ignore[method-assign]
+        monkeypatch.setattr(first._kept, "find_stored_again", asyncio.Event().wait)
         await until(lambda: first._record.num_failures)
         assert await failures_of(first) == [(IDS[1], 1)]
         event = (await first.status())["events"][-1]

@@ -1,7 +1,6 @@
 """What is no longer kept goes: at once, or as soon as nothing is in its way, or at the end."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from tests.unit.coordination.test_checkpoint_control import (
     at_step,
     bring,
     control_for,
+    hold_removal,
     kinds,
 )
 from trainflow.checkpointing.store import CheckpointStore
@@ -92,17 +92,10 @@ def test_what_is_due_is_removed_at_the_end(store: CheckpointStore, record: RunRe
 def test_the_end_waits_for_a_removal_under_way(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ):
-    begun, go_on, collect = threading.Event(), threading.Event(), store_upkeep.collect
-
-    def collect_slowly(*arguments: Any) -> Any:
-        begun.set()
-        assert go_on.wait(WITHIN_S)
-        return collect(*arguments)
-
     async def act() -> None:
         control = control_for(store, record, keep_last=1)
         await make(control, store, 4)
-        monkeypatch.setattr(store_upkeep, "collect", collect_slowly)
+        begun, go_on = hold_removal(monkeypatch)
         making = asyncio.create_task(make(control, store, 5))
         assert await asyncio.to_thread(begun.wait, WITHIN_S)
         closing = asyncio.create_task(control.close())

@@ -106,7 +106,7 @@ def test_a_missing_corpus_says_how_to_make_one(tmp_path: Path, url: str) -> None
         TokenCorpus.open(where)
 
 
-class Refused(Exception):  # noqa: N818  as packages for storage name theirs
+class RefusedError(Exception):
     """What no OSError is, as botocore's NoCredentialsError."""
 
 
@@ -118,11 +118,11 @@ def test_storage_that_refuses_with_an_error_of_its_own_says_so(
     monkeypatch: pytest.MonkeyPatch, corpus: Path, summary: CorpusSummary, where: Any, call: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise Refused("no credentials")
+        raise RefusedError("no credentials")
 
     fsspec.filesystem("memory").put(str(corpus), "/refused", recursive=True)
     monkeypatch.setattr(where, call, refuse)
-    with pytest.raises(DataError, match=r"'memory://refused'.*Refused: no credentials"):
+    with pytest.raises(DataError, match=r"'memory://refused'.*RefusedError: no credentials"):
         TokenCorpus.open("memory://refused")
 
 
