@@ -28,8 +28,9 @@ from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.part_reader import Bytes, Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory
+from trainflow.checkpointing.snapshot import TensorRecord
 from trainflow.checkpointing.snapshot_server import SnapshotServer
-from trainflow.checkpointing.snapshot_slots import Slot, TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.wire import receive_into
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.epochs import EpochId, HeldState, Version

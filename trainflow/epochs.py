@@ -51,6 +51,25 @@ INITIAL_EPOCH = EpochId(0, 0)
 INITIAL_VERSION = Version(0, INITIAL_EPOCH)
 
 
+@dataclass(frozen=True, order=True)
+class ShardId:
+    """Which of the equal parts that sharded parameters are cut into.
+
+    Attributes:
+        index: of the part.
+        count: number of parts; 1 where every rank holds the whole state.
+    """
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"shard {self.index} of {self.count}"
+
+
+WHOLE = ShardId(0, 1)
+
+
 @dataclass(frozen=True)
 class EpochSpec:
     """Who is to take part in an epoch, and where they meet.
@@ -105,6 +124,7 @@ class MemberReport:
         version: the newest version it holds whole, or None if it holds no live state.
         tail_done: it ran the code that follows that version's commit to its end.
         finished: it knows that every step is done and every rank has left the last step.
+        shard: which part of that version it holds.
         freed_s: seconds from the request until its old collectives had returned.
         connected_s: seconds from the request until the new group was connected.
         parked_s: seconds from the request until the training thread stood still.
@@ -114,6 +134,7 @@ class MemberReport:
     version: Version | None
     tail_done: bool = False
     finished: bool = False
+    shard: ShardId = WHOLE
     freed_s: float = 0.0
     connected_s: float = 0.0
     parked_s: float = 0.0
@@ -152,10 +173,11 @@ class PeerAddress:
 
 @dataclass(frozen=True)
 class HeldState:
-    """A state that no rank has any more, in the memory of one or more Keepers."""
+    """A state, or a shard of one, in the memory of one or more Keepers."""
 
     version: Version
     sources: tuple[PeerAddress, ...]
+    shard: ShardId = WHOLE
 
     @property
     def step(self) -> int:
@@ -163,7 +185,37 @@ class HeldState:
         return self.version.step
 
     def __str__(self) -> str:
-        return f"the snapshot of step {self.step} in the memory of {len(self.sources)} nodes"
+        which = "" if self.shard == WHOLE else f", {self.shard},"
+        return f"the snapshot of step {self.step}{which} in the memory of {len(self.sources)} nodes"
+
+
+@dataclass(frozen=True)
+class HeldShards:
+    """A state in the memory of Keepers, shard by shard.
+
+    Attributes:
+        version: of all of them.
+        shards: each of them, in order.
+    """
+
+    version: Version
+    shards: tuple[HeldState, ...]
+
+    @property
+    def step(self) -> int:
+        """The last step it holds."""
+        return self.version.step
+
+    @property
+    def sources(self) -> tuple[PeerAddress, ...]:
+        """Where any of it is."""
+        return tuple(dict.fromkeys(each for shard in self.shards for each in shard.sources))
+
+    def __str__(self) -> str:
+        return f"the snapshots of step {self.step} of {len(self.shards)} shards in memory"
+
+
+WhereKept = StoredState | HeldState | HeldShards
 
 
 @dataclass(frozen=True)
@@ -176,7 +228,8 @@ class RecoveryPlan:
         sources: rank that lacks ``base`` -> rank that sends it.
         replay_tail: the code after ``base``'s commit may not have run everywhere: run it again.
         finished: training is over; members only need the final state.
-        stored: no rank has the base: rank 0 reads it, before it gives it to the others.
+        stored: where the base is read that ranks lack: replicated state by rank 0, which gives it
+            to the others; sharded state by each rank that hasn't its shard of that version.
         keepers: of nodes that may hold what dead members have left.
     """
 
@@ -185,8 +238,16 @@ class RecoveryPlan:
     sources: dict[int, int] = field(default_factory=dict[int, int])
     replay_tail: bool = False
     finished: bool = False
-    stored: StoredState | HeldState | None = None
+    stored: WhereKept | None = None
     keepers: tuple[PeerAddress, ...] = ()
+
+    def goes_on_from_kept(self, committed_step: int) -> bool:
+        """Whether the run goes on from what was kept, and not from what its ranks hold.
+
+        Where a rank only reads the shards that it takes over, it goes on as it was.
+        """
+        is_shards = isinstance(self.stored, HeldShards)
+        return self.stored is not None and not (is_shards and self.base.step >= committed_step)
 
 
 class Flag(IntFlag):
@@ -199,6 +260,8 @@ class Flag(IntFlag):
     CHECKPOINT = 8
     STORE_BUSY = 16
     SLOW_KERNELS = 32
+    COPYING = 64
+    COPY_LOST = 128
 
 
 class Phase(StrEnum):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.shards import local_part
+from trainflow.data.batch import Batch
 
 NUM_SAMPLES = 5000
 WIDTH = 64
@@ -71,6 +73,11 @@ def describe(session: Session, step: int, **more: Any) -> str:
     return json.dumps({"step": step, "at": at, **more}) + "\n"
 
 
+def own_indices(batch: Batch) -> tuple[int, ...]:
+    """Return the samples that this rank uses; what it only goes through is another rank's."""
+    return () if batch.is_padding else batch.indices
+
+
 def train(session: Session, args: Args) -> None:
     model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
@@ -83,7 +90,7 @@ def train(session: Session, args: Args) -> None:
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")
                 step.backward(loss, weight=len(batch.indices))
-                log.write(describe(session, step.number, indices=batch.indices))
+                log.write(describe(session, step.number, indices=own_indices(batch)))
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
             step.commit()
@@ -93,5 +100,5 @@ def train(session: Session, args: Args) -> None:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(local_part(parameter).detach().numpy().tobytes())
     (args.work_dir / f"final-{session.rank}.txt").write_text(digest.hexdigest())

@@ -47,8 +47,8 @@ def make_job(
     checkpoint: Mapping[str, Any] | None = None,
     **args: Any,
 ) -> JobConfig:
-    """Return the job; what no section takes, but for ``communication``, is the function's."""
-    communication = args.pop("communication", {})
+    """Return the job; but for whole sections, what none takes is the function's."""
+    communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -65,6 +65,7 @@ def make_job(
             "workers": {"minimum": minimum, "target": target, "spares": spares},
             "checkpoint": checkpoint or {},
             "communication": communication,
+            "parallel": parallel,
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
         }
     )

@@ -95,7 +95,7 @@ class Injector:
 
     def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
         """The training thread changed its phase."""
-        applied = self.phase is Phase.OPTIMIZER and phase is Phase.USER
+        applied = self.applies_with(phase)
         self.adds_up = self.phase is Phase.SNAPSHOT and phase is Phase.COMMUNICATE
         self.phase, self.step, self.epoch = phase, step, epoch
         if applied and self.is_real:
@@ -109,6 +109,10 @@ class Injector:
         }
         if phase in place:
             self.reach(place[phase])
+
+    def applies_with(self, phase: Phase) -> bool:
+        """Whether a rank that enters this phase has just applied a step, and copied it if due."""
+        return phase is Phase.USER and self.phase in {Phase.OPTIMIZER, Phase.SNAPSHOT}
 
     def reach(self, where: Where) -> None:
         """Strike if a fault lies here. A dropped message shows as a failed collective."""

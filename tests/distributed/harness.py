@@ -38,7 +38,8 @@ from trainflow.coordination.membership import (
     next_members,
 )
 from trainflow.coordination.recovery_plan import plan_recovery
-from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport
+from trainflow.coordination.sharded_recovery import Copies, Found, plan_sharded_recovery
+from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
@@ -94,8 +95,8 @@ class Coordinator:
         }
         self._all = list(self._workers.values())
         # What Keepers are to a cluster; one that is lost with its node is there and has nothing.
-        held = HeldSnapshots(directory / "lost" if case.nodes_are_lost else directory)
-        self._servers = [SnapshotServer(held, "test", HOST)]
+        self._held = HeldSnapshots(directory / "lost" if case.nodes_are_lost else directory)
+        self._servers = [SnapshotServer(self._held, "test", HOST)]
         self._outcome = Outcome(pids={w.worker_id: w.process.pid or 0 for w in self._all})
         self._members: tuple[str, ...] = ()
         self._forming: EpochSpec | None = None
@@ -281,7 +282,7 @@ class Coordinator:
         if any(isinstance(answer, str) for answer in answers):
             self._broken = True
             return
-        plan = plan_recovery(spec, answers, member_lost=self._member_lost)
+        plan = self._plan(spec, answers)
         plan = replace(plan, keepers=tuple(server.address for server in self._servers))
         self._committed = {n: e for n, e in self._committed.items() if n <= plan.base.step}
         assert self._committed.get(plan.base.step, plan.base.epoch) == plan.base.epoch
@@ -291,6 +292,12 @@ class Coordinator:
         self._outcome.reports.append(answers)
         for member in spec.members:
             self._workers[member].send("begin", plan)
+
+    def _plan(self, spec: EpochSpec, answers: list[MemberReport]) -> RecoveryPlan:
+        if not self._case.job.parallel.is_sharded:
+            return plan_recovery(spec, answers, member_lost=self._member_lost)
+        found = Found([Copies(self._servers[0].address, self._held.all_held())])
+        return plan_sharded_recovery(spec, answers, found, member_lost=self._member_lost)
 
 
 def run_case(case: Case, directory: Path) -> Outcome:

@@ -22,6 +22,7 @@ def make_job(*, world: int = 3, spares: int = 0, minimum: int = 1, **sections: A
             "data": {"dataset": "tests.distributed.training:Samples"},
             "workers": {"minimum": minimum, "target": world, "spares": spares},
             "communication": {"bucket_bytes": 1000} | sections.get("communication", {}),
+            "parallel": sections.get("parallel", {}),
             "checkpoint": sections.get("checkpoint", {}),
         }
     )

@@ -23,6 +23,7 @@ from tests.distributed.training import Samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, connect_group
+from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.rank_context import RankContext
@@ -70,7 +71,7 @@ class RecordingStamps(StampWriter):
 
     def stamp(self, phase: Phase, *, step: int, epoch: EpochId, sequence: int) -> None:
         super().stamp(phase, step=step, epoch=epoch, sequence=sequence)
-        applied = phase is Phase.USER and self._injector.phase is Phase.OPTIMIZER
+        applied = self._injector.applies_with(phase)
         if applied and epoch.incarnation:
             self._line.send("committed", step, epoch)
         self._injector.enter(phase, step, epoch)
@@ -116,7 +117,7 @@ def run_rank(
         gate=gate,
         stamps=stamps,
         report=lambda report: line.send("report", report),
-        rehearsal=_solo_group() if rehearse else None,
+        rehearsal=_make_rehearsal(case) if rehearse else None,
         snapshots=_open_snapshots(worker_id, case, line, Path(directory)),
         shared_memory=Path(directory),
         worker_id=worker_id,
@@ -129,9 +130,11 @@ def _open_snapshots(
     worker_id: str, case: "Case", line: Line, directory: Path
 ) -> SnapshotCadence | None:
     """Copy what is for storage to the ranks' folder; the test brings it there."""
-    if case.job.checkpoint.url is None:
+    is_sharded = case.job.parallel.is_sharded
+    if case.job.checkpoint.url is None and not is_sharded:
         return None
-    writer = SnapshotWriter(directory, worker_id, num_slots=3)
+    kept = 2 if is_sharded else 1
+    writer = SnapshotWriter(directory, worker_id, num_slots=5 if is_sharded else 3, num_kept=kept)
     return SnapshotCadence(
         case.job, writer, lambda report: line.send("report", report), SYSTEM_CLOCK
     )
@@ -192,6 +195,11 @@ def _form(line: Line, gate: EpochGate, spec: EpochSpec, at_boundary: bool) -> No
 def _announce(line: Line, gate: EpochGate, store_port: int) -> None:
     gate.wait_parked()
     line.send("ready", store_port)
+
+
+def _make_rehearsal(case: "Case") -> Group:
+    job = case.job
+    return rehearsal_group(job.workers.target) if job.parallel.is_sharded else _solo_group()
 
 
 def _solo_group() -> Group:

@@ -11,7 +11,8 @@ from tests.unit.checkpointing.layouts import make_manifest
 from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import ShareReport, assemble
-from trainflow.checkpointing.snapshot_slots import Slot, TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.messages import ShareFailed, UploadAnswer

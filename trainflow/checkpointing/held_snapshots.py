@@ -15,9 +15,10 @@ from pathlib import Path
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import name_chunk, split
 from trainflow.checkpointing.manifest import Manifest, Shard, TensorEntry
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState, Snapshot
+from trainflow.checkpointing.snapshot import Place, Snapshot
+from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.clock import SYSTEM_CLOCK, Clock
-from trainflow.epochs import Version
+from trainflow.epochs import WHOLE, ShardId, Version
 from trainflow.errors import StateError
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,33 @@ class HeldSnapshots:
         self._began_at_s = clock.monotonic_s()
         self._sent_at_s: dict[str, float] = {}  # by origin
 
-    def newest(self) -> Version | None:
-        """Return the newest state that is here whole; None if there is none."""
-        versions = (version for _, version in self._whole())
+    def newest(self, shard: ShardId | None = None) -> Version | None:
+        """Return the newest state that is here whole, or a shard of it; None if there is none.
+
+        Args:
+            shard: only snapshots of this one count; None: of any.
+        """
+        versions = (v for slot, v in self._whole() if shard is None or slot.shard == shard)
         return max(versions, default=None, key=lambda version: version.recency)
+
+    def all_held(self) -> tuple[tuple[Version, ShardId], ...]:
+        """Return which states are here whole, and which shards of them."""
+        return tuple(sorted({(version, slot.shard) for slot, version in self._whole()}))
+
+    def find_wanted(self) -> list[tuple[Version, ShardId]]:
+        """Return what other nodes are to have a copy of, and may not have yet; each shard once."""
+        newest: dict[ShardId, Version] = {}
+        for slot, version in self._whole():
+            if slot.copy_state is CopyState.WANTED:
+                other = newest.setdefault(slot.shard, version)
+                newest[slot.shard] = max(other, version, key=lambda each: each.recency)
+        return [(version, shard) for shard, version in newest.items()]
+
+    def note_copied(self, version: Version, shard: ShardId) -> None:
+        """Other nodes have it."""
+        for slot, held in self._whole():
+            if (held, slot.shard) == (version, shard):
+                slot.note_copied()
 
     def find_ready(self) -> list[tuple[Slot, Snapshot]]:
         """Return the snapshots that are to go to storage, the oldest first."""
@@ -58,33 +82,37 @@ class HeldSnapshots:
         return [(slot, snapshot) for slot, snapshot in snapshots if snapshot is not None]
 
     @contextmanager
-    def reading(self, version: Version) -> Generator[Snapshot]:
+    def reading(self, version: Version, shard: ShardId = WHOLE) -> Generator[Snapshot]:
         """Yield a snapshot of this state; meanwhile nobody writes over it.
 
         Raises:
             StateError: there is none here.
         """
-        for slot in [slot for slot, held in self._whole() if held == version]:
+        found = [slot for slot, held in self._whole() if (held, slot.shard) == (version, shard)]
+        for slot in found:
             with ExitStack() as stack:
                 try:
                     stack.enter_context(slot.reading())
                 except StateError:
                     continue  # it is being taken; there may be another
                 snapshot = _read(slot)
-                if snapshot is not None and snapshot.version == version:
+                if snapshot is not None and (snapshot.version, snapshot.shard) == (version, shard):
                     yield snapshot
                     return
-        newest = self.newest()
-        raise StateError(f"got no snapshot of {version}, expected one; the newest is of {newest}")
+        which = f"{version}" if shard == WHOLE else f"{version}, {shard}"
+        newest = self.newest(shard)
+        raise StateError(f"got no snapshot of {which}, expected one; the newest is of {newest}")
 
-    def describe(self, version: Version, job_id: str) -> Manifest:
+    def describe(self, version: Version, job_id: str, shard: ShardId = WHOLE) -> Manifest:
         """Return a manifest of the snapshot: what is in it, under the hashes of its bytes.
+
+        Tensors of which a shard is there have the shard's shape in it; see `places`.
 
         Raises:
             StateError: there is none here.
         """
         with (
-            self.reading(version) as snapshot,
+            self.reading(version, shard) as snapshot,
             ThreadPoolExecutor(_NUM_HASHING, thread_name_prefix="describe") as pool,
         ):
             named = [pool.map(name_chunk, split(payload)) for payload in snapshot.payloads]
@@ -105,6 +133,15 @@ class HeldSnapshots:
                 skeleton=snapshot.skeleton,
                 tensors=tensors,
             )
+
+    def places(self, version: Version, shard: ShardId) -> dict[str, Place]:
+        """Return where the shards in a snapshot lie in their tensors, by path.
+
+        Raises:
+            StateError: there is none here.
+        """
+        with self.reading(version, shard) as snapshot:
+            return {each.path: each.place for each in snapshot.tensors if each.place is not None}
 
     @contextmanager
     def writing_copy(self, origin: str) -> Generator[Slot]:

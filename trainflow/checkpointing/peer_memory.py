@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from trainflow.checkpointing.bounded_calls import PEER_CALLS, Call
 from trainflow.checkpointing.chunks import require_intact
 from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
-from trainflow.checkpointing.snapshot_slots import Snapshot
+from trainflow.checkpointing.snapshot import Place, Snapshot
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
     receive_answer,
@@ -23,7 +23,7 @@ from trainflow.checkpointing.wire import (
     send_message,
 )
 from trainflow.clock import SYSTEM_CLOCK, Clock
-from trainflow.epochs import HeldState, PeerAddress, Version
+from trainflow.epochs import HeldState, PeerAddress, ShardId, Version
 from trainflow.errors import CheckpointError, StateError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class UnreachableMemoryError(CheckpointError):
 class PeerMemory:
     """One state, in the memory of one or more Keepers.
 
+    Attributes:
+        places: where the shards lie in their tensors, by path, once the manifest is read.
+
     Args:
         held: which, and where.
         while_waiting: called about every second while a Keeper prepares an answer, or none answers.
@@ -85,6 +88,7 @@ class PeerMemory:
         self._reasons: dict[PeerAddress, str] = {}
         self._idle: dict[PeerAddress, list[socket.socket]] = {each: [] for each in held.sources}
         self._places: dict[str, tuple[int, int]] = {}
+        self.places: dict[str, Place] = {}
         self._num_reads = 0
 
     def close(self) -> None:
@@ -206,9 +210,17 @@ class PeerMemory:
             self._give_up_at_s = None
         return answer
 
+    @property
+    def _which(self) -> dict[str, Json]:
+        return _name(self._held.version, self._held.shard)
+
     def _describe(self, connection: socket.socket, source: PeerAddress) -> Manifest:
-        message = {"op": "describe", "version": _numbers(self._held.version)}
+        message = {"op": "describe"} | self._which
         answer = request(connection, message, self._while_waiting)
+        self.places = {
+            str(path): Place(tuple(map(int, shape)), tuple(map(int, offset)))
+            for path, (shape, offset) in answer["places"].items()
+        }
         document = bytearray(int(answer["num_bytes"]))
         receive_into(connection, memoryview(document))
         return parse_manifest(bytes(document), f"the memory of {source.host}")
@@ -219,11 +231,10 @@ class PeerMemory:
         tensor, start = self._places[chunk.chunk_id]
         message = {
             "op": "read",
-            "version": _numbers(self._held.version),
             "tensor": tensor,
             "start": start,
             "num_bytes": chunk.num_bytes,
-        }
+        } | self._which
         request(connection, message, self._while_waiting)
         lent.receive(connection)
         require_intact(chunk, lent.view, f"the memory of {source.host}")
@@ -271,14 +282,12 @@ def send_copy(
     """
     connection = connect(target)
     with connection:
-        tensors = [[t.path, t.dtype, t.shape, t.num_bytes] for t in snapshot.tensors]
         message = {
             "op": "store",
-            "version": _numbers(snapshot.version),
             "origin": origin,
             "skeleton": snapshot.skeleton,
-            "tensors": tensors,
-        }
+            "tensors": [tensor.pack() for tensor in snapshot.tensors],
+        } | _name(snapshot.version, snapshot.shard)
         request(connection, message)
         for payload in snapshot.payloads:
             for start in range(0, len(payload), FRAME_BYTES):
@@ -309,5 +318,7 @@ def request(
     return receive_answer(connection, while_waiting)
 
 
-def _numbers(version: Version) -> list[int]:
-    return [version.step, version.epoch.incarnation, version.epoch.counter]
+def _name(version: Version, shard: ShardId) -> dict[str, Json]:
+    """Say which snapshot a request is about."""
+    numbers = [version.step, version.epoch.incarnation, version.epoch.counter]
+    return {"version": numbers, "shard": [shard.index, shard.count]}

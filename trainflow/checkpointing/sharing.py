@@ -13,7 +13,7 @@ from typing import Any
 from trainflow.checkpointing.boxes import whole
 from trainflow.checkpointing.chunks import CHUNK_BYTES, name_of, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
-from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.epochs import Version
 from trainflow.errors import CheckpointError
 

@@ -2,9 +2,10 @@
 
 A connection begins with the token, and then asks any number of times:
 
-    {"op": "describe", "version": V}                               a manifest
-    {"op": "read", "version": V, "tensor": k, "start": a, "num_bytes": n}    n bytes of tensor k
-    {"op": "store", "version": V, "origin": NODE, "skeleton": ..., "tensors": [...]}
+    {"op": "describe", "version": V, "shard": S}                   a manifest, and shards' places
+    {"op": "read", "version": V, "shard": S, "tensor": k, "start": a, "num_bytes": n}
+        n bytes of tensor k
+    {"op": "store", "version": V, "shard": S, "origin": NAME, "skeleton": ..., "tensors": [...]}
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash
     {"op": "residuals", "version": V}                              the parts that go with a state
     {"op": "residual", "part": P}                                  that part, in such frames
@@ -31,7 +32,7 @@ from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import encode_manifest
 from trainflow.checkpointing.residual_file import PartId
-from trainflow.checkpointing.snapshot_slots import TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
     WAIT,
@@ -41,7 +42,7 @@ from trainflow.checkpointing.wire import (
     send_frame,
     send_message,
 )
-from trainflow.epochs import EpochId, PeerAddress, Version
+from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 from trainflow.errors import CheckpointError, StateError
 
 logger = logging.getLogger(__name__)
@@ -125,10 +126,7 @@ class SnapshotServer:
                 parts = [part.pack() for part in self._residuals.find(version)]
                 send_message(connection, {"ok": True, "parts": parts})
             case "describe":
-                with _telling_to_wait(connection):
-                    document = encode_manifest(self._held.describe(version, self._job_id))
-                send_message(connection, {"ok": True, "num_bytes": len(document)})
-                connection.sendall(document)
+                self._describe(connection, version, _parse_shard(request["shard"]))
             case "read":
                 self._send_part(connection, version, request)
             case "store":
@@ -140,6 +138,16 @@ class SnapshotServer:
                 )
         return None
 
+    def _describe(self, connection: socket.socket, version: Version, shard: ShardId) -> None:
+        with _telling_to_wait(connection):
+            document = encode_manifest(self._held.describe(version, self._job_id, shard))
+        places = {
+            path: [place.whole, place.offset]
+            for path, place in self._held.places(version, shard).items()
+        }
+        send_message(connection, {"ok": True, "num_bytes": len(document), "places": places})
+        connection.sendall(document)
+
     def _send_residual(self, connection: socket.socket, part: PartId) -> None:
         payload = self._residuals.read(part)
         send_message(connection, {"ok": True, "num_bytes": len(payload)})
@@ -150,7 +158,7 @@ class SnapshotServer:
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
     ) -> None:
         start, num_bytes = int(request["start"]), int(request["num_bytes"])
-        with self._held.reading(version) as snapshot:
+        with self._held.reading(version, _parse_shard(request["shard"])) as snapshot:
             payload = snapshot.payloads[int(request["tensor"])]
             if not 0 <= start <= start + num_bytes <= len(payload):
                 raise ValueError(
@@ -162,18 +170,16 @@ class SnapshotServer:
     def _take_copy(
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
     ) -> None:
-        newest = self._held.newest()
+        shard = _parse_shard(request["shard"])
+        newest = self._held.newest(shard)
         if newest is not None and newest.recency >= version.recency:
             raise StateError(f"got a copy of {version}, expected a newer one than {newest}")
-        records = [
-            TensorRecord(str(path), str(dtype), tuple(map(int, shape)), int(num_bytes))
-            for path, dtype, shape, num_bytes in request["tensors"]
-        ]
+        records = [TensorRecord.unpack(packed) for packed in request["tensors"]]
         origin = _require_name(request["origin"])
         with ExitStack() as until_whole:
             with _telling_to_wait(connection), self._needing_room_for(records):
                 slot = until_whole.enter_context(self._held.writing_copy(origin))
-                views = slot.begin(version, request["skeleton"], records)
+                views = slot.begin(version, request["skeleton"], records, shard=shard)
             send_message(connection, {"ok": True})
             for view in views:
                 receive_frames(connection, view)
@@ -226,6 +232,11 @@ def _refuse(connection: socket.socket, error: Exception) -> None:
 def _parse_version(numbers: Json) -> Version:
     step, incarnation, counter = (int(number) for number in numbers)
     return Version(step, EpochId(incarnation, counter))
+
+
+def _parse_shard(numbers: Json) -> ShardId:
+    index, count = (int(number) for number in numbers)
+    return ShardId(index, count)
 
 
 def _require_name(name: Json) -> str:

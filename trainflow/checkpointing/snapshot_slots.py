@@ -8,7 +8,8 @@ the file, which the kernel drops with its holder. So the death of either leaves 
 was. Connections that bring copies may compete for a slot: they hold the lock until they are done.
 Files are reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
 
-    0    magic, state, step, incarnation, counter, bytes of the description, bytes of the payload
+    0    magic, state, step, incarnation, counter, bytes of the description, bytes of the payload,
+         index of the shard, number of shards, whether it is to be copied to other nodes
     4096 description: JSON; then, at the next page, the payload: tensors, each aligned
 
 Process: worker writes, Keeper reads.  Threads: any; training writes.  Blocks: for a copy.
@@ -19,26 +20,31 @@ import fcntl
 import json
 import mmap
 import os
-import struct
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from trainflow.checkpointing.direct_file import BLOCK_BYTES
-from trainflow.epochs import EpochId, Version
+from trainflow.checkpointing.snapshot import Json, Snapshot, TensorRecord
+from trainflow.epochs import WHOLE, EpochId, ShardId, Version
 from trainflow.errors import StateError
 
 _MAGIC = int.from_bytes(b"TFsnap01", "little")
-_HEADER = struct.Struct("<qqqqqqq")
+_SHARD = 7
+_COPY = 9
 _STATE = 1  # index of the state among the header's 8-byte fields
 _PAGE = 4096
 _ALIGNMENT = BLOCK_BYTES
 
-Json = Any
+
+class CopyState(IntEnum):
+    """Whether other nodes are to have a copy, and have it."""
+
+    NONE = 0
+    WANTED = 1
+    DONE = 2
 
 
 class SlotState(IntEnum):
@@ -54,35 +60,6 @@ class SlotState(IntEnum):
     def is_whole(self) -> bool:
         """Whether there is a snapshot to be read."""
         return self in {SlotState.READY, SlotState.HELD}
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """A tensor in a snapshot. ``shape`` is of all of it; ``num_bytes`` its size."""
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A whole snapshot, as its reader sees it; views stay valid until the slot is freed.
-
-    Attributes:
-        version: of the state.
-        purpose: what its writer wants done with it, as JSON.
-        skeleton: the state with numbers in place of tensors.
-        tensors: in the order of those numbers.
-        payloads: their bytes.
-    """
-
-    version: Version
-    purpose: Json
-    skeleton: Json
-    tensors: tuple[TensorRecord, ...]
-    payloads: tuple[memoryview, ...]
 
 
 class Slot:
@@ -146,6 +123,26 @@ class Slot:
             return None
         step, incarnation, counter = self._fields[_STATE + 1 : _STATE + 4]
         return Version(step, EpochId(incarnation, counter)) if self.state.is_whole else None
+
+    @property
+    def shard(self) -> ShardId:
+        """Which part of that state it holds."""
+        index, count = self._fields[_SHARD : _SHARD + 2]
+        return ShardId(index, count)
+
+    @property
+    def copy_state(self) -> CopyState:
+        """How it stands with copies of what it holds."""
+        return CopyState(self._fields[_COPY])
+
+    def want_copy(self) -> None:
+        """Only for the worker: the Keeper is to bring this to other nodes."""
+        if self.copy_state is CopyState.NONE:
+            self._fields[_COPY] = CopyState.WANTED
+
+    def note_copied(self) -> None:
+        """Only for the Keeper: other nodes have it."""
+        self._fields[_COPY] = CopyState.DONE
 
     def free(self) -> None:
         """Forget what it holds. Only for the Keeper, and what is damaged or a dead worker's."""
@@ -228,6 +225,7 @@ class Slot:
         skeleton: Json,
         tensors: Sequence[TensorRecord],
         purpose: Json = None,
+        shard: ShardId = WHOLE,
     ) -> list[memoryview]:
         """Take the slot for a snapshot; returns where each tensor's bytes go.
 
@@ -237,14 +235,14 @@ class Slot:
         """
         if self.state is not SlotState.FREE:
             raise StateError(f"{self.path}: got a slot that is {self.state.name}, expected FREE")
-        described = [[t.path, t.dtype, t.shape, t.num_bytes] for t in tensors]
+        described = [tensor.pack() for tensor in tensors]
         description = {"purpose": purpose, "skeleton": skeleton, "tensors": described}
         text = json.dumps(description, allow_nan=False).encode()
         start = _PAGE + _round_up(len(text), _PAGE)
         size = sum(_round_up(tensor.num_bytes, _ALIGNMENT) for tensor in tensors)
         self._reserve(start + size)
         epoch = version.epoch
-        header = (len(text), size)
+        header = (len(text), size, shard.index, shard.count, CopyState.NONE)
         self._fields[_STATE] = SlotState.WRITING
         for index, value in enumerate((version.step, epoch.incarnation, epoch.counter, *header)):
             self._fields[_STATE + 1 + index] = value
@@ -272,15 +270,13 @@ class Slot:
             )
         try:
             description = json.loads(self._map[_PAGE : _PAGE + num_text])
-            tensors = tuple(
-                TensorRecord(path, dtype, tuple(shape), num_bytes)
-                for path, dtype, shape, num_bytes in description["tensors"]
-            )
+            tensors = tuple(map(TensorRecord.unpack, description["tensors"]))
             purpose, skeleton = description["purpose"], description["skeleton"]
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{self.path}: got no description ({error}), expected one") from error
         version = Version(step, EpochId(incarnation, counter))
-        return Snapshot(version, purpose, skeleton, tensors, tuple(self._payloads(start, tensors)))
+        payloads = tuple(self._payloads(start, tensors))
+        return Snapshot(version, self.shard, purpose, skeleton, tensors, payloads)
 
     def _payloads(self, start: int, tensors: Sequence[TensorRecord]) -> list[memoryview]:
         whole = memoryview(self._map)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trainflow.checkpointing.chunk_writer import ChunkWriter, Traffic
 from trainflow.checkpointing.sharing import Share, ShareReport, deal, hash_user_state
-from trainflow.checkpointing.snapshot_slots import Snapshot
+from trainflow.checkpointing.snapshot import Snapshot
 from trainflow.checkpointing.store import CheckpointStore
 
 _NUM_THREADS = 4

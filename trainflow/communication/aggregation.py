@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainflow.communication.aggregator import Aggregator, Handle
 from trainflow.communication.compression.auto import AutoSum
-from trainflow.communication.compression.block_format import BF16, FP8, INT4, INT8, BlockFormat
+from trainflow.communication.compression.block_format import BF16, FORMATS, INT8, BlockFormat
 from trainflow.communication.compression.hierarchical import HierarchicalSum
 from trainflow.communication.compression.low_rank import LowRankScheme
 from trainflow.communication.compression.top_k import TopKSum
@@ -22,8 +22,6 @@ from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group, Pending
 from trainflow.config.communication import CommunicationConfig, Compression
 from trainflow.errors import ConfigError
-
-_FORMATS = {"fp8": FP8, "int8": INT8, "int4": INT4}
 
 
 def _ring_bytes(payload_bytes: int, world_size: int) -> int:
@@ -153,7 +151,7 @@ def choose_aggregator(
         case "bf16":
             chosen = TwoHopSum(BF16, device)
         case "fp8" | "int8" | "int4":
-            chosen = blockwise(_FORMATS[compression or settings.compression])
+            chosen = blockwise(FORMATS[compression or settings.compression])
         case "top_k":
             chosen = TopKSum(settings.top_k_fraction, device)
         case "power_sgd":

@@ -14,7 +14,7 @@ import torch
 
 from trainflow.communication.group import Group
 from trainflow.epochs import Flag
-from trainflow.errors import CommunicationError, GroupMismatchError
+from trainflow.errors import CommunicationError, GroupMismatchError, TrainingError
 
 MAX_SCALARS = 16
 MAX_NAME_BYTES = 48
@@ -79,6 +79,15 @@ class CommitRecord:
             for name, scalar in self.scalars.items()
         ]
         return b"".join([header, *entries]).ljust(RECORD_BYTES, b"\0")
+
+
+def require_loggable(name: str) -> None:
+    """Raise TrainingError if a value can't be logged under this name."""
+    if not name or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
+        raise TrainingError(
+            f"step.log: got the name {name!r}, expected 1 to {MAX_NAME_BYTES} bytes of text; "
+            "shorten it"
+        )
 
 
 def unpack(data: bytes) -> CommitRecord:

@@ -17,7 +17,6 @@ it has sent what the peers wait for.
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -30,6 +29,7 @@ from trainflow.communication.buckets import Bucket, BucketLayout, ParameterSpec,
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.compression.low_rank import LowRankScheme, LowRankSum
 from trainflow.communication.group import Group
+from trainflow.communication.reduced_gradients import ReducedGradients, SumTimes
 from trainflow.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -37,41 +37,6 @@ if TYPE_CHECKING:
 
 
 Chosen = Aggregator | LowRankScheme
-
-
-@dataclass(frozen=True)
-class ReducedGradients:
-    """Gradients summed over ranks and microbatches; the parameters' ``grad`` are views of them.
-
-    Attributes:
-        flats: one 1-D tensor a bucket, flags of the tail left out.
-        digest: hash of their bits; ranks that hold the same sums have the same digest.
-        norm: 2-norm of all of them; not finite if any element isn't, or if its square overflows.
-    """
-
-    flats: tuple[Tensor, ...]
-    digest: int
-    norm: float
-
-    def scale_(self, factor: float) -> None:
-        """Multiply every gradient in place."""
-        for flat in self.flats:
-            flat.mul_(factor)
-
-
-@dataclass
-class SumTimes:
-    """What a step's sums have taken on this rank so far, in seconds.
-
-    Attributes:
-        before_s: before they were sent: selecting, rounding, packing.
-        link_s: waiting for collectives.
-        after_s: after they were received: adding up, unpacking.
-    """
-
-    before_s: float = 0.0
-    link_s: float = 0.0
-    after_s: float = 0.0
 
 
 class GradientReducer:

@@ -21,7 +21,7 @@ from trainflow.checkpointing.chunk_writer import ChunkWriter
 from trainflow.checkpointing.dcp_names import MANIFEST_FILE, dcp_names
 from trainflow.checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from trainflow.checkpointing.sharing import Share, assemble
-from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.clock import SYSTEM_CLOCK
@@ -34,7 +34,7 @@ from trainflow.computation.weights import bytes_of, load_weights, names_in
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
-from trainflow.epochs import INITIAL_EPOCH, Version
+from trainflow.epochs import INITIAL_EPOCH, WHOLE, Version
 from trainflow.errors import CheckpointError, ConfigError
 
 Json = Any
@@ -109,6 +109,7 @@ def _import_weights(request: ImportRequest, job: JobConfig, notes: list[str]) ->
         tensors = list(flat.tensors.values())
         snapshot = Snapshot(
             version=Version(request.step, INITIAL_EPOCH),
+            shard=WHOLE,
             purpose=None,
             skeleton=flat.skeleton,
             tensors=tuple(

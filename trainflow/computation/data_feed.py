@@ -3,7 +3,8 @@
 Process: every rank.  Thread: training; reading ahead has a thread of its own (`MicrobatchLoader`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from pydantic import BaseModel
@@ -44,6 +45,12 @@ class DataFeed:
             consumed_samples, training.global_batch_size, training.microbatch_size, world_size, rank
         )
 
+    def pad(self, consumed_samples: int, world_size: int, rank: int) -> tuple[Microbatch, ...]:
+        """Return what a rank goes through besides its own, to do so as often as any other."""
+        return _padding(
+            [self.deal(consumed_samples, world_size, other) for other in range(world_size)], rank
+        )
+
     def schedule(self, consumed_samples: int, world_size: int, rank: int) -> None:
         """Read ahead for this step and the next, as long as the world stays as it is."""
         following = consumed_samples + self._job.training.global_batch_size
@@ -54,8 +61,19 @@ class DataFeed:
         """Return a microbatch; at once if it was scheduled."""
         return self._loader.get(microbatch)
 
-    def validation_batches(self, world_size: int, rank: int) -> Iterator[tuple[Microbatch, Batch]]:
+    def read_padding(self, microbatch: Microbatch) -> Batch:
+        """Return a microbatch that another rank computes."""
+        return replace(self._loader.get(microbatch), is_padding=True)
+
+    def validation_batches(
+        self, world_size: int, rank: int, *, padded: bool = False
+    ) -> Iterator[tuple[Microbatch, Batch]]:
         """Yield this rank's share of one pass over the validation data.
+
+        Args:
+            world_size: number of ranks.
+            rank: this one.
+            padded: yield as many as any other rank; what is no share of this one says so.
 
         Raises:
             ConfigError: the job has none.
@@ -66,16 +84,25 @@ class DataFeed:
                 "a corpus with a validation split"
             )
         size = self._job.training.microbatch_size
-        for microbatch in deal_microbatches(
-            0, self._num_validation_samples, size, world_size, rank
-        ):
+        dealt = [
+            deal_microbatches(0, self._num_validation_samples, size, world_size, other)
+            for other in range(world_size)
+        ]
+        for microbatch in dealt[rank]:
             yield microbatch, self._validation.get(microbatch)
+        for microbatch in _padding(dealt, rank) if padded else ():
+            yield microbatch, replace(self._validation.get(microbatch), is_padding=True)
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._loader.close()
         if self._validation is not None:
             self._validation.close()
+
+
+def _padding(dealt: Sequence[tuple[Microbatch, ...]], rank: int) -> tuple[Microbatch, ...]:
+    """Return what a rank lacks of the number that the one with most has."""
+    return dealt[0][:1] * (max(map(len, dealt)) - len(dealt[rank]))
 
 
 def open_data_feed(job: JobConfig, args: BaseModel) -> DataFeed:

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainflow.communication.group import Group
-from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan, Version
+from trainflow.epochs import (
+    WHOLE,
+    EpochId,
+    EpochSpec,
+    Flag,
+    MemberReport,
+    RecoveryPlan,
+    ShardId,
+    Version,
+)
 from trainflow.errors import CoordinationError
 
 Connect = Callable[[EpochSpec, int], Group]
@@ -33,11 +42,33 @@ class Standing:
         version: the newest state it holds whole, or None.
         tail_done: it has run the code after that version's commit to its end.
         finished: it knows that every rank has left the last step.
+        shard: which part of that version it holds.
     """
 
     version: Version | None
     tail_done: bool = False
     finished: bool = False
+    shard: ShardId = WHOLE
+
+    def report(
+        self,
+        worker_id: str,
+        *,
+        freed_s: float = 0.0,
+        connected_s: float = 0.0,
+        parked_s: float = 0.0,
+    ) -> MemberReport:
+        """Return it as its worker tells it, with what `MemberReport` says of the times."""
+        return MemberReport(
+            worker_id,
+            self.version,
+            tail_done=self.tail_done,
+            finished=self.finished,
+            shard=self.shard,
+            freed_s=freed_s,
+            connected_s=connected_s,
+            parked_s=parked_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,11 +135,8 @@ class EpochGate:
             self._require_current(spec.epoch)
             standing = self._standing
             assert standing is not None, "waited for"
-            return MemberReport(
+            return standing.report(
                 self._worker_id,
-                standing.version,
-                tail_done=standing.tail_done,
-                finished=standing.finished,
                 freed_s=freed_s,
                 connected_s=connected_s,
                 parked_s=time.monotonic() - start_s,

@@ -69,12 +69,16 @@ def evaluate(
         module.eval()
     try:
         with torch.no_grad(), isolated_randomness(seed):
-            dealt = context.feed.validation_batches(group.world_size, group.rank)
+            dealt = context.feed.validation_batches(
+                group.world_size, group.rank, padded=context.job.parallel.is_sharded
+            )
             for microbatch, batch in dealt:
                 if group.failure is not None:
                     raise StepAborted
                 seed_everything(derive_seed(seed, _IN_EVALUATION, microbatch.index))
                 mean, weight = fn(batch.to(context.device))
+                if batch.is_padding:
+                    continue
                 total += float(mean) * weight
                 weight_sum += weight
                 context.stamps.renew()

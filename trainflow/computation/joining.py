@@ -7,6 +7,7 @@ Fails: returns False when the group breaks; another epoch comes.
 from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.group import Group
+from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.healing import heal
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import ResidualsLost
@@ -16,7 +17,7 @@ from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_cadence import has_checkpoint
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import HeldState, RecoveryPlan, StoredState
+from trainflow.epochs import WHOLE, RecoveryPlan, ShardId
 from trainflow.errors import (
     CheckpointError,
     CheckpointMisfitError,
@@ -34,7 +35,11 @@ def open_residuals(context: RankContext, state: TrainingState) -> ResidualState 
     """
     if not context.job.communication.feeds_back:
         return None
-    reducers = {name: model.reducer for name, model in state.models.items()}
+    reducers = {
+        name: model.reducer
+        for name, model in state.models.items()
+        if isinstance(model.reducer, GradientReducer)
+    }
     memory = ResidualMemory(reducers, context.device, context.shared_memory, context.worker_id)
     return ResidualState(memory)
 
@@ -45,21 +50,29 @@ def join(context: RankContext, state: TrainingState, group: Group, plan: Recover
     Raises:
         GroupMismatchError: the ranks don't train the same.
     """
-    if plan.stored is not None and group.rank == 0 and not _restore(context, state, plan, group):
+    is_sharded = context.job.parallel.is_sharded
+    reads = state.version != plan.base if is_sharded else group.rank == 0
+    if plan.stored is not None and reads and not _restore(context, state, plan, group):
         return False
     if not _same_layout(context, state, group):
         return False
-    if not heal(state, plan, group, context.device, after_each=context.stamps.renew):
+    if not is_sharded and not heal(
+        state, plan, group, context.device, after_each=context.stamps.renew
+    ):
         return False
+    if is_sharded and context.snapshots is not None:
+        context.snapshots.begin_from(state, ShardId(group.rank, group.world_size))
     return state.residuals is None or _settle(context, state, group, plan)
 
 
 def _restore(context: RankContext, state: TrainingState, plan: RecoveryPlan, group: Group) -> bool:
     """Read the state from where it was kept; False, and the group fails, if it is bad."""
-    stored: StoredState | HeldState | None = plan.stored
+    stored = plan.stored
     assert stored is not None, "there is something to restore"
+    is_sharded = context.job.parallel.is_sharded
+    shard = ShardId(group.rank, group.world_size) if is_sharded else WHOLE
     try:
-        restore(state, stored, after_each=context.stamps.renew)
+        restore(state, stored, shard=shard, after_each=context.stamps.renew)
     except (StoreError, CheckpointMisfitError, CheckpointVersionError):
         raise  # it may be quite in order: nobody is to do without it unasked
     except CheckpointError as error:

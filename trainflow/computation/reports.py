@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainflow.epochs import EpochId, HeldState, PeerAddress, StoredState, Version
+from trainflow.epochs import EpochId, PeerAddress, Version, WhereKept
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class CheckpointUnusable:
         unreachable: of the Keepers those that did not answer, and may have it whole.
     """
 
-    stored: StoredState | HeldState
+    stored: WhereKept
     reason: str
     unreachable: tuple[PeerAddress, ...] = ()
 

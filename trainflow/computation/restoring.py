@@ -1,6 +1,7 @@
 """Take the training state from a checkpoint, or from a snapshot in the memory of nodes.
 
-Process: rank 0 of an epoch whose base no rank holds; the others are healed from it.
+Process: rank 0 of an epoch whose base no rank holds, and the others are healed from it; of sharded
+state each rank that lacks it.
 Thread: training, parked between steps; others fetch.  Blocks: until all is read.
 Fails: `CheckpointError`, `UnreachableMemoryError` if only nobody answers; the live state is then no
 whole one.
@@ -21,16 +22,17 @@ from trainflow.checkpointing.bounded_calls import (
     BoundedCalls,
     patience_s,
 )
-from trainflow.checkpointing.boxes import whole
-from trainflow.checkpointing.manifest import Chunk, Manifest
+from trainflow.checkpointing.boxes import Box, whole
+from trainflow.checkpointing.manifest import Chunk, Manifest, TensorEntry
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
 from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError
+from trainflow.checkpointing.peer_shards import PeerShards
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import HeldState, StoredState
+from trainflow.epochs import WHOLE, HeldShards, HeldState, ShardId, WhereKept
 from trainflow.errors import CheckpointError, CheckpointMisfitError, StateError, StoreError
 
 logger = logging.getLogger(__name__)
@@ -43,8 +45,9 @@ _MISFITS = (StateError, LookupError, TypeError, ValueError, AttributeError, Runt
 
 def restore(
     state: TrainingState,
-    stored: StoredState | HeldState,
+    stored: WhereKept,
     *,
+    shard: ShardId = WHOLE,
     after_each: Callable[[], None],
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
@@ -54,7 +57,8 @@ def restore(
 
     Args:
         state: of the same training function that was saved, at whatever step.
-        stored: which checkpoint, or snapshot.
+        stored: which checkpoint, or snapshots.
+        shard: which part of sharded state this rank holds.
         after_each: called after each chunk, from several threads, and while one is waited for.
         clock: waits for what doesn't answer.
 
@@ -65,14 +69,14 @@ def restore(
     """
     for pause_s in _PAUSES_S:
         try:
-            return _restore_once(state, stored, after_each, clock)
+            return _restore_once(state, stored, shard, after_each, clock)
         except StoreError as error:
             logger.warning("%s; asked again in %.0f s", error, pause_s)
             clock.sleep(pause_s)
-    return _restore_once(state, stored, after_each, clock)
+    return _restore_once(state, stored, shard, after_each, clock)
 
 
-def unusable(stored: StoredState | HeldState, error: CheckpointError) -> CheckpointUnusable:
+def unusable(stored: WhereKept, error: CheckpointError) -> CheckpointUnusable:
     """Return what the coordinator is to know of a restore that failed."""
     unreachable = error.sources if isinstance(error, UnreachableMemoryError) else ()
     return CheckpointUnusable(stored, str(error), unreachable)
@@ -80,17 +84,18 @@ def unusable(stored: StoredState | HeldState, error: CheckpointError) -> Checkpo
 
 def _restore_once(
     state: TrainingState,
-    stored: StoredState | HeldState,
+    stored: WhereKept,
+    shard: ShardId,
     after_each: Callable[[], None],
     clock: Clock,
 ) -> None:
-    with _open(stored, after_each, clock) as source:
+    with _open(stored, shard, after_each, clock) as source:
         state.begin_overwrite()
         _load(state, source, after_each, stored)
 
 
 @contextmanager
-def _loading(stored: StoredState | HeldState) -> Generator[None]:
+def _loading(stored: WhereKept) -> Generator[None]:
     """Raise CheckpointMisfitError where the model and the state don't fit. Read nothing inside."""
     try:
         yield
@@ -104,19 +109,24 @@ def _loading(stored: StoredState | HeldState) -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a state is made of, what fetches a part of it, how long that may take, and where."""
+    """What a state is made of, what fetches a part of it, how long that may take, and where.
+
+    Attributes:
+        is_own: its tensors are those that this rank holds, not those of all ranks.
+    """
 
     manifest: Manifest
     fetch: Fetch
     within_s: Callable[[int], float]
     calls: BoundedCalls
+    is_own: bool = False
 
 
 def _load(
     state: TrainingState,
     source: _Source,
     after_each: Callable[[], None],
-    stored: StoredState | HeldState,
+    stored: WhereKept,
 ) -> None:
     def fetch_and_tell(chunk: Chunk, view: memoryview) -> None:
         source.fetch(chunk, view)
@@ -125,10 +135,15 @@ def _load(
     manifest = source.manifest
     with _loading(stored):
         live = flatten_state(state.tree()).tensors
-    tensors = [_landing_place(manifest, path, live.get(path)) for path in manifest.tensors]
+    entries = manifest.tensors
+    boxes = {
+        path: whole(entry.shape) if source.is_own else state.box_of(path, entry.shape)
+        for path, entry in entries.items()
+    }
+    tensors = [_landing_place(entries[path], box, live.get(path)) for path, box in boxes.items()]
     wanted = {
-        path: Part(whole(entry.shape), tensor.view(-1).view(torch.uint8).numpy())
-        for (path, entry), tensor in zip(manifest.tensors.items(), tensors, strict=True)
+        path: Part(box, tensor.view(-1).view(torch.uint8).numpy())
+        for (path, box), tensor in zip(boxes.items(), tensors, strict=True)
     }
     read_parts(manifest, wanted, fetch_and_tell, _NUM_THREADS, source.within_s, source.calls)
     with _loading(stored):
@@ -137,9 +152,14 @@ def _load(
 
 @contextmanager
 def _open(
-    stored: StoredState | HeldState, while_waiting: Callable[[], None], clock: Clock
+    stored: WhereKept, shard: ShardId, while_waiting: Callable[[], None], clock: Clock
 ) -> Generator[_Source]:
-    if isinstance(stored, HeldState):
+    if isinstance(stored, HeldShards):
+        own = [each for each in stored.shards if each.shard == shard]
+        with closing(PeerShards(own or stored.shards, while_waiting, clock)) as memory:
+            manifest = memory.read_manifest(is_own=bool(own))
+            yield _Source(manifest, memory.read_into, _its_own_bounds, PEER_CALLS, bool(own))
+    elif isinstance(stored, HeldState):
         with closing(PeerMemory(stored, while_waiting, clock)) as memory:
             manifest = memory.read_manifest()
             yield _Source(manifest, memory.read_into, _its_own_bounds, PEER_CALLS)
@@ -154,11 +174,10 @@ def _its_own_bounds(_num_bytes: int) -> float:
     return threading.TIMEOUT_MAX
 
 
-def _landing_place(manifest: Manifest, path: str, live: Tensor | None) -> Tensor:
+def _landing_place(entry: TensorEntry, box: Box, live: Tensor | None) -> Tensor:
     """Return the live tensor if the stored one can be read straight into it, else fresh memory."""
-    entry = manifest.tensors[path]
     dtype: torch.dtype = getattr(torch, entry.dtype)
-    fits = live is not None and live.dtype == dtype and tuple(live.shape) == entry.shape
+    fits = live is not None and live.dtype == dtype and tuple(live.shape) == box.shape
     if live is not None and fits and live.device.type == "cpu" and live.is_contiguous():
         return live
-    return torch.empty(entry.shape, dtype=dtype)
+    return torch.empty(box.shape, dtype=dtype)

@@ -7,10 +7,13 @@ import random
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 
 
 def derive_seed(seed: int, step: int, microbatch: int) -> int:
@@ -25,16 +28,34 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
+@dataclass(frozen=True)
+class RandomState:
+    """What the generators of the host are at."""
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+
+    @classmethod
+    def capture(cls) -> "RandomState":
+        """Note it."""
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+    def restore(self) -> None:
+        """Have the generators go on from there."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+
 @contextmanager
 def isolated_randomness(seed: int) -> Generator[None]:
     """Seed everything inside, and leave the generators outside as they were."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
+    before = RandomState.capture()
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         seed_everything(seed)
         try:
             yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+            before.restore()

@@ -15,31 +15,34 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainflow.communication import commit_record
-from trainflow.communication.aggregation import choose_aggregators
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.group import Group
-from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.aborted import StepAborted, StepMode
+from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
+from trainflow.computation.preparing import make_replicated, make_sharded
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import EvaluationReport, Joined, StepReport
 from trainflow.computation.seeding import seed_everything
+from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
-from trainflow.computation.trainable import find_trainable
-from trainflow.computation.training_state import PreparedModel, Registered, Stateful, TrainingState
+from trainflow.computation.training_state import Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
 from trainflow.epochs import (
     INITIAL_EPOCH,
     INITIAL_VERSION,
+    WHOLE,
     EpochId,
     Flag,
     Phase,
+    RecoveryPlan,
+    ShardId,
     Version,
 )
 from trainflow.errors import TrainingError
@@ -63,6 +66,7 @@ class Session:
         self._state = TrainingState(loss_scaler=scaler)
         if context.snapshots is not None:
             self._state.before_overwrite = context.snapshots.before_overwrite
+        self._sharded: dict[str, ShardedModel] = {}
         self._group: Group | None = None
         self._sealed = False
         self._tail_done = True
@@ -134,24 +138,16 @@ class Session:
         """
         self._require_unsealed("prepare", name, self._state.models)
         self._stamp(Phase.STARTING)
-        module = model().to(self.device)
+        blueprint = Blueprint(model, optimizer, scheduler)
+        job = self._context.job
+        if job.parallel.mode == "fsdp":
+            sharded = make_sharded(name, blueprint, self._context)
+            self._sharded[name] = sharded
+            self._state.models[name] = sharded.prepared
+            return sharded.handle
+        self._state.models[name] = make_replicated(name, blueprint, job, self.device)
         self._stamp(Phase.STARTING)
-        communication = self._context.job.communication
-        trainable = find_trainable(name, module, self._context.job)
-        aggregators = choose_aggregators(
-            communication,
-            [parameter for parameter, _ in trainable],
-            deterministic=self._context.job.training.deterministic,
-            device=self.device,
-        )
-        made = optimizer([parameter for _, parameter in trainable])
-        self._state.models[name] = PreparedModel(
-            module,
-            made,
-            None if scheduler is None else scheduler(made),
-            GradientReducer(trainable, aggregators, communication.bucket_bytes),
-        )
-        return module
+        return self._state.models[name].module
 
     def register(
         self, name: str, state: Stateful, *, on_commit: Callable[[], None] | None = None
@@ -304,18 +300,45 @@ class Session:
     def _join_epoch(self) -> Iterator[Step]:
         """Wait for an epoch and join it; yields the last step's tail if that must run again."""
         self._stamp(Phase.PARKED)
-        standing = Standing(self._state.version, tail_done=self._tail_done, finished=self._finished)
+        standing = Standing(
+            self._state.version,
+            tail_done=self._tail_done,
+            finished=self._finished,
+            shard=self._shard,
+        )
         assignment = self._context.gate.park(standing)
         group, plan = assignment.group, assignment.plan
         self._group, self._pausing = group, False
         self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
+        self._lay_out(plan)
         if not join(self._context, self._state, group, plan):
             return
         self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)
         self._finished = plan.finished
         if plan.replay_tail and not self._finished and self._state.last_commit is not None:
             yield from self._present(StepMode.TAIL, group)
+
+    @property
+    def _shard(self) -> ShardId:
+        """Which part of the state this rank holds."""
+        if not self._sharded:
+            return WHOLE
+        layout = next(iter(self._sharded.values())).layout
+        return ShardId(layout.rank, layout.world_size)
+
+    def _lay_out(self, plan: RecoveryPlan) -> None:
+        """Make sharded models anew where this rank's shards are others than before."""
+        assert self._group is not None, "only called with one"
+        layout = Layout(self._group.rank, self._group.world_size)
+        is_new = plan.base == INITIAL_VERSION and plan.stored is None
+        for name, sharded in self._sharded.items():
+            if is_new or sharded.layout != layout:
+                self._state.begin_overwrite()
+                self._state.models[name] = sharded.lay_out(layout, with_values=is_new)
+            sharded.connect(self._group)
+        if self._sharded and is_new:
+            self._state.version = plan.base
 
     def _leave_together(self, group: Group) -> None:
         """End the run once every rank has finished the last step's tail."""

@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 from trainflow.checkpointing.retention import best_interval_s, is_due
 from trainflow.checkpointing.sharing import Share
+from trainflow.checkpointing.snapshot_slots import CopyState
+from trainflow.checkpointing.streaming import Streaming
 from trainflow.clock import Clock
 from trainflow.computation.reports import SnapshotLeftOut
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.config.job import JobConfig
-from trainflow.epochs import EpochSpec, Flag, Version
+from trainflow.epochs import WHOLE, EpochSpec, Flag, ShardId, Version
 
 _LAST_WITHIN_S = 120.0
 _DISCARD_AFTER_COMMITS = 3
@@ -48,10 +50,13 @@ class SnapshotCadence:
         self._save_s = _SAVE_S_AT_FIRST
         self._told_trouble = False
         self._commits_left_to_others = 0
+        streams = job.parallel.is_sharded and job.snapshot.replicas > 0
+        self._streaming = Streaming() if streams else None
 
     def flags(self, spec: EpochSpec, rank: int) -> Flag:
         """What this rank tells the others with its record of the step that is being committed."""
         flags = Flag.STORE_BUSY if self._writer.is_busy else Flag.NONE
+        flags |= self._copy_flags()
         every_s = self._job.checkpoint.every_s
         if every_s == "auto":
             every_s = best_interval_s(self._save_s, spec.seconds_between_failures)
@@ -69,7 +74,9 @@ class SnapshotCadence:
             rank: this one.
             flags: of all ranks' records.
         """
-        version, snapshot_ranks = state.version, spec.snapshot_ranks
+        version, is_sharded = state.version, self._job.parallel.is_sharded
+        snapshot_ranks = spec.snapshot_ranks if not is_sharded else (rank,)
+        shard = ShardId(rank, spec.world_size) if is_sharded else WHOLE
         if version is None or rank not in snapshot_ranks:
             self._leave_to_others()
             return
@@ -87,7 +94,9 @@ class SnapshotCadence:
                 self._report(SnapshotLeftOut(version, for_storage=True, reason=reason))
         if share is not None or is_due(version.step, self._job.snapshot.every_steps):
             patience_s = _LAST_WITHIN_S if self._is_last(version.step, flags) and share else 0.0
-            self._write(state, version, share, patience_s)
+            self._write(state, version, share, shard, patience_s)
+        if self._streaming is not None and self._streaming.commit(version, flags):
+            self._writer.want_copy(version)
 
     def makes_checkpoint(self, step: int, flags: Flag) -> bool:
         """Whether this commit's state goes to storage, as far as all ranks know alike."""
@@ -98,6 +107,31 @@ class SnapshotCadence:
         """Have whoever is about to change the state wait for what is being copied of it."""
         self._writer.before_overwrite()
 
+    def begin_from(self, state: TrainingState, shard: ShardId) -> None:
+        """An epoch begins: what it begins from is in memory here, and goes to other nodes.
+
+        Args:
+            state: sharded; what was copied of later steps is void.
+            shard: this rank's.
+        """
+        version = state.version
+        assert version is not None, "an epoch begins with a whole state"
+        self._writer.forget_after(version.step)
+        if not self._writer.holds(version, shard):
+            self._write(state, version, None, shard, 0.0)
+        if self._streaming is not None:
+            self._streaming.begin(version)
+            self._writer.want_copy(version)
+
+    def _copy_flags(self) -> Flag:
+        """Say whether what sets out from all ranks has arrived from this one."""
+        if self._streaming is None or self._streaming.under_way is None:
+            return Flag.NONE
+        state = self._writer.copy_state_of(self._streaming.under_way)
+        if state is None:
+            return Flag.COPY_LOST
+        return Flag.NONE if state is CopyState.DONE else Flag.COPYING
+
     def _leave_to_others(self) -> None:
         """Others copy the state now: once they have, what this rank has copied is not needed."""
         self._commits_left_to_others += 1
@@ -105,10 +139,19 @@ class SnapshotCadence:
             self._writer.discard()
 
     def _write(
-        self, state: TrainingState, version: Version, share: Share | None, patience_s: float
+        self,
+        state: TrainingState,
+        version: Version,
+        share: Share | None,
+        shard: ShardId,
+        patience_s: float,
     ) -> None:
         began_s = self._clock.monotonic_s()
-        done = self._writer.write(state.tree(), version, share, patience_s=patience_s)
+        tree = state.tree()
+        kept = frozenset[Version]() if self._streaming is None else self._streaming.kept
+        done = self._writer.write(
+            tree, version, share, shard=shard, patience_s=patience_s, kept=kept
+        )
         self._save_s = max(self._clock.monotonic_s() - began_s, _SAVE_S_AT_LEAST)
         if not done and (share is not None or not self._told_trouble):
             reason = self._writer.trouble

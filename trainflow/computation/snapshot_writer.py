@@ -9,6 +9,7 @@ says why.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from trainflow.checkpointing.sharing import Share, bytes_needed
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.device_staging import DeviceStaging, Transfer
 from trainflow.computation.state_tree import FlatState, flatten_state
-from trainflow.epochs import Version
+from trainflow.epochs import WHOLE, ShardId, Version
 from trainflow.errors import StateError
 
 _LOOK_EVERY_S = 0.02
@@ -33,12 +35,16 @@ class SnapshotWriter:
     """One worker's slots.
 
     Four are enough that every state can be taken: the newest, the one that is written, one on its
-    way to storage, and one on its way to another node. Memory is touched only as they are needed.
+    way to storage, and one on its way to another node. Of shards it takes five: the newest two, the
+    one that is written, what other nodes have of all ranks, and what is on its way there. Memory is
+    touched only as they are needed.
 
     Args:
         directory: where the slots lie; shared memory.
         worker_id: names them.
         num_slots: how many there are.
+        num_kept: how many of the newest ones aren't written over: of shards two, since another rank
+            may have come one step less far when it dies.
         shares_only: what is for storage is for nothing else: only this rank's share of it is
             copied, and forgotten once it is there.
         make_staging: brings what is on a GPU to the host.
@@ -53,6 +59,7 @@ class SnapshotWriter:
         worker_id: str,
         num_slots: int = 4,
         *,
+        num_kept: int = 1,
         shares_only: bool = False,
         make_staging: Callable[[torch.device], DeviceStaging] = DeviceStaging,
     ):
@@ -63,7 +70,8 @@ class SnapshotWriter:
         self._staged: tuple[Slot, bool] | None = None  # being filled; whether for storage
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
-        self._newest: Slot | None = None
+        self._newest: deque[Slot] = deque(maxlen=num_kept)
+        self._kept: frozenset[Version] = frozenset()
 
     @property
     def is_busy(self) -> bool:
@@ -72,7 +80,14 @@ class SnapshotWriter:
         return is_staged or any(slot.state is SlotState.READY for slot in self._slots)
 
     def write(
-        self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float = 0
+        self,
+        tree: dict[str, Any],
+        version: Version,
+        share: Share | None,
+        *,
+        shard: ShardId = WHOLE,
+        patience_s: float = 0,
+        kept: frozenset[Version] = frozenset(),
     ) -> bool:
         """Copy ``tree``; False if it was left out, and `trouble` says why.
 
@@ -80,21 +95,29 @@ class SnapshotWriter:
             tree: of the whole state; its tensors are only read.
             version: of the state.
             share: which part of it this node is to bring to storage; None: it stays in memory.
+            shard: which of the equal parts of sharded state ``tree`` has.
             patience_s: how long to wait for a slot that is still in use.
+            kept: versions that must not be written over.
         """
+        self._kept = kept
         try:
             self._finish_staging()
-            return self._write(flatten_state(tree), version, share, patience_s)
+            return self._write(flatten_state(tree), version, share, shard, patience_s)
         except (StateError, RuntimeError) as error:
             # Of a type that it took on after the run had begun; or the device has no more room.
             return self._leave_out(str(error))
 
     def _write(
-        self, flat: FlatState, version: Version, share: Share | None, patience_s: float
+        self,
+        flat: FlatState,
+        version: Version,
+        share: Share | None,
+        shard: ShardId,
+        patience_s: float,
     ) -> bool:
         tensors = [tensor.detach().contiguous() for tensor in flat.tensors.values()]
         records = [
-            TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes)
+            TensorRecord(path, _dtype_name(t), tuple(t.shape), t.nbytes, flat.places.get(path))
             for path, t in zip(flat.tensors, tensors, strict=True)
         ]
         partial_of = share if self._shares_only else None
@@ -104,7 +127,9 @@ class SnapshotWriter:
             purpose = {"share": [share.index, share.count], **partial}
         try:
             slot = self._take_one(patience_s)
-            views = None if slot is None else slot.begin(version, flat.skeleton, records, purpose)
+            views = None
+            if slot is not None:
+                views = slot.begin(version, flat.skeleton, records, purpose, shard)
         except OSError as error:
             num_bytes = sum(record.num_bytes for record in records)
             return self._leave_out(
@@ -146,7 +171,7 @@ class SnapshotWriter:
                 _copy(transfers[index], start, stop)
         if not elsewhere:
             slot.complete(for_storage=for_storage)
-            self._newest = slot
+            self._newest.append(slot)
             return
         if self._staging is None:
             self._staging = self._make_staging(elsewhere[0].tensor.device)
@@ -164,21 +189,44 @@ class SnapshotWriter:
         slot, _ = self._staged
         self._staged = None
         self._staging.wait()
-        self._newest = slot
+        self._newest.append(slot)
+
+    def holds(self, version: Version, shard: ShardId) -> bool:
+        """Whether this shard of a version is here whole."""
+        return any((slot.version, slot.shard) == (version, shard) for slot in self._slots)
+
+    def copy_state_of(self, version: Version) -> CopyState | None:
+        """Tell how it stands with copies of a version on other nodes; None if it isn't here."""
+        return next((s.copy_state for s in self._slots if s.version == version), None)
+
+    def want_copy(self, version: Version) -> None:
+        """Have the Keeper bring a version that is here to other nodes."""
+        for slot in self._slots:
+            if slot.version == version:
+                slot.want_copy()
+
+    def forget_after(self, step: int) -> None:
+        """Steps after this one are void: what was copied of them is no state of the run."""
+        with contextlib.suppress(RuntimeError):
+            self._finish_staging()
+        for slot in self._slots:
+            version = slot.version
+            if version is not None and version.step > step and slot.take() and slot in self._newest:
+                self._newest.remove(slot)
 
     def discard(self) -> None:
         """Give the memory back: this rank copies no more. What is on its way to storage stays."""
         with contextlib.suppress(RuntimeError):
             self._finish_staging()
         self._slots = [slot for slot in self._slots if not slot.discard()]
-        self._newest = None
+        self._newest.clear()
 
     def _leave_out(self, trouble: str) -> bool:
         self.trouble = trouble
         return False
 
     def _take_one(self, patience_s: float) -> Slot | None:
-        """Take any slot but the newest; that one too if there is no other."""
+        """Take any slot but the newest ones; that one too if there is no other."""
         there = {slot.path: slot for slot in self._slots if slot.is_there}
         if len(there) < len(self._paths):
             self._slots = [there.get(path) or Slot(path) for path in self._paths]
@@ -186,7 +234,8 @@ class SnapshotWriter:
         give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s
         while True:
             for slot in self._slots:
-                if (alone or slot is not self._newest) and slot.take():
+                may_go = slot not in self._newest and slot.version not in self._kept
+                if (alone or may_go) and slot.take():
                     return slot
             if SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
                 return None

@@ -6,7 +6,7 @@ isn't a tensor is refused by path, so that nothing is silently lost.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from trainflow.checkpointing.dtypes import ITEM_BYTES
 from trainflow.checkpointing.skeleton import MAX_DEPTH
+from trainflow.checkpointing.snapshot import Place
+from trainflow.computation.shards import local_part, place_of
 from trainflow.errors import StateError
 
 Json = Any
@@ -28,11 +30,14 @@ class FlatState:
 
     Attributes:
         skeleton: JSON with a number in place of each tensor.
-        tensors: the tensors by path, in the order of those numbers; not copies.
+        tensors: the tensors by path, in the order of those numbers; not copies. Of a sharded one
+            what this rank holds.
+        places: where that lies, of those that are sharded.
     """
 
     skeleton: Json
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
 
 
 def flatten_state(tree: Tree) -> FlatState:
@@ -45,8 +50,8 @@ def flatten_state(tree: Tree) -> FlatState:
     Raises:
         StateError: it holds something else; says where.
     """
-    tensors: dict[str, Tensor] = {}
-    return FlatState(_strip(tree, "", tensors, 0), tensors)
+    found = FlatState(None)
+    return replace(found, skeleton=_strip(tree, "", found, 0))
 
 
 def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
@@ -68,44 +73,47 @@ def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
     return result
 
 
-def _strip(node: Tree, path: str, tensors: dict[str, Tensor], depth: int) -> Json:
+def _strip(node: Tree, path: str, found: FlatState, depth: int) -> Json:
     if depth > MAX_DEPTH:
         raise StateError(
             f"state at {path[:100]}...: got containers more than {MAX_DEPTH} deep in each other, "
             "expected fewer; flatten it in state_dict()"
         )
     if isinstance(node, Tensor):
-        return {"tensor": _add_tensor(node, path, tensors)}
+        return {"tensor": _add_tensor(node, path, found)}
     if isinstance(node, Mapping):
         return {
             "dict": [
-                [_key(key, path), _strip(value, f"{path}/{key}", tensors, depth + 1)]
+                [_key(key, path), _strip(value, f"{path}/{key}", found, depth + 1)]
                 for key, value in node.items()
             ]
         }
     if isinstance(node, list | tuple):
         kind = "list" if isinstance(node, list) else "tuple"
         return {
-            kind: [_strip(value, f"{path}/{i}", tensors, depth + 1) for i, value in enumerate(node)]
+            kind: [_strip(value, f"{path}/{i}", found, depth + 1) for i, value in enumerate(node)]
         }
     return _plain(node, path)
 
 
-def _add_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> int:
+def _add_tensor(tensor: Tensor, path: str, found: FlatState) -> int:
     """Take a tensor over; returns its number."""
-    if path in tensors:
+    if path in found.tensors:
         raise StateError(
             f"state at {path}: got two tensors of that path, expected keys without '/' and not "
             "both 1 and '1'; rename one in state_dict()"
         )
+    place, tensor = place_of(tensor), local_part(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or dtype not in ITEM_BYTES:
         raise StateError(
             f"state at {path}: got a tensor of {dtype} laid out as {tensor.layout}, expected a "
             f"dense one of {', '.join(ITEM_BYTES)}; convert it in state_dict()"
         )
-    tensors[path] = tensor.detach()
-    return len(tensors) - 1
+    found.tensors[path] = tensor.detach()
+    if place is not None:
+        found.places[path] = place
+    return len(found.tensors) - 1
 
 
 def _plain(node: Tree, path: str) -> Json:

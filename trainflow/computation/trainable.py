@@ -20,7 +20,7 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
 
     Raises:
         TrainingError: there are none, or complex ones, or more exact ones than compression takes,
-            or less exact ones than fp16 training does.
+            or less exact ones than fp16 training does, or such that can't be sharded.
     """
     trainable = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
     if not trainable:
@@ -43,6 +43,8 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
             f"parameters of float64 ({', '.join(too_exact)}), expected float32 or narrower ones; "
             "make them float32, or set compression: none"
         )
+    if job.parallel.is_sharded:
+        _require_shardable(name, module, trainable)
     half = [key for key, each in trainable if each.dtype == torch.float16]
     if half and job.training.precision == "fp16":
         raise TrainingError(
@@ -51,3 +53,21 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
             "in fp16; call module.float(), or set precision: fp32"
         )
     return trainable
+
+
+def _require_shardable(
+    name: str, module: nn.Module, trainable: list[tuple[str, nn.Parameter]]
+) -> None:
+    scalars = [key for key, each in module.named_parameters() if not each.dim()]
+    if scalars:
+        raise TrainingError(
+            f"prepare({name!r}): got parameters without dimensions ({', '.join(scalars)}), "
+            "expected none where parallel.mode shards them; give them one, as torch.zeros(1)"
+        )
+    dtypes = sorted({str(each.dtype) for _, each in trainable})
+    if len(dtypes) > 1:
+        raise TrainingError(
+            f"prepare({name!r}): got trainable parameters of {' and '.join(dtypes)}, expected one "
+            "type where parallel.mode shards them, since a layer's travel together; call "
+            "module.float(), and compute in another type with session.autocast()"
+        )

@@ -3,7 +3,7 @@
 Process: every rank.  Thread: training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainflow.communication.reducer import GradientReducer
+from trainflow.checkpointing.boxes import Box, whole
+from trainflow.communication.reduced_gradients import Reducer
 from trainflow.computation.loss_scaling import LossScaler
 from trainflow.computation.residual_state import ResidualState
+from trainflow.computation.shards import box_of, like, local_part
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
@@ -64,7 +66,7 @@ class PreparedModel:
     module: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
-    reducer: GradientReducer
+    reducer: Reducer
 
     def __post_init__(self) -> None:
         self._persistent = frozenset(self.module.state_dict())
@@ -147,6 +149,27 @@ class TrainingState:
     loss_scaler: LossScaler | None = None
     residuals: ResidualState | None = None
     before_overwrite: Callable[[], None] = _nothing
+
+    def box_of(self, path: str, shape: tuple[int, ...]) -> Box:
+        """Return which part this rank holds of a tensor of the state.
+
+        Args:
+            path: in `tree`; what an optimizer keeps need not be there yet.
+            shape: of the whole tensor.
+        """
+        _, *keys = path.split("/")
+        parameter: Tensor | None = None
+        match keys:
+            case ["models", model, name] if model in self.models:
+                parameter = self.models[model].tensors().get(name)
+            case ["optimizers", model, "state", position, _] if model in self.models:
+                parameters = list(_parameters_of(self.models[model].optimizer))
+                parameter = parameters[int(position)] if int(position) < len(parameters) else None
+            case _:
+                pass
+        if parameter is None or tuple(parameter.shape) != shape:
+            return whole(shape)
+        return box_of(parameter)
 
     def begin_overwrite(self) -> None:
         """From here on live tensors are written to: they hold no committed state."""
@@ -286,8 +309,12 @@ def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
     return {"state": state, "groups": groups}
 
 
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
 def _load_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = list(_parameters_of(optimizer))
     for group, values in zip(optimizer.param_groups, tree["groups"], strict=True):
         group.update(values)
     for position, parameter in enumerate(parameters):
@@ -300,7 +327,9 @@ def _load_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
             if isinstance(value, Tensor) and isinstance(own.get(key), Tensor):
                 _copy_into(own[key], value)
             elif isinstance(value, Tensor):
-                own[key] = value.to(_device_of(optimizer, parameter, key))
+                moved = value.to(_device_of(optimizer, parameter, key))
+                is_part = moved.dim() > 0 and moved.shape == local_part(parameter).shape
+                own[key] = like(parameter, moved) if is_part else moved
             else:
                 own[key] = value
 
@@ -313,6 +342,7 @@ def _device_of(optimizer: Optimizer, parameter: Tensor, key: str) -> torch.devic
 
 
 def _copy_into(own: Tensor, incoming: Tensor) -> None:
+    own, incoming = local_part(own), local_part(incoming)
     if own.shape != incoming.shape or own.dtype != incoming.dtype:
         raise StateError(
             f"got a tensor {tuple(incoming.shape)} {incoming.dtype}, expected {tuple(own.shape)} "

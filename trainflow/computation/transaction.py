@@ -19,8 +19,9 @@ from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
 from trainflow.communication.compression import kernels
 from trainflow.communication.group import Group
-from trainflow.communication.reducer import ReducedGradients
+from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
+from trainflow.computation.evaluation import gather_numbers
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import CompressionChosen, GradientSums
 from trainflow.computation.residual_state import ResidualState
@@ -69,6 +70,8 @@ class Transaction:
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._scalars: dict[str, tuple[Tensor, float]] = {}
         self._backward_due = False
+        self._is_sharded = context.job.parallel.is_sharded
+        self._is_padding = False
 
     def enter(self) -> None:
         """Note what an abandoned try must put back, and forget old gradients."""
@@ -110,13 +113,17 @@ class Transaction:
             return
         feed, consumed = self._context.feed, self._state.consumed_samples
         feed.schedule(consumed, self._group.world_size, self._group.rank)
-        dealt = feed.deal(consumed, self._group.world_size, self._group.rank)
-        for place, microbatch in enumerate(dealt):
+        where = self._group.world_size, self._group.rank
+        dealt = feed.deal(consumed, *where)
+        padding = feed.pad(consumed, *where) if self._is_sharded else ()
+        for place, microbatch in enumerate((*dealt, *padding)):
             self._check()
             self._stamp(Phase.DATA)
-            batch = feed.read(microbatch).to(self._context.device)
+            self._is_padding = place >= len(dealt)
+            read = feed.read_padding if self._is_padding else feed.read
+            batch = read(microbatch).to(self._context.device)
             seed_everything(self._seed(microbatch))
-            if place == len(dealt) - 1:
+            if place == len(dealt) + len(padding) - 1:
                 self._arm()
             self._backward_due = True
             self._stamp(Phase.COMPUTE)
@@ -137,15 +144,20 @@ class Transaction:
                 "add the losses up and call step.backward once in each turn of the microbatch loop"
             )
         self._backward_due = False
-        self._weight += weight
-        self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
+        if self._is_padding:
+            weight = 0.0
+        else:
+            self._weight += weight
+            self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
         (mean_loss * (weight * self._loss_scale)).backward()
         self._stamp(Phase.COMPUTE)
 
     def log(self, scalars: Mapping[str, Tensor | float]) -> None:
         """Add values to the step's weighted means; each microbatch weighs the same."""
+        if self._is_padding:
+            return
         for name, value in scalars.items():
-            self._require_loggable(name)
+            commit_record.require_loggable(name)
             total, weight = self._scalars.get(name, (torch.zeros((), dtype=torch.float64), 0.0))
             addend = torch.as_tensor(value).detach().to("cpu", torch.float64)
             self._scalars[name] = (total + addend, weight + 1.0)
@@ -153,13 +165,6 @@ class Transaction:
             raise TrainingError(
                 f"step.log: got {len(self._scalars)} names in one step, expected at most "
                 f"{commit_record.MAX_SCALARS}; log fewer values"
-            )
-
-    def _require_loggable(self, name: str) -> None:
-        if not name or "\0" in name or len(name.encode()) > commit_record.MAX_NAME_BYTES:
-            raise TrainingError(
-                f"step.log: got the name {name!r}, expected 1 to {commit_record.MAX_NAME_BYTES} "
-                "bytes of text; shorten it"
             )
 
     def commit(self) -> Committed:
@@ -197,11 +202,23 @@ class Transaction:
         )
         self._keep_choices()
         self._snapshot(decision.flags)
+        if self._is_sharded:
+            self._wait_until_copied()
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
             self._state.begin_overwrite()
             raise StepAborted
         return committed
+
+    def _wait_until_copied(self) -> None:
+        """Wait until every rank has copied its shards: only then is a step safe, and committed."""
+        context = self._context
+        try:
+            gather_numbers([1.0], self._group, context.device, context.stamps)
+        except StepAborted:  # it may have to come again: what counts is read back
+            self._state.begin_overwrite()
+            self.outcome = None
+            raise
 
     def _describe_sums(self, decision: CommitDecision, norm: float) -> GradientSums:
         """Say what the sums took; ``norm`` is theirs, before anything was divided."""
@@ -320,7 +337,7 @@ class Transaction:
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""
         snapshots, residuals = self._context.snapshots, self._state.residuals
-        if snapshots is None:
+        if snapshots is None or self._mode is StepMode.REHEARSAL:
             return
         self._stamp(Phase.SNAPSHOT)
         sums = None if residuals is None else residuals.sums

@@ -17,6 +17,9 @@ PlainCompression = Literal["none", "bf16", "fp8", "int8", "int4", "top_k", "powe
 Compression = Literal[PlainCompression, "auto"]
 
 _NEED_FEEDBACK = frozenset({"top_k", "power_sgd"})
+FORMATS_OF_SHARDS = ("none", "bf16", "fp8", "int8", "int4")
+"""Forms in which gradients of sharded parameters can travel."""
+
 _BLOCKWISE = frozenset({"fp8", "int8", "int4", "auto"})
 _ONLY_WITH = {"top_k_fraction": "top_k", "power_sgd_rank": "power_sgd"}
 

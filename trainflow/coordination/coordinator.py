@@ -80,7 +80,7 @@ class Coordinator:
             job_id, self._job, self._record, SYSTEM_CLOCK, self._metrics
         )
         self._background = Background(self._fail)
-        memory = MemoryTier(self._job.snapshot, self._nodes, self._record, SYSTEM_CLOCK)
+        memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
         self._kept.drill_every(self._job.checkpoint.drill_every_s, import_paths)
         self._pool = WorkerPool(

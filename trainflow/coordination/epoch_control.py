@@ -306,7 +306,7 @@ class EpochControl:
         spec = specify(
             EpochId(self.incarnation, self._counter),
             warm,
-            num_copies=1 + self._job.snapshot.replicas,
+            num_copies=self._job.num_copying(len(members)),
             seconds_between_failures=self._record.seconds_between_failures(),
         )
         self._lineup = members
@@ -371,7 +371,7 @@ class EpochControl:
         self._recovery.on_formed(formed)
         snapshot_nodes = self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks)
         self._kept.on_formed(formed.plan, snapshot_nodes)
-        if formed.plan.stored is not None:
+        if formed.plan.goes_on_from_kept(self._record.last_step):
             self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()

@@ -23,7 +23,7 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
-from trainflow.epochs import EpochId, PeerAddress, Version
+from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Heartbeat:
         progress: of the workers there, by worker id.
         knows_peers: false if it was restarted, and must be told of its peers again.
         held: the newest state that is there whole; None if none is.
+        all_held: every state that is, and which shards of it.
         ready: states of which this node has yet to bring a share to storage.
         trouble: why another node takes no copy of its state; None if all that are asked do.
         address: where it serves what is in its memory.
@@ -54,6 +55,7 @@ class Heartbeat:
     ready: tuple[Version, ...] = ()
     trouble: str | None = None
     address: PeerAddress | None = None
+    all_held: tuple[tuple[Version, ShardId], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class Keeper:
                 ready=self._memory.ready(),
                 trouble=self._memory.replicator.trouble,
                 address=self._memory.address,
+                all_held=self._memory.held.all_held(),
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))

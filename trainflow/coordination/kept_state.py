@@ -18,8 +18,17 @@ from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.sharded_recovery import newest_whole, plan_sharded_recovery
 from trainflow.coordination.superior import Superior
-from trainflow.epochs import EpochSpec, HeldState, MemberReport, RecoveryPlan, StoredState
+from trainflow.epochs import (
+    EpochSpec,
+    HeldShards,
+    HeldState,
+    MemberReport,
+    RecoveryPlan,
+    StoredState,
+    WhereKept,
+)
 from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -54,9 +63,13 @@ class KeptState:
         self._background.start(self.checkpoints.collect_due())
         self._background.start(self.memory.look_after())
 
-    async def find_newest(self) -> StoredState | HeldState | None:
+    async def find_newest(self) -> WhereKept | None:
         """Return the newest state that some node or the store has; of equals, the one in memory."""
-        held = await self.memory.find_newest(self._record.last_step)
+        held: HeldState | HeldShards | None
+        if self.memory.is_sharded:
+            held = newest_whole(await self.memory.find_shards())
+        else:
+            held = await self.memory.find_newest(self._record.last_step)
         stored = self.checkpoints.newest
         if held is not None and (stored is None or held.step >= stored.step):
             return held
@@ -81,6 +94,15 @@ class KeptState:
         Raises:
             NoLiveStateError: nothing was.
         """
+        if self.memory.is_sharded:
+            return plan_sharded_recovery(
+                spec,
+                reports,
+                await self.memory.find_shards(),
+                member_lost=member_lost,
+                committed_step=committed_step,
+                stored=self.checkpoints.newest,
+            )
         plan = partial(
             plan_recovery, spec, reports, member_lost=member_lost, committed_step=committed_step
         )
@@ -146,7 +168,7 @@ class KeptState:
     async def _on_unusable(self, message: CheckpointUnusable) -> None:
         """Fall back on what is there beside it; a run must not begin at step 0 unasked."""
         stored, reason = message.stored, message.reason
-        if isinstance(stored, HeldState):
+        if not isinstance(stored, StoredState):
             self.memory.discard(stored, message.unreachable)
             kind, fate = "snapshot_unusable", "can't be used"
             if message.unreachable:  # its Keepers are asked again, before anything is given up

@@ -9,12 +9,13 @@ import math
 import ray
 
 from trainflow.clock import Clock
-from trainflow.config.job import SnapshotConfig
+from trainflow.config.job import JobConfig
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.topology import choose_apart
-from trainflow.epochs import HeldState, PeerAddress, Version
+from trainflow.coordination.sharded_recovery import Copies, Found, newest_whole
+from trainflow.coordination.topology import choose_apart, choose_neighbours
+from trainflow.epochs import HeldShards, HeldState, PeerAddress, ShardId, Version
 
 _ANSWER_WITHIN_S = 3.0
 _ANSWER_AT_LAST_WITHIN_S = 30.0
@@ -22,17 +23,24 @@ _DIRECT_AGAIN_AFTER_S = 5.0
 _BACK_WITHIN_S = 30.0
 _ASK_AGAIN_AFTER_S = 0.5
 _OTHER_TROUBLE_AFTER_S = 60.0
+_NOWHERE = PeerAddress("", 0, "")
 
 
 class MemoryTier:
-    """Which nodes hold which state, and which are sent copies."""
+    """Which nodes hold which state, and which are sent copies.
 
-    def __init__(self, settings: SnapshotConfig, nodes: NodeWatch, record: RunRecord, clock: Clock):
-        self._settings = settings
+    Attributes:
+        is_sharded: each rank's part of the state is another.
+    """
+
+    def __init__(self, job: JobConfig, nodes: NodeWatch, record: RunRecord, clock: Clock):
+        self.is_sharded = job.parallel.is_sharded
+        self._settings = job.snapshot
         self._nodes = nodes
         self._record = record
         self._clock = clock
         self._newest: dict[str, Version] = {}
+        self._held: dict[str, tuple[tuple[Version, ShardId], ...]] = {}
         self._addresses: dict[str, PeerAddress] = {}
         self._bad: set[tuple[Version, PeerAddress]] = set()
         self._awaited: dict[Version, float] = {}  # not reached, though it may be there: until when
@@ -49,10 +57,15 @@ class MemoryTier:
         self._is_outdated |= not beat.knows_peers
         if beat.held is not None:
             self._newest[beat.node_id] = beat.held
+        self._held[beat.node_id] = beat.all_held
         if beat.address is not None:
             self._addresses[beat.node_id] = beat.address
         self._tell_refusal(beat)
         known = self._nodes.node_ids
+        if self.is_sharded:
+            copies = [Copies(_NOWHERE, held) for node, held in self._held.items() if node in known]
+            whole = newest_whole(Found(copies))
+            return None if whole is None else whole.version
         held = [version for node, version in self._newest.items() if node in known]
         held.sort(key=lambda version: version.recency, reverse=True)
         # The newest that two nodes hold; what one alone holds may go with it.
@@ -90,6 +103,16 @@ class MemoryTier:
             found = await self._ask(_ANSWER_AT_LAST_WITHIN_S)
         return found
 
+    async def find_shards(self) -> Found:
+        """Ask the Keepers for shards of sharded state."""
+        holdings = await self._nodes.ask_holdings(_ANSWER_WITHIN_S, also_dismissed=True)
+        return Found(
+            Copies(
+                each.address, tuple(h for h in each.held if (h[0], each.address) not in self._bad)
+            )
+            for each in holdings
+        )
+
     def _is_newer_awaited(self, found: HeldState | None) -> bool:
         now_s = self._clock.monotonic_s()
         return any(
@@ -106,7 +129,9 @@ class MemoryTier:
         newest = max(sources, key=lambda version: version.recency, default=None)
         return None if newest is None else HeldState(newest, tuple(sources[newest]))
 
-    def discard(self, held: HeldState, unreachable: tuple[PeerAddress, ...] = ()) -> None:
+    def discard(
+        self, held: HeldState | HeldShards, unreachable: tuple[PeerAddress, ...] = ()
+    ) -> None:
         """A snapshot turned out to be bad, or to be gone, where it was looked for.
 
         Args:
@@ -125,12 +150,15 @@ class MemoryTier:
         """Tell the Keepers where copies are to go, so that enough nodes hold each snapshot.
 
         Args:
-            snapshot_nodes: nodes whose workers copy the state out: the first sends what is missing.
+            snapshot_nodes: nodes whose workers copy the state out: the first sends what is missing,
+                of sharded state each.
         """
         if self._settings.every_steps is None or not snapshot_nodes:
-            return
+            return None
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
+        if self.is_sharded:
+            return await self._direct_shards(snapshot_nodes)
         missing = self._num_missing
         others = _rank_others(snapshot_nodes) if missing else []
         self._nodes.ensure(set(others[:missing]))
@@ -138,9 +166,25 @@ class MemoryTier:
         willing = {answer.node_id: answer for answer in answers}
         targets = [willing[node_id] for node_id in others if node_id in willing][:missing]
         self._targets = {target.node_id for target in targets}
-        self._nodes.send_copies(snapshot_nodes[0], tuple(target.address for target in targets))
+        copies = {snapshot_nodes[0]: tuple(target.address for target in targets)}
+        self._nodes.send_copies(copies)
         # That there are no more nodes is no news; that one of them takes no copies is.
         self._tell_shortage(min(missing, len(others)) - len(targets))
+        return None
+
+    async def _direct_shards(self, node_ids: list[str]) -> None:
+        """Have each node with members send its shards to others, those apart from it first."""
+        ranked = {node_id: _rank_others([node_id]) for node_id in node_ids}
+        self._nodes.ensure({other for others in ranked.values() for other in others})
+        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S)
+        addresses = {answer.node_id: answer.address for answer in answers}
+        chosen = choose_neighbours(ranked, addresses.keys(), self._settings.replicas)
+        self._targets = {other for others in chosen.values() for other in others}
+        self._nodes.send_copies(
+            {node_id: tuple(addresses[o] for o in others) for node_id, others in chosen.items()}
+        )
+        wanted = min(self._settings.replicas, max(0, len(addresses) - 1))
+        self._tell_shortage(wanted - min(map(len, chosen.values()), default=0))
 
     async def look_after(self) -> None:
         """Direct copies anew where one of those that take part is gone or new."""
@@ -152,7 +196,8 @@ class MemoryTier:
 
     @property
     def _num_missing(self) -> int:
-        return max(0, 1 + self._settings.replicas - len(self._snapshot_nodes))
+        holding = 1 if self.is_sharded else len(self._snapshot_nodes)
+        return max(0, 1 + self._settings.replicas - holding)
 
     def _tell_shortage(self, num_short: int) -> None:
         """Say once that nodes don't take copies."""

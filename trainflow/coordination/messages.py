@@ -16,7 +16,7 @@ from trainflow.computation.reports import (
     StepReport,
 )
 from trainflow.coordination.topology import Labels
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, Version
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, ShardId, Version
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,13 @@ class Holding:
         node_id: of its node.
         address: where it gives that to others.
         version: the newest state that is there whole; None if none is.
+        held: every state that is, and which shards of it.
     """
 
     node_id: str
     address: PeerAddress
     version: Version | None
+    held: tuple[tuple[Version, ShardId], ...] = ()
 
 
 @dataclass(frozen=True)

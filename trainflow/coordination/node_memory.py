@@ -62,7 +62,7 @@ class NodeMemory:
 
     def holding(self) -> Holding:
         """Return what is newest here, and where it can be had."""
-        return Holding(self._node_id, self.address, self.held.newest())
+        return Holding(self._node_id, self.address, self.held.newest(), self.held.all_held())
 
     def ready(self) -> tuple[Version, ...]:
         """Return the states of which this node has yet to bring a share to storage."""

@@ -5,7 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -142,10 +142,10 @@ class NodeWatch:
         done, _ = await asyncio.wait(asked, timeout=timeout_s)
         return [task.result() for task in asked if task in done and task.exception() is None]
 
-    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
-        """From now on this node's snapshots are copied to these Keepers, and no other node's."""
-        for each, keeper in self._keepers.items():
-            keeper.send_copies.remote(targets if each == node_id else ())
+    def send_copies(self, copies: Mapping[str, tuple[PeerAddress, ...]]) -> None:
+        """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""
+        for node_id, keeper in self._keepers.items():
+            keeper.send_copies.remote(copies.get(node_id, ()))
 
     @property
     def node_ids(self) -> set[str]:

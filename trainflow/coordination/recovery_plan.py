@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from trainflow.epochs import (
     EpochSpec,
-    HeldState,
     MemberReport,
     RecoveryPlan,
-    StoredState,
+    WhereKept,
 )
 from trainflow.errors import CoordinationError
 
@@ -28,7 +27,7 @@ def plan_recovery(
     *,
     member_lost: bool,
     committed_step: int = 0,
-    stored: StoredState | HeldState | None = None,
+    stored: WhereKept | None = None,
 ) -> RecoveryPlan:
     """Choose the base version and who gives it to whom.
 
@@ -66,7 +65,7 @@ def plan_recovery(
 
 
 def _plan_restore(
-    spec: EpochSpec, stored: StoredState | HeldState | None, num_members: int, committed_step: int
+    spec: EpochSpec, stored: WhereKept | None, num_members: int, committed_step: int
 ) -> RecoveryPlan:
     """Begin again from what was kept: rank 0 reads, and gives to all."""
     if stored is None:

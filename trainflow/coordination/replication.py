@@ -13,7 +13,7 @@ from trainflow.checkpointing.peer_memory import send_copy
 from trainflow.checkpointing.wire import NoRoomError
 from trainflow.clock import Clock
 from trainflow.coordination.background_priority import yield_to_training
-from trainflow.epochs import PeerAddress, Version
+from trainflow.epochs import WHOLE, PeerAddress, ShardId, Version
 from trainflow.errors import StateError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Replicator:
         self._clock = clock
         self.trouble: str | None = None
         self._targets: tuple[PeerAddress, ...] = ()
-        self._sent: dict[PeerAddress, Version] = {}
+        self._sent: dict[tuple[PeerAddress, ShardId], Version] = {}
         self._stopped = threading.Event()
 
     def send_to(self, targets: tuple[PeerAddress, ...]) -> None:
@@ -105,20 +105,35 @@ class Replicator:
             OSError: a node can't be reached.
             StateError: it doesn't take the copy; what its people can mend is left in `trouble`.
         """
-        targets, newest = self._targets, self._held.newest()
-        lacking = [t for t in targets if newest is not None and self._sent.get(t) != newest]
+        targets, newest = self._targets, self._held.newest(WHOLE)
+        wanted = self._held.find_wanted() if targets else []
+        if newest is not None:
+            wanted = [(newest, WHOLE)]
         troubles: list[OSError | StateError] = []
-        for target in lacking:
-            assert newest is not None, "else nothing lacks it"
-            try:
-                with self._held.reading(newest) as snapshot:
-                    send_copy(snapshot, target, self._origin, self._pace.before_frame)
-                self._sent[target] = newest
-            except (OSError, StateError) as error:
-                troubles.append(error)
+        worked = False
+        for version, shard in wanted:
+            lacking = [each for each in targets if self._sent.get((each, shard)) != version]
+            worked = worked or bool(lacking)
+            found = [self._send(version, shard, target) for target in lacking]
+            troubles += [error for error in found if error is not None]
+            if shard != WHOLE and not any(found):
+                self._held.note_copied(version, shard)
         lacks_room = next((error for error in troubles if isinstance(error, NoRoomError)), None)
         if lacks_room is not None or not troubles:
             self.trouble = None if lacks_room is None else str(lacks_room)
         if troubles:
             raise troubles[0]
-        return bool(lacking)
+        return worked
+
+    def _send(
+        self, version: Version, shard: ShardId, target: PeerAddress
+    ) -> OSError | StateError | None:
+        """Send one copy; returns what went wrong."""
+        origin = self._origin if shard == WHOLE else f"{self._origin}x{shard.index}x{shard.count}"
+        try:
+            with self._held.reading(version, shard) as snapshot:
+                send_copy(snapshot, target, origin, self._pace.before_frame)
+        except (OSError, StateError) as error:
+            return error
+        self._sent[target, shard] = version
+        return None

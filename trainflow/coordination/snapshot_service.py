@@ -13,7 +13,8 @@ from typing import Protocol
 from trainflow.checkpointing.chunk_writer import Traffic
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import Share, ShareReport
-from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
+from trainflow.checkpointing.snapshot import Snapshot
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.clock import Clock

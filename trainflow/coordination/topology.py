@@ -5,7 +5,8 @@ Ray knows a node's region and zone on most clouds; its rack is known where someb
 longer way, which each copy would go after every step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 Labels = Mapping[str, str]
 
@@ -37,6 +38,28 @@ def choose_apart(holding: Sequence[Labels], others: Sequence[Labels], count: int
         left.remove(best)
         holding.append(others[best])
         chosen.append(best)
+    return chosen
+
+
+def choose_neighbours(
+    ranked: Mapping[str, Sequence[str]], willing: Collection[str], count: int
+) -> dict[str, list[str]]:
+    """Choose for each node those that hold copies of its shards, so that none holds many.
+
+    Args:
+        ranked: for each node the others, the best first.
+        willing: those that take copies.
+        count: how many each is to have.
+
+    Returns:
+        For each node up to ``count`` others, of equally loaded ones the best.
+    """
+    load: Counter[str] = Counter()
+    chosen: dict[str, list[str]] = {}
+    for node, others in ranked.items():
+        left = [other for other in others if other in willing and other != node]
+        chosen[node] = sorted(left, key=lambda other: (load[other], left.index(other)))[:count]
+        load.update(chosen[node])
     return chosen
 
 

@@ -100,14 +100,7 @@ class Worker:
             returned=self._trained.is_set(),
             spec=self._gate.spec,
             has_begun=self._gate.has_begun,
-            standing=None
-            if standing is None
-            else MemberReport(
-                self._spec.worker_id,
-                standing.version,
-                tail_done=standing.tail_done,
-                finished=standing.finished,
-            ),
+            standing=None if standing is None else standing.report(self._spec.worker_id),
             failure=self._gate.failure,
         )
 

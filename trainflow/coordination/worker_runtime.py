@@ -19,6 +19,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group, connect_group
 from trainflow.communication.nccl import NcclConnector
+from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.communication.transport import Connector
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
@@ -115,7 +116,7 @@ def _open_session(
     torch.set_num_threads(max(1, int(job.workers.resources.CPU)))
     torch.use_deterministic_algorithms(job.training.deterministic)
     args = resolve_entrypoint(job.entrypoint).check_args(job.args)
-    rehearsal = _solo_group(make_connector(job, host, device)) if spec.rehearse else None
+    rehearsal = _make_rehearsal(job, host, device) if spec.rehearse else None
     context = RankContext(
         job=job,
         args=args,
@@ -145,10 +146,17 @@ def _open_snapshots(spec: WorkerSpec, job: JobConfig, reporter: Reporter) -> Sna
     writer = SnapshotWriter(
         _shared_memory(spec),
         spec.worker_id,
-        num_slots=4 if in_memory else 1,
+        num_slots=(5 if job.parallel.is_sharded else 4) if in_memory else 1,
+        num_kept=2 if job.parallel.is_sharded else 1,
         shares_only=not in_memory,
     )
     return SnapshotCadence(job, writer, reporter.send, SYSTEM_CLOCK)
+
+
+def _make_rehearsal(job: JobConfig, host: str, device: torch.device) -> Group:
+    if job.parallel.is_sharded:
+        return rehearsal_group(job.workers.target)
+    return _solo_group(make_connector(job, host, device))
 
 
 def _solo_group(connect: Connector) -> Group:

@@ -5,7 +5,7 @@ in ``to``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,21 @@ class Batch:
         inputs: name -> tensor whose first dimension is the number of samples; ``model(**inputs)``.
         indices: the dataset index of each sample.
         num_targets: how many predictions the mean loss of this batch is taken over: its weight.
+        is_padding: it counts for nothing; another rank computes it. Where a model is sharded every
+            rank goes through it equally often in a step, whatever its share of the samples.
     """
 
     inputs: dict[str, torch.Tensor]
     indices: tuple[int, ...]
     num_targets: int
+    is_padding: bool = False
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same batch with its tensors on ``device``; the host waits only if it must."""
         inputs = {
             name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()
         }
-        return Batch(inputs, self.indices, self.num_targets)
+        return replace(self, inputs=inputs)
 
 
 def batch_samples(samples: Samples, indices: Sequence[int]) -> Batch:

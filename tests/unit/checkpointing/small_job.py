@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.sharing import Share, assemble
-from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
 from trainflow.computation.outside_a_run import build_state
@@ -21,7 +21,7 @@ from trainflow.computation.training_state import Committed, TrainingState
 from trainflow.computation.weights import bytes_of
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
-from trainflow.epochs import EpochId, Version
+from trainflow.epochs import WHOLE, EpochId, Version
 
 STEP = 40
 
@@ -138,7 +138,7 @@ def save_state(state: TrainingState, store: CheckpointStore, job: JobConfig, ste
         for path, t in flat.tensors.items()
     )
     payloads = tuple(map(bytes_of, flat.tensors.values()))
-    snapshot = Snapshot(Version(step, EpochId(1, 2)), None, flat.skeleton, records, payloads)
+    snapshot = Snapshot(Version(step, EpochId(1, 2)), WHOLE, None, flat.skeleton, records, payloads)
     report = upload_share(snapshot, Share(0, 1), store)
     manifest = Manifest(
         job_id="small-abcdef",

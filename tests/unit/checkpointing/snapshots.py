@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from trainflow.checkpointing.snapshot_slots import Slot, TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.epochs import EpochId, Version
 
 SIZES = (5_000_000, 0, 7)

@@ -129,14 +129,52 @@ def test_without_the_token_nothing_is_given(nodes: list[Node], monkeypatch: pyte
 @pytest.mark.parametrize(
     "request_",
     [
-        {"op": "erase", "version": [3, 1, 1]},
-        {"op": "read", "version": [3, 1, 1], "tensor": 0, "start": -1, "num_bytes": 5},
-        {"op": "read", "version": [3, 1, 1], "tensor": 0, "start": 0, "num_bytes": 10**9},
-        {"op": "read", "version": [3, 1, 1], "tensor": 9, "start": 0, "num_bytes": 1},
-        {"op": "describe", "version": "latest"},
+        {"op": "erase", "version": [3, 1, 1], "shard": [0, 1]},
+        {
+            "op": "read",
+            "version": [3, 1, 1],
+            "shard": [0, 1],
+            "tensor": 0,
+            "start": -1,
+            "num_bytes": 5,
+        },
+        {
+            "op": "read",
+            "version": [3, 1, 1],
+            "shard": [0, 1],
+            "tensor": 0,
+            "start": 0,
+            "num_bytes": 10**9,
+        },
+        {
+            "op": "read",
+            "version": [3, 1, 1],
+            "shard": [0, 1],
+            "tensor": 9,
+            "start": 0,
+            "num_bytes": 1,
+        },
+        {"op": "describe", "version": "latest", "shard": [0, 1]},
         {"op": "describe"},
-        {"op": "store", "version": [9, 1, 1], "origin": "../x", "skeleton": {}, "tensors": []},
-        {"op": "store", "version": [2, 1, 1], "origin": "b", "skeleton": {}, "tensors": []},
+        {"op": "describe", "version": [3, 1, 1]},
+        {"op": "describe", "version": [3, 1, 1], "shard": [1, 2]},
+        {"op": "read", "version": [3, 1, 1], "shard": "0"},
+        {
+            "op": "store",
+            "version": [9, 1, 1],
+            "shard": [0, 1],
+            "origin": "../x",
+            "skeleton": {},
+            "tensors": [],
+        },
+        {
+            "op": "store",
+            "version": [2, 1, 1],
+            "shard": [0, 1],
+            "origin": "b",
+            "skeleton": {},
+            "tensors": [],
+        },
         [],
     ],
 )
@@ -234,6 +272,7 @@ def offer(node: Node, of: Version, num_bytes: int) -> socket.socket:
     request = {
         "op": "store",
         "version": [of.step, epoch.incarnation, epoch.counter],
+        "shard": [0, 1],
         "origin": "nodeA",
         "skeleton": {"tensor": 0},
         "tensors": [["/a", "uint8", [num_bytes], num_bytes]],
@@ -308,9 +347,9 @@ def test_a_description_may_take_longer_than_silence_is_borne(
     leave(nodes[0].folder, "slot0-1.0", 3)
     heard, describe = [threading.Event() for _ in range(3)], nodes[0].held.describe
 
-    def describe_slowly(of: Version, job_id: str) -> Manifest:
+    def describe_slowly(*args: Any) -> Manifest:
         assert all(event.wait(timeout=5.0) for event in heard)
-        return describe(of, job_id)
+        return describe(*args)
 
     def hear() -> None:
         next((event for event in heard if not event.is_set()), heard[-1]).set()
@@ -327,9 +366,9 @@ def test_room_for_a_copy_may_take_longer_than_silence_is_borne(
 ):
     heard, begin = threading.Event(), Slot.begin
 
-    def begin_slowly(*args: Any) -> list[memoryview]:
+    def begin_slowly(*args: Any, **how: Any) -> list[memoryview]:
         assert heard.wait(timeout=5.0)
-        return begin(*args)
+        return begin(*args, **how)
 
     monkeypatch.setattr(Slot, "begin", begin_slowly)
     with offer(nodes[0], version(3), 0) as connection:
@@ -345,9 +384,9 @@ def test_a_sender_waits_for_room(nodes: list[Node], monkeypatch: pytest.MonkeyPa
     leave(nodes[0].folder, "slot0-1.0", 3)
     told, begin, send = threading.Event(), Slot.begin, snapshot_server.send_message
 
-    def begin_slowly(*args: Any) -> list[memoryview]:
+    def begin_slowly(*args: Any, **how: Any) -> list[memoryview]:
         assert told.wait(timeout=5.0)
-        return begin(*args)
+        return begin(*args, **how)
 
     def send_and_note(connection: socket.socket, message: Any) -> None:
         send(connection, message)

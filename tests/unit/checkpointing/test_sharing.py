@@ -12,10 +12,10 @@ from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.sharing import Share, ShareReport, assemble, deal, is_complete
-from trainflow.checkpointing.snapshot_slots import Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
-from trainflow.epochs import EpochId, Version
+from trainflow.epochs import WHOLE, EpochId, Version
 from trainflow.errors import CheckpointError
 
 
@@ -29,7 +29,7 @@ def make_snapshot(*sizes: int) -> Snapshot:
     contents = [bytes((i * 7 + k) % 251 for k in range(size)) for i, size in enumerate(sizes)]
     skeleton = {"dict": [[f"t{i}", {"tensor": i}] for i in range(len(sizes))]}
     return Snapshot(
-        Version(4, EpochId(1, 2)), None, skeleton, records, tuple(map(memoryview, contents))
+        Version(4, EpochId(1, 2)), WHOLE, None, skeleton, records, tuple(map(memoryview, contents))
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.full_disk import room_for
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot, SlotState
 from trainflow.epochs import EpochId, Version
 from trainflow.errors import StateError
 

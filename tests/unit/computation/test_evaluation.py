@@ -72,8 +72,10 @@ def test_each_batch_of_an_evaluation_is_progress(path: Path, stamps: StampWriter
     batch = Batch({}, (0,), 1)
     dealt = [(Microbatch(index, index, index + 1), batch) for index in range(2)]
     context = SimpleNamespace(
-        job=SimpleNamespace(training=SimpleNamespace(seed=1)),
-        feed=SimpleNamespace(validation_batches=lambda _world_size, _rank: iter(dealt)),
+        job=SimpleNamespace(
+            training=SimpleNamespace(seed=1), parallel=SimpleNamespace(is_sharded=False)
+        ),
+        feed=SimpleNamespace(validation_batches=lambda _world_size, _rank, padded: iter(dealt)),
         device=CPU,
         stamps=stamps,
     )

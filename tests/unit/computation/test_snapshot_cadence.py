@@ -43,7 +43,13 @@ class Album:
         self.num_discards += 1
 
     def write(
-        self, tree: dict[str, Any], version: Version, share: Share | None, *, patience_s: float
+        self,
+        tree: dict[str, Any],
+        version: Version,
+        share: Share | None,
+        *,
+        patience_s: float,
+        **_: Any,
     ) -> bool:
         if self.trouble:
             return False

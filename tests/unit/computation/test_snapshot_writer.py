@@ -7,7 +7,8 @@ import torch
 from tests.full_disk import room_for
 from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.sharing import Share, deal, hash_user_state
-from trainflow.checkpointing.snapshot_slots import Slot, Snapshot
+from trainflow.checkpointing.snapshot import Snapshot
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.state_tree import unflatten_state
 from trainflow.epochs import EpochId, Version

@@ -126,7 +126,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"workers__resources": {"CPU": 1.00005}}, "workers.resources.CPU", "at most 4 decimals"),
         ({"workers__resources": {"GPU": 0.00001}}, "workers.resources.GPU", "at most 4 decimals"),
         ({"workers__resources": {"GPU": 1.5}}, "workers.resources.GPU", "a whole number"),
-        ({"parallel__mode": "fsdp"}, "parallel.mode", "'ddp'"),
+        ({"parallel__mode": "tp"}, "parallel.mode", "'ddp' or 'fsdp'"),
         ({"communication__backend": "mpi"}, "communication.backend", "'auto', 'gloo' or 'nccl'"),
         ({"communication__bucket_bytes": 0}, "communication.bucket_bytes", "greater than 0"),
         (

@@ -45,7 +45,7 @@ class FakeNodes:
     async def ask_holdings(self, timeout_s: float) -> list[Holding]:
         return []
 
-    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
+    def send_copies(self, copies: dict[str, tuple[PeerAddress, ...]]) -> None:
         """There is nothing to copy."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
@@ -71,8 +72,8 @@ class FakeNodes:
         for node in node_ids:
             self.holdings[node] = Holding(node, address(node), None)
 
-    def send_copies(self, node_id: str, targets: tuple[PeerAddress, ...]) -> None:
-        self.copies = {node_id: targets}
+    def send_copies(self, copies: dict[str, tuple[PeerAddress, ...]]) -> None:
+        self.copies = copies
 
 
 class FakeCheckpoints:
@@ -119,7 +120,8 @@ class Scene:
         any_checkpoints: Any = checkpoints
         self.clock = FakeClock()
         self.record = RunRecord(directory, self.clock)
-        self.memory = MemoryTier(SnapshotConfig(**s), any_nodes, self.record, self.clock)
+        job = make_job().model_copy(update={"snapshot": SnapshotConfig(**s)})
+        self.memory = MemoryTier(job, any_nodes, self.record, self.clock)
         self.superior = FakeSuperior(FakePool())
         self.background = Now()
         any_background: Any = self.background

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
-from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.run_record import RunRecord
@@ -19,7 +19,7 @@ def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
     clock, nodes = FakeClock(), NoNodes()
     any_nodes: Any = nodes
     record = RunRecord(tmp_path, clock)
-    memory = MemoryTier(SnapshotConfig(), any_nodes, record, clock)
+    memory = MemoryTier(make_job(), any_nodes, record, clock)
 
     def hear(node_id: str, trouble: str | None) -> None:
         memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=None, trouble=trouble))
@@ -43,7 +43,7 @@ def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
 def test_members_are_told_where_living_nodes_serve_what_they_hold(tmp_path: Path):
     clock, nodes = FakeClock(), NoNodes()
     any_nodes: Any = nodes
-    memory = MemoryTier(SnapshotConfig(), any_nodes, RunRecord(tmp_path, clock), clock)
+    memory = MemoryTier(make_job(), any_nodes, RunRecord(tmp_path, clock), clock)
 
     def hear(node_id: str, port: int | None) -> None:
         address = None if port is None else PeerAddress("10.0.0.1", port, "token")

@@ -11,7 +11,8 @@ from tests.unit.coordination.fakes import FakeClock
 from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.sharing import ShareReport
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState, TensorRecord
+from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot, SlotState
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.snapshot_service import SnapshotService

@@ -91,6 +91,10 @@ BF16 = BlockFormat(16, 256, is_float=True)
 """Rounds each value by at most .4% of itself."""
 
 
+FORMATS = {"bf16": BF16, "fp8": FP8, "int8": INT8, "int4": INT4}
+"""By the name that a job gives them."""
+
+
 @dataclass(frozen=True)
 class MessageLayout:
     """Offsets in one message, in bytes. Scales begin at `HEADER_BYTES`."""

@@ -1,0 +1,103 @@
+"""Every rank holds what no other does; ranks, nodes and all of them at once die."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.coordination.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+FSDP = {"parallel": {"mode": "fsdp"}}
+NODE_CPUS = 2
+
+
+@pytest.fixture(scope="module")
+def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the digests of the shards of a run in which nothing fails, by rank."""
+    test = RunUnderTest.start(cluster, tmp_path_factory.mktemp("smooth"), sleep_s=0.0, **FSDP)
+    status = test.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert test.used_samples() == test.expected_samples()
+    return shard_digests(test)
+
+
+@pytest.fixture
+def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
+    return RunUnderTest.start(cluster, tmp_path, minimum=3, **FSDP)
+
+
+def shard_digests(run: RunUnderTest) -> list[str]:
+    digests = [(run.work_dir / f"final-{rank}.txt").read_text() for rank in range(3)]
+    assert len(set(digests)) == len(digests), "ranks hold the same"
+    return digests
+
+
+def test_a_killed_rank_is_replaced_and_no_step_is_lost(
+    run: RunUnderTest, smooth: list[str]
+) -> None:
+    run.wait_training(step=30, spares=2)
+    pids = run.pids()
+    run.kill(1)
+    (recovered,) = events_of(run.wait_recovered(), "recovered")
+    assert recovered["data"]["steps_lost"] == 0
+    assert [run.pids()[rank] for rank in (0, 2)] == [pids[0], pids[2]], "survivors stay"
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_two_ranks_killed_at_once(run: RunUnderTest, smooth: list[str]) -> None:
+    run.wait_training(step=30, spares=2)
+    run.kill(0, 2)
+    run.wait_recovered()
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_what_a_lost_node_held_another_has(
+    run: RunUnderTest, cluster: LocalCluster, smooth: list[str]
+) -> None:
+    run.wait_training(step=30, spares=2)
+    node = run.node_of(1)
+    node.kill()
+    status = run.wait_recovered()
+    cluster.replace(node, cpus=NODE_CPUS)
+    assert not events_of(status, "failed")
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+
+
+def test_every_worker_killed_goes_on_from_memory(run: RunUnderTest, smooth: list[str]) -> None:
+    run.wait_training(step=30)
+    run.kill_all()
+    run.wait_recovered()
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+
+
+def test_the_world_shrinks_and_grows_back_from_memory(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, **FSDP)
+    run.wait_training(step=30)
+    run.kill(1)
+    run.wait(lambda status: status["world_size"] == 2)
+    run.wait(lambda status: status["world_size"] == 3)
+    assert run.finish()["state"] == "succeeded"
+    assert run.used_samples() == run.expected_samples()
+    shard_digests(run)
+
+
+def test_a_rank_that_stands_still_is_told_from_those_that_wait_for_its_parameters(
+    cluster: LocalCluster, tmp_path: Path, smooth: list[str]
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, hang_at=25, **FSDP)
+    run.wait_training(step=20, spares=2)
+    worker = run.members()[1]["worker_id"]
+    hangs = events_of(run.wait_recovered(), "hang")
+    assert [event["text"].split(":")[0] for event in hangs] == [worker]
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth

@@ -1,0 +1,159 @@
+"""Sharded models: the losses of replicated ones, and the same bits after any rank's death."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.distributed.case import Case, Outcome
+from tests.distributed.conftest import Run
+from tests.distributed.faults import Act, Fault, Where, fail_at
+from tests.distributed.harness import run_case
+from tests.distributed.jobs import BATCH, MAX_STEPS, make_job
+from tests.distributed.training import Net, digest, make_optimizer, make_scheduler, mean_loss
+from trainflow.computation.session import Session
+from trainflow.computation.shards import local_part
+
+FSDP: dict[str, Any] = {"parallel": {"mode": "fsdp"}}
+IN_A_STEP = [
+    Where.IN_MICROBATCH,
+    Where.IN_BACKWARD,
+    Where.BEFORE_RECORD,
+    Where.AFTER_RECORD,
+    Where.IN_OPTIMIZER,
+    Where.IN_TAIL,
+]
+
+
+def train_sharded(session: Session, _: Any = None) -> dict[str, Any]:
+    optimizers = []
+
+    def keep(parameters):
+        optimizers.append(make_optimizer(parameters))
+        return optimizers[-1]
+
+    model = session.prepare(Net, keep, make_scheduler)
+    commits, means = {}, {}
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            done = step.commit()
+            commits[done.number] = done
+            if done.number % 3 == 0:
+                means[done.number] = session.evaluate(
+                    "held_out", lambda batch: (mean_loss(model, batch), batch.num_targets)
+                )
+    moments = [v for state in optimizers[-1].state.values() for v in state.values()]
+    shards = [local_part(each) for each in [*model.parameters(), *moments]]
+    return {
+        "commits": commits,
+        "means": means,
+        "digest": digest(*shards),
+        "forwards": int(model.num_forwards),
+    }
+
+
+@pytest.fixture(scope="module")
+def smooth(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Three ranks, and nothing goes wrong."""
+    case = Case(train_sharded, make_job(world=3, **FSDP), num_samples=MAX_STEPS * BATCH)
+    return run_case(case, tmp_path_factory.mktemp("smooth"))
+
+
+def assert_as_smooth(outcome: Outcome, smooth: Outcome) -> None:
+    """Same bits on each rank, every step committed once, every sample of the pass used once."""
+    assert outcome.crashes == {}
+    for result, expected in zip(outcome.by_rank, smooth.by_rank, strict=True):
+        for key in ("digest", "forwards"):
+            assert result[key] == expected[key]
+        assert result["means"].items() <= expected["means"].items()
+    assert_every_sample_used_once(outcome)
+    assert outcome.used == smooth.used
+    for number, report in outcome.steps.items():
+        assert report.loss == smooth.steps[number].loss
+        assert report.grad_norm == smooth.steps[number].grad_norm
+
+
+def assert_every_sample_used_once(outcome: Outcome) -> None:
+    assert sorted(outcome.used) == list(range(1, MAX_STEPS + 1))
+    assert outcome.samples == Counter(range(MAX_STEPS * BATCH))
+
+
+def assert_near(outcome: Outcome, expected: Outcome) -> None:
+    """Same losses and norms, but for the order of summation."""
+    assert outcome.crashes == {}
+    wanted = expected.by_rank[0]
+    for result in outcome.by_rank:
+        for number, done in result["commits"].items():
+            assert done.loss == pytest.approx(wanted["commits"][number].loss, rel=1e-4)
+            assert done.grad_norm == pytest.approx(wanted["commits"][number].grad_norm, rel=1e-4)
+        for number, mean in result["means"].items():
+            assert mean == pytest.approx(wanted["means"][number], rel=1e-4)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_losses_are_those_of_a_replicated_model(run: Run, world):
+    whole = run(train_sharded, world=world)
+    sharded = run(train_sharded, world=world, **FSDP)
+    assert_near(sharded, whole)
+    assert_every_sample_used_once(sharded)
+    assert len({result["digest"] for result in sharded.by_rank}) == world, "each holds its own"
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8", "fp8", "int4"])
+def test_gradients_travel_compressed(run: Run, smooth, compression):
+    outcome = run(train_sharded, **FSDP, communication={"compression": compression})
+    assert outcome.crashes == {}
+    plain, sent = (steps[MAX_STEPS].wire_bytes for steps in (smooth.steps, outcome.steps))
+    assert sent < plain
+    for number, report in outcome.steps.items():
+        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.2)
+
+
+@pytest.mark.parametrize("step", [1, 4, MAX_STEPS])
+@pytest.mark.parametrize("where", IN_A_STEP)
+def test_a_kill_anywhere_in_a_step(run: Run, smooth, where, step):
+    outcome = run(train_sharded, fail_at(1, step, where), spares=1, **FSDP)
+    assert_as_smooth(outcome, smooth)
+    assert outcome.members == ("w0", "w3", "w2")
+
+
+def test_a_kill_of_the_rank_that_hosts_the_store(run: Run, smooth):
+    outcome = run(train_sharded, fail_at(0, 4, Where.IN_BACKWARD), spares=1, **FSDP)
+    assert_as_smooth(outcome, smooth)
+
+
+def test_two_ranks_at_once(run: Run, smooth):
+    faults = fail_at(0, 4, Where.IN_BACKWARD), fail_at(2, 4, Where.IN_MICROBATCH)
+    assert_as_smooth(run(train_sharded, *faults, spares=2, **FSDP), smooth)
+
+
+def test_one_failure_after_another(run: Run, smooth):
+    faults = fail_at(1, 2, Where.BEFORE_RECORD), fail_at(2, 5, Where.IN_OPTIMIZER)
+    last = Fault("w3", 7, Where.IN_MICROBATCH)
+    assert_as_smooth(run(train_sharded, *faults, last, spares=3, **FSDP), smooth)
+
+
+@pytest.mark.parametrize("laggard", [0, 1, 2])
+def test_who_has_applied_a_step_that_another_missed_goes_back(run: Run, smooth, laggard):
+    fault = fail_at(laggard, 4, Where.AFTER_RECORD, Act.DROP)
+    outcome = run(train_sharded, fault, **FSDP)
+    assert_as_smooth(outcome, smooth)
+    assert outcome.plans[1].base.step == 3
+
+
+def test_the_world_shrinks_and_reads_its_new_parts_from_memory(run: Run, smooth):
+    outcome = run(train_sharded, fail_at(1, 4, Where.IN_BACKWARD), **FSDP)
+    assert_near(outcome, smooth)
+    assert_every_sample_used_once(outcome)
+    assert outcome.members == ("w0", "w2")
+
+
+def test_and_grows_back(run: Run, smooth):
+    outcome = run(
+        train_sharded, fail_at(1, 3, Where.IN_MICROBATCH), spares=1, late={"w3": 5}, **FSDP
+    )
+    assert_near(outcome, smooth)
+    assert_every_sample_used_once(outcome)
+    assert outcome.members == ("w0", "w2", "w3")

@@ -1,0 +1,46 @@
+"""Build a module whose parameters take no memory, and whose buffers are what they should be.
+
+Process: every rank.  Thread: training.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_META = torch.device("meta")
+
+
+@contextmanager
+def meta_parameters() -> Generator[None]:
+    """Have every parameter that a module is given inside be one on the meta device.
+
+    Each is made as it is, and dropped at once: no more than one is in memory at a time. Buffers
+    stay: those that aren't state (rotary frequencies, masks) exist nowhere but in the code that
+    makes them.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        # A tied parameter is given to several modules, and stays one.
+        if param is not None and param.device != _META:
+            param = nn.Parameter(param.detach().to(_META), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device memory, of zeros."""
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor
+
+    any_module: Any = module
+    any_module._apply(make)  # noqa: SLF001  as Module.to_empty does, which leaves no tensor out

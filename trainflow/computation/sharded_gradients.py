@@ -1,0 +1,130 @@
+"""Gradients of a model whose parameters are sharded, for the step's commit.
+
+FSDP2 sums them unit by unit while backward goes on (`communication.fsdp_collectives`); gradients
+that accumulate over microbatches stay on the rank until the last one. Each rank ends with the sums
+of its own shards.
+
+Process: every rank.  Thread: training.  Blocks: only in `finish`.
+Ranks: each runs equally many backwards in a step, so that all gather the same parameters.
+Fails: never raises in backward. If a collective failed, `finish` returns None.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from trainflow.communication.compression.auto import AutoSum
+from trainflow.communication.fsdp_collectives import ShardExchange
+from trainflow.communication.group import Group
+from trainflow.communication.reduced_gradients import ReducedGradients, SumTimes
+from trainflow.computation.shards import local_part
+
+
+class ShardedGradients:
+    """See `Reducer`.
+
+    Args:
+        root: the model, sharded.
+        parameters: names and parameters that are trained, in order of declaration.
+        exchange: carries its collectives.
+    """
+
+    auto: AutoSum | None = None
+
+    def __init__(
+        self,
+        root: FSDPModule,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        exchange: ShardExchange,
+    ):
+        self._root = root
+        self._parameters = [parameter for _, parameter in parameters]
+        self._exchange = exchange
+        self._group: Group | None = None
+        self._unscale = 1.0
+        self.times = SumTimes()
+        described = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters]
+        self._has_run = False  # until then FSDP2 has nothing to reset, and says so by failing
+        module: Any = root  # a module too, which its type leaves out
+        module.register_forward_pre_hook(self._note_run)
+        self.fingerprint = zlib.crc32(repr((described, exchange.wire)).encode())
+
+    def connect(self, group: Group, *, exact: bool = False) -> None:
+        """From now on these are the ranks; whatever was cut short is forgotten."""
+        self._exchange.begin(group, exact=exact)
+        if self._has_run:
+            self._root.reset_iter_state()
+
+    def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
+        """Forget the last step's gradients; see `Reducer`."""
+        self.connect(group, exact=exact)
+        self._root.set_requires_gradient_sync(False)
+        self._group = group
+        self._unscale = 1.0 / loss_scale
+        self.times = SumTimes()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def arm(self) -> None:
+        """The next backward is this rank's last one in the step: sum gradients as they come."""
+        self._root.set_requires_gradient_sync(True)
+
+    def finish(self) -> ReducedGradients | None:
+        """Wait for all sums, and measure them; None if a collective failed.
+
+        The norm is of the gradients of all shards; the digest covers the ranks' norms alone, since
+        no other rank has the same sums to compare with.
+        """
+        assert self._group is not None, "begin() comes first"
+        waited_s = self._group.waited_s
+        succeeded = self._exchange.finish()
+        self.times.link_s = self._group.waited_s - waited_s
+        if not succeeded:
+            return None
+        grads = [local_part(p.grad) for p in self._parameters if p.grad is not None]
+        flats = tuple(grad.view(-1) for grad in grads if grad.numel())
+        for flat in flats:
+            if self._unscale != 1.0:
+                flat.mul_(self._unscale)
+        norms = self._gather_norms(self._group, flats)
+        if norms is None:
+            return None
+        digest = xxhash.xxh3_64_intdigest(struct.pack(f"{len(norms)}d", *norms))
+        return ReducedGradients(flats, digest, math.hypot(*norms))
+
+    def keep(self) -> None:
+        """Nothing is learnt."""
+
+    def factors(self) -> dict[str, Tensor]:
+        """Nothing is of low rank."""
+        return {}
+
+    def plain_bytes(self, world_size: int) -> int:
+        """Bytes that this rank would have sent uncompressed in the step: parameters too."""
+        del world_size
+        return self._exchange.plain_bytes
+
+    def wire_bytes(self, world_size: int) -> int:
+        """Bytes that this rank has sent in the step."""
+        del world_size
+        return self._exchange.wire_bytes
+
+    def _note_run(self, *_: object) -> None:
+        self._has_run = True
+
+    def _gather_norms(self, group: Group, flats: Sequence[Tensor]) -> list[float] | None:
+        """Return the 2-norm of each rank's part, by rank; None if the group failed."""
+        norms = [torch.linalg.vector_norm(flat, dtype=torch.float32) for flat in flats]
+        device = self._parameters[0].device
+        mine = torch.zeros(1, dtype=torch.float64, device=device)
+        if norms:
+            mine[0] = torch.linalg.vector_norm(torch.stack(norms))
+        everyone = torch.zeros(group.world_size, dtype=torch.float64, device=device)
+        return everyone.tolist() if group.all_gather(everyone, mine).wait() else None

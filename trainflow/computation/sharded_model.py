@@ -1,0 +1,105 @@
+"""A model whose parameters and optimizer state are sharded over ranks, and made anew with them.
+
+Process: every rank.  Thread: training.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trainflow.communication.fsdp_collectives import ShardExchange
+from trainflow.communication.group import Group
+from trainflow.communication.mesh import RankMesh
+from trainflow.computation.blueprint import Blueprint
+from trainflow.computation.meta_parameters import materialise, meta_parameters
+from trainflow.computation.model_handle import ModelHandle
+from trainflow.computation.seeding import RandomState
+from trainflow.computation.sharded_gradients import ShardedGradients
+from trainflow.computation.sharding import shard
+from trainflow.computation.training_state import PreparedModel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which of how many equal parts of each parameter a rank holds."""
+
+    rank: int
+    world_size: int
+
+
+class ShardedModel:
+    """One model, laid out for a rank of a world, and again for another.
+
+    Args:
+        blueprint: what it is made from.
+        find_trainable: says which of a module's parameters are trained.
+        device: where it lives.
+        layout: the first one.
+        exchange: carries its collectives.
+
+    Attributes:
+        handle: for the training function.
+        layout: the current one.
+        prepared: the model as it is laid out.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        find_trainable: Callable[[nn.Module], list[tuple[str, nn.Parameter]]],
+        device: torch.device,
+        layout: Layout,
+        exchange: ShardExchange,
+    ):
+        self._blueprint = blueprint
+        self._find_trainable = find_trainable
+        self._device = device
+        self._randomness = RandomState.capture()
+        self._exchange = exchange
+        self.layout = layout
+        self.prepared = self._build(layout, with_values=False)
+        self.handle = ModelHandle(self.prepared.module)
+
+    def lay_out(self, layout: Layout, *, with_values: bool) -> PreparedModel:
+        """Build it anew for another rank or world.
+
+        Args:
+            layout: the new one.
+            with_values: its parameters are to be what the factory makes them; else they are zero
+                until the state is loaded.
+        """
+        self.layout = layout
+        self.prepared = self._build(layout, with_values=with_values)
+        self.handle.point_to(self.prepared.module)
+        return self.prepared
+
+    def connect(self, group: Group) -> None:
+        """From now on these are the ranks that share it, in forward too."""
+        self._gradients.connect(group)
+
+    def _make_module(self, *, with_values: bool) -> nn.Module:
+        """Call the factory, with random numbers as they were when the model was prepared."""
+        if not with_values:
+            self._randomness.restore()
+            with meta_parameters():
+                module = self._blueprint.model()
+            if all(parameter.requires_grad for parameter in module.parameters()):
+                return module
+            # What is frozen is in no state: it must come from the factory.
+        self._randomness.restore()
+        return self._blueprint.model()
+
+    def _build(self, layout: Layout, *, with_values: bool) -> PreparedModel:
+        module = self._make_module(with_values=with_values)
+        self._find_trainable(module)  # refuses what can't be sharded, too
+        mesh = RankMesh(self._device, layout.rank, layout.world_size)
+        root = shard(module, mesh, self._exchange)
+        materialise(module, self._device)
+        trainable = self._find_trainable(module)
+        made = self._blueprint.optimizer([parameter for _, parameter in trainable])
+        make_scheduler = self._blueprint.scheduler
+        self._gradients = ShardedGradients(root, trainable, self._exchange)
+        scheduler = None if make_scheduler is None else make_scheduler(made)
+        return PreparedModel(module, made, scheduler, self._gradients)
