@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from trainflow.checkpointing.chunks import name_of
 from trainflow.checkpointing.manifest import Chunk
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.errors import CheckpointError, StoreError
 
 
 @dataclass
@@ -37,6 +38,8 @@ class ChunkWriter:
         known: Iterable[str],
         num_threads: int,
         traffic: Traffic | None = None,
+        *,
+        verifies: bool = False,
     ):
         """Take the ids of chunks that are known to be in the store and to stay there.
 
@@ -45,9 +48,12 @@ class ChunkWriter:
             known: those ids.
             num_threads: how many chunks are written at a time.
             traffic: counted up while it goes on: tells what got through also where it fails.
+            verifies: read the chunks that are found in place, and write those anew that are
+                damaged; their length alone is looked at otherwise.
         """
         self.traffic = Traffic() if traffic is None else traffic
         self._store = store
+        self._verifies = verifies
         self._known = set(known)
         self._own: set[str] = set()  # those that were not known before
         self._lock = threading.Lock()
@@ -100,9 +106,20 @@ class ChunkWriter:
 
     def _bring(self, chunk: Chunk, part: memoryview) -> bool:
         """Write a chunk unless it is there; returns whether it was not."""
-        if self._store.has_chunk(chunk):
+        if self._is_in_place(chunk):
             return False
         self._store.write_chunk(chunk, part)
+        return True
+
+    def _is_in_place(self, chunk: Chunk) -> bool:
+        if not self._verifies:
+            return self._store.has_chunk(chunk)
+        try:
+            self._store.read_chunk(chunk)
+        except StoreError:
+            raise
+        except CheckpointError:  # missing, or damaged
+            return False
         return True
 
     def _count(self, chunk: Chunk, *, is_new: bool) -> None:

@@ -5,17 +5,22 @@ Process: driver.  Blocks: on the local file system.
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from trainflow.checkpointing.dcp_names import MANIFEST_FILE
+from trainflow.checkpointing.manifest import FORMAT
+from trainflow.checkpointing.safetensors_files import is_own_file
 from trainflow.errors import CheckpointError, ConfigError, ConflictError
 
-_OWN_FILE = re.compile(
-    r"(model|adapter_model)(-\d{5}-of-\d{5})?\.safetensors|(model|adapter_model)\.safetensors\.index\.json"
-    r"|(adapter_|generation_)?config\.json|\.metadata|__\d+_\d+\.distcp|trainflow\.json"
+_WEIGHTS = re.compile(r"(model|adapter_model)(-\d{5}-of-\d{5})?\.safetensors")
+_BESIDE_WEIGHTS = re.compile(
+    r"(model|adapter_model)\.safetensors\.index\.json|(adapter_|generation_)?config\.json"
 )
+_BESIDE_MANIFEST = re.compile(r"\.metadata|__\d+_\d+\.distcp")
+_MANIFEST_START = f'{{"format":"{FORMAT}"'.encode()
 
 
 @contextmanager
@@ -23,7 +28,7 @@ def fresh_folder(target: Path, *, replace: bool) -> Generator[Path]:
     """Yield an empty folder beside ``target`` that becomes it once the block is done.
 
     Args:
-        target: not there yet, or empty.
+        target: not there yet, or empty; what it points to, if it is a link.
         replace: it may also be the folder of an earlier export.
 
     Raises:
@@ -31,6 +36,7 @@ def fresh_folder(target: Path, *, replace: bool) -> Generator[Path]:
         ConfigError: it is to be replaced, but holds what no export has written.
         CheckpointError: it can't be written; nothing is left.
     """
+    target = Path(os.path.realpath(target))
     require_replaceable(target, replace=replace)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,15 +76,53 @@ def require_replaceable(target: Path, *, replace: bool) -> None:
         return
     if not target.is_dir():
         raise ConfigError(f"--to: got {target}, which is a file, expected a folder; change --to")
-    found = sorted(path.name for path in target.iterdir())
+    found = sorted(target.iterdir())
     if found and not replace:
         raise ConflictError(
-            f"{target}: got a folder that holds {found[0]}, expected none of that name; choose "
-            "another, or replace an earlier export by --force"
+            f"{target}: got a folder that holds {found[0].name}, expected none of that name; "
+            "choose another, or replace an earlier export by --force"
         )
-    foreign = [name for name in found if not _OWN_FILE.fullmatch(name)]
-    if foreign:
+    foreign = _find_foreign(found)
+    if foreign is not None:
         raise ConfigError(
-            f"{target}: got a folder that holds {foreign[0]}, which no export writes, expected an "
-            "earlier export to replace; choose another folder"
+            f"{target}: got a folder that holds {foreign.name}, which nothing shows to be of an "
+            "export, expected an earlier export to replace; choose another folder, or remove this "
+            "one yourself"
         )
+
+
+def _find_foreign(found: Sequence[Path]) -> Path | None:
+    """Return what of a folder isn't known to be of an export; None if all is.
+
+    A name alone shows nothing: models of others have the same. What shows it is the manifest of a
+    dcp export, and what all weights begin with that an export has written.
+    """
+    irregular = [path for path in found if path.is_symlink() or not path.is_file()]
+    if irregular:
+        return irregular[0]
+    if any(map(_is_own_manifest, found)):
+        return _first_unlike(found, _is_of_dcp)
+    if any(_WEIGHTS.fullmatch(path.name) for path in found):
+        return _first_unlike(found, _is_of_safetensors)
+    return next(iter(found), None)
+
+
+def _first_unlike(found: Sequence[Path], is_own: Callable[[Path], bool]) -> Path | None:
+    return next((path for path in found if not is_own(path)), None)
+
+
+def _is_of_dcp(path: Path) -> bool:
+    return _is_own_manifest(path) or _BESIDE_MANIFEST.fullmatch(path.name) is not None
+
+
+def _is_of_safetensors(path: Path) -> bool:
+    if _WEIGHTS.fullmatch(path.name):
+        return is_own_file(path)
+    return _BESIDE_WEIGHTS.fullmatch(path.name) is not None
+
+
+def _is_own_manifest(path: Path) -> bool:
+    if path.name != MANIFEST_FILE:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MANIFEST_START)) == _MANIFEST_START

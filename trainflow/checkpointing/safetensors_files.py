@@ -36,7 +36,8 @@ _NAMES = {
     "complex64": "C64",
 }
 _BATCH_BYTES = 64 * 1024 * 1024
-_METADATA = {"format": "pt"}
+_METADATA = {"format": "pt", "written_by": "trainflow"}
+_OWN_START = json.dumps({"__metadata__": _METADATA}, separators=(",", ":"))[:-1].encode()
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ def write_safetensors(
     document = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / index).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return [*names, index]
+
+
+def is_own_file(path: Path) -> bool:
+    """Tell whether `write_safetensors` has written a file, by how its header begins."""
+    with path.open("rb") as file:
+        return file.read(8 + len(_OWN_START))[8:] == _OWN_START
 
 
 def read_plain_file(path: Path) -> Mapping[str, tuple[TensorSpec, memoryview]]:

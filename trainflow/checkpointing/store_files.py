@@ -67,20 +67,29 @@ def open_files(url: str) -> tuple[StoreFiles, str]:
     """Return the files below a URL, and its path among them.
 
     Raises:
-        StoreError: there is no such kind of URL, or a package for it is missing.
+        StoreError: there is no such kind of URL, a package for it is missing, what it names doesn't
+            answer, or it is no place for checkpoints.
     """
     if url.startswith(_S3):
         return _open_s3(url)
     try:
-        # fsspec has no annotations.
-        found = cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
-    except (ImportError, ValueError) as error:
+        if "://" in url or "::" in url:  # some connect at once
+            files, root = STORE_CALLS.call(patience_s(), lambda _call: _find_files(url))
+        else:
+            files, root = _find_files(url)
+    except Exception as error:  # a backend raises what it likes
         raise StoreError(
-            f"got {url!r} for checkpoints, expected a path or a URL that fsspec can open: {error}"
+            f"got {url!r} for checkpoints, expected a path or a URL that fsspec can open "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); look at its address, its "
+            "credentials and the package that it needs, or choose another place"
         ) from error
-    files, root = found
     is_local = isinstance(files, LocalFileSystem)
     return (LocalFiles() if is_local else OtherFiles(files)), root.rstrip("/")
+
+
+def _find_files(url: str) -> tuple[Any, str]:
+    # fsspec has no annotations.
+    return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _open_s3(url: str) -> tuple[StoreFiles, str]:

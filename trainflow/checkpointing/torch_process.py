@@ -22,6 +22,7 @@ from trainflow.errors import CheckpointError, TrainFlowError
 
 Json = Any
 
+_BEGIN = "trainflow.checkpointing.bound_process"
 _OWN_PATH = str(Path(errors.__file__).parent.parent)
 _TAIL_BYTES = 2000
 
@@ -88,7 +89,7 @@ def run_with_torch(
     with (
         tempfile.TemporaryDirectory(prefix="trainflow-") as scratch,
         subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", _BEGIN, str(os.getpid()), module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

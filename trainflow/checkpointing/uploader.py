@@ -20,6 +20,7 @@ def upload_share(
     known: Iterable[str] = (),
     *,
     traffic: Traffic | None = None,
+    verifies: bool = False,
 ) -> ShareReport:
     """Write the share's chunks that the store doesn't have.
 
@@ -29,11 +30,12 @@ def upload_share(
         store: takes them.
         known: ids of chunks that are in the store and will stay there: not even looked for.
         traffic: counted up while it goes on: tells what got through also where it fails.
+        verifies: read the chunks that are found in place, and write those anew that are damaged.
 
     Raises:
         CheckpointError: the store doesn't take them; what it took stays, and is found next time.
     """
-    writer = ChunkWriter(store, known, _NUM_THREADS, traffic)
+    writer = ChunkWriter(store, known, _NUM_THREADS, traffic, verifies=verifies)
     try:
         chunks = {number: writer.add(part) for number, part in deal(snapshot, share)}
     finally:

@@ -1,16 +1,19 @@
 """What commands on a folder of checkpoints take."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.errors import JobNotFoundError
+from trainflow.errors import ConfigError, JobNotFoundError
+
+_LOCAL_SCHEMES = ("file", "local")
 
 
 def require_named(url: str) -> str:
     """Return the URL of a folder as it is; refuses an empty one, which would be this directory."""
-    if not url.strip():
+    if not _without_scheme(url).strip():
         raise typer.BadParameter(
             f"got {url!r}, expected the URL or path of a folder; for this directory say ."
         )
@@ -31,7 +34,12 @@ _MEANINGS = {
     ExitCode.CONFLICT: "something is already there, or a run may be writing there",
 }
 EPILOGUE = "\n".join(
-    ["\b", "Exit codes:", *(f"  {code:>3}  {text}" for code, text in _MEANINGS.items())]
+    [
+        "\b",
+        "Exit codes:",
+        *(f"  {code:>3}  {text}" for code, text in _MEANINGS.items()),
+        "  129, 143  ended by SIGHUP or SIGTERM; what was half done is removed",
+    ]
 )
 """As `trainflow.cli.exit_codes.EPILOGUE`, for commands that have nothing to do with a run."""
 
@@ -46,7 +54,35 @@ def choose_step(steps: list[int], step: int | None, url: str) -> int:
 
 
 def absolute(url: str) -> str:
-    """Return a path of this machine from its root on; a URL as it is."""
-    from pathlib import Path  # noqa: PLC0415
+    """Return a path of this machine from its root on, also where it has a scheme; a URL as it is.
 
-    return url if "://" in url or "::" in url else str(Path(url).expanduser().absolute())
+    Raises:
+        ConfigError: it names no folder, or one of a user who isn't known here.
+    """
+    path = _without_scheme(url)
+    if "://" in path or "::" in path:
+        return url
+    if not path:
+        raise ConfigError(f"got {url!r}, expected the path of a folder after it; add one")
+    return str(local_path(path))
+
+
+def local_path(text: str) -> Path:
+    """Return a path of this machine from its root on, also if it begins with ``~``.
+
+    Raises:
+        ConfigError: of a user who isn't known here.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"got {text!r}, whose home isn't known, expected a folder of this machine; write it "
+            "from its root on"
+        ) from error
+
+
+def _without_scheme(url: str) -> str:
+    """Return the path in a URL of this machine; any other as it is."""
+    scheme, found, path = url.partition("://")
+    return path if found and scheme in _LOCAL_SCHEMES else url

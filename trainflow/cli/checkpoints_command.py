@@ -15,6 +15,7 @@ from trainflow.cli.checkpoints_choice import EPILOGUE, NewestOrStep, Url, choose
 from trainflow.cli.checkpoints_transfer import export, import_
 from trainflow.cli.checkpoints_upkeep import drill, prune, rewind
 from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.cli.tables import (
     Output,
     OutputOption,
@@ -39,6 +40,13 @@ checkpoints_app.command("drill", epilog=EPILOGUE)(drill)
 checkpoints_app.command("prune", epilog=EPILOGUE)(prune)
 checkpoints_app.command("rewind", epilog=EPILOGUE)(rewind)
 
+
+@checkpoints_app.callback()
+def checkpoints(context: typer.Context) -> None:
+    """Look at what lies in a folder of checkpoints, take it elsewhere, test it, tidy it."""
+    context.with_resource(ending_in_order())
+
+
 _COLUMNS = {
     "STEP": "step",
     "SAVED": "saved_at",
@@ -55,12 +63,16 @@ _VERDICT_COLUMNS = {"STEP": "step", "CHUNKS": "num_chunks", "BYTES": "num_bytes"
 
 @checkpoints_app.command("list")
 def list_(url: Url, output: OutputOption = Output.TABLE) -> None:
-    """List the committed checkpoints, oldest first; reads manifests only."""
+    """List the committed checkpoints, oldest first; reads manifests only.
+
+    Where there are none, or there is no such folder, it leaves with 3.
+    """
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
 
     store = CheckpointStore(url)
     rows = [_describe(store, step) for step in store.committed_steps()]
     write_answer(rows, format_table(rows, _COLUMNS), output)
+    choose_step([row["step"] for row in rows], None, url)
 
 
 @checkpoints_app.command()

@@ -14,6 +14,7 @@ from trainflow.cli.checkpoints_choice import (
     Url,
     absolute,
     choose_step,
+    local_path,
     require_named,
 )
 from trainflow.cli.job_options import Overrides
@@ -60,7 +61,7 @@ def export(
 
     if "://" in to or ":/" in to:
         raise ConfigError(f"--to: got {to!r}, expected a folder of this machine; change --to")
-    folder = Path(to).absolute()
+    folder = local_path(to)
     store = CheckpointStore(absolute(url))
     chosen = choose_step(store.committed_steps(), step, url)
     if format_ is TransferFormat.DCP:
@@ -116,11 +117,12 @@ def import_(  # noqa: PLR0913, PLR0917  each is an option of the command
     from trainflow.checkpointing.transfer import import_checkpoint  # noqa: PLC0415
 
     changes = overrides or []
-    _require_source(Path(path), format_, job)
+    source = local_path(path)
+    _require_source(source, format_, job)
     _require_no_job_option(job, step, changes)
     _require_step(step)
     request: dict[str, Any] = {
-        "path": str(Path(path).absolute()),
+        "path": str(source),
         "url": absolute(to),
         "format": str(format_),
         "step": step,

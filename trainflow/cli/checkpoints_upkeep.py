@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ import typer
 from trainflow.cli.checkpoints_choice import NewestOrStep, Url, absolute, choose_step
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.output import say
-from trainflow.cli.tables import Output, OutputOption, write_answer
+from trainflow.cli.tables import Output, OutputOption, escape, write_answer
 from trainflow.errors import CheckpointError, ConfigError, ConflictError
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ def _carry_out(plan: "PrunePlan", store: "CheckpointStore", *, dry_run: bool, ye
     if not dry_run:
         if plan.writer is not None and not yes:
             raise ConflictError(
-                f"{store.url}: got a folder that a run may be writing to ({plan.writer}), expected "
-                "none; stop it, and say --yes"
+                f"{store.url}: got a folder that a run may be writing to ({escape(plan.writer)}), "
+                "expected none; stop it, and say --yes"
             )
         collect(store, plan.kept)
     say(_format_plan(plan, dry_run=dry_run))
@@ -183,16 +184,17 @@ def _read_values(store: "CheckpointStore", name: str) -> dict[int, float]:
     for job_id in sorted(job_ids):
         values |= _read_evaluations(home() / "runs" / Path(job_id).name / "events.jsonl", name)
     if not values:
+        runs = ", ".join(map(escape, sorted(job_ids))) or "(none)"
         raise ConfigError(
             f"--keep-best: got {name!r}, of which {home() / 'runs'} has no values for the runs "
-            f"{', '.join(sorted(job_ids)) or '(none)'}; expected an evaluation of theirs; run it "
-            "on the machine with their records, or choose by --keep-every"
+            f"{runs}; expected an evaluation of theirs; run it on the machine with their "
+            "records, or choose by --keep-every"
         )
     return values
 
 
 def _read_evaluations(events: Path, name: str) -> dict[int, float]:
-    if not events.exists():
+    if not isfile(events):  # noqa: PTH113  False too for a name that is too long: it may be forged
         return {}
     values: dict[int, float] = {}
     for line in events.read_bytes().splitlines():

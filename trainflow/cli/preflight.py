@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from trainflow.checkpointing.resume import find_resumable
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.cli.checkpoints_choice import absolute
 from trainflow.cli.output import say
 from trainflow.config import (
     JobConfig,
@@ -134,12 +135,13 @@ def _read_saved_settings(config: JobConfig) -> dict[str, Any]:
 def _locate_checkpoints(config: JobConfig) -> JobConfig:
     """Make a local folder's path absolute: workers have other working directories."""
     named = {"url": config.checkpoint.url, "resume": config.checkpoint.resume}
-    local = {
-        setting: str(Path(value).expanduser().absolute())
-        for setting, value in named.items()
-        if isinstance(value, str) and value not in {"auto", "never"}
-        if "://" not in value and "::" not in value
-    }
+    local: dict[str, str] = {}
+    for setting, value in named.items():
+        if isinstance(value, str) and value not in {"auto", "never"}:
+            try:
+                local[setting] = absolute(value)
+            except ConfigError as error:
+                raise ConfigError(f"checkpoint.{setting}: {error}") from None
     return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=local)})
 
 

@@ -1,13 +1,40 @@
-"""SIGINT and SIGTERM as a wish that is granted in order, instead of an exception at any place.
+"""Signals that ask for an end: a run grants the wish in order, other commands clean up and leave.
 
 Process: driver.  Thread: main.
 """
 
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+from typing import Never, Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ending_in_order() -> Generator[None]:
+    """Have SIGTERM and SIGHUP end what goes on as SIGINT does: what was begun is cleaned up.
+
+    The process then leaves with 128 and the signal's number. Further ones don't disturb that. Who
+    has a signal ignored, as nohup does, has it ignored here too.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDINGS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> Never:
+    for each in _ENDINGS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 class StopSignals:

@@ -69,7 +69,7 @@ class ImportRequest:
 
 
 def import_checkpoint(request: ImportRequest) -> Json:
-    """Write and commit a checkpoint.
+    """Write and commit a checkpoint; what it finds in place already is read to the last byte.
 
     Raises:
         CheckpointError: what is to be imported is damaged, or the store doesn't take it.
@@ -118,7 +118,7 @@ def _import_weights(request: ImportRequest, job: JobConfig, notes: list[str]) ->
             ),
             payloads=tuple(map(bytes_of, tensors)),
         )
-        report = upload_share(snapshot, Share(0, 1), CheckpointStore(request.url))
+        report = upload_share(snapshot, Share(0, 1), CheckpointStore(request.url), verifies=True)
     return Manifest(
         job_id=_ATTEMPT,
         step=request.step,
@@ -222,7 +222,7 @@ def _import_export(path: Path, store: CheckpointStore) -> Manifest:
         )
     for paths in _batches(iter(manifest.tensors)):
         tensors = folder.read(names[each] for each in paths)
-        writer = ChunkWriter(store, (), _NUM_THREADS)
+        writer = ChunkWriter(store, (), _NUM_THREADS, verifies=True)
         try:
             for each in paths:
                 _write_tensor(manifest, each, tensors[names[each]], writer)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 import tracemalloc
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.full_disk import room_for
 from tests.unit.checkpointing.test_store import PAYLOAD, load, save, small_chunks
+from trainflow.checkpointing import bounded_calls
 from trainflow.checkpointing.collector import collect
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
@@ -64,6 +66,40 @@ def as_nobody() -> Generator[None]:
         yield
     finally:
         os.seteuid(own)
+
+
+class TestUnopened:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "ftp://127.0.0.1:9/x",
+            "github://x",
+            "reference://x",
+            "jupyter://x",
+            "generic://x",
+            "dir://st",
+            "zip://a::b",
+            "zip://x.zip",
+        ],
+    )
+    def test_a_url_that_is_no_place_for_checkpoints_is_refused(
+        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(
+            StoreError, match=r"got '.*expected a path or a URL.*choose another pl"
+        ) as told:
+            CheckpointStore(url)
+        assert url in str(told.value)
+        assert "\n" not in str(told.value)
+
+    def test_one_that_never_answers_is_given_up(self, monkeypatch: pytest.MonkeyPatch):
+        never = threading.Event()
+        monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: never.wait(10))
+        monkeypatch.setattr(bounded_calls, "_ANSWER_WITHIN_S", 0.05)
+        with pytest.raises(StoreError, match="TimeoutError: no answer within"):
+            CheckpointStore("ftp://silent/x")
+        never.set()
 
 
 class TestFull:

@@ -143,6 +143,31 @@ def test_it_dies_with_whoever_asked(tmp_path: Path):
         shutil.rmtree(scratch)
 
 
+def test_it_dies_with_whoever_asked_also_while_it_begins(tmp_path: Path):
+    pids = tmp_path / "pids"
+    (tmp_path / "begins_for_ever.py").write_text(
+        f"import os, time\nopen({str(pids)!r}, 'w').write(f'{{os.getpid()}} ')\ntime.sleep(300)\n"
+    )
+    ask = (
+        "from trainflow.checkpointing.torch_process import run_with_torch\n"
+        f"run_with_torch('begins_for_ever', {{}}, import_paths=[{str(tmp_path)!r}])"
+    )
+    deadline_s = time.monotonic() + 30
+    with subprocess.Popen(
+        [sys.executable, "-c", ask], env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as asker:
+        while not (pids.exists() and pids.read_text().endswith(" ")):
+            assert time.monotonic() < deadline_s
+        asker.kill()
+    pid = int(pids.read_text())
+    try:
+        while is_running(pid):
+            assert time.monotonic() < deadline_s
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def is_running(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         os.kill(pid, 0)

@@ -40,9 +40,11 @@ def test_what_is_there_is_listed(store: CheckpointStore, call_main: CallMain, ca
     assert "STEP" in capsys.readouterr().out
 
 
-def test_an_empty_folder_lists_nothing(tmp_path: Path, call_main: CallMain, capsys):
-    assert call_main("checkpoints", "list", tmp_path / "none", "-o", "json") == 0
-    assert json.loads(capsys.readouterr().out) == []
+def test_an_empty_folder_lists_nothing_and_says_so(tmp_path: Path, call_main: CallMain, capsys):
+    assert call_main("checkpoints", "list", tmp_path / "none", "-o", "json") == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out) == []
+    assert "expected one of those that are there: none" in said.err
 
 
 def test_a_listing_names_the_one_that_can_t_be_read(
@@ -120,6 +122,7 @@ def test_a_store_that_is_down_as_a_whole_is_no_row(
     "command",
     [
         ("list", ""),
+        ("list", "file://"),
         ("show", ""),
         ("verify", " "),
         ("drill", ""),

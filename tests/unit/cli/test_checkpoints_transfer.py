@@ -106,7 +106,8 @@ def test_a_damaged_checkpoint_leaves_nothing(
         (("--to", "x", "--format", "safetensors", "--model", "m"), 2, "--model: got 'm'"),
         (("--to", "x", "--format", "pickle"), 2, "'pickle' is not one of"),
         (("--to", __file__, "--format", "dcp"), 2, "which is a file"),
-        (("--to", Path(__file__).parent, "--format", "dcp", "--force"), 2, "no export writes"),
+        (("--to", Path(__file__).parent, "--format", "dcp", "--force"), 2, "nothing shows to be"),
+        (("--to", "~nobody-of-that-name/x", "--format", "dcp"), 2, "whose home isn't known"),
     ],
 )
 def test_what_can_not_be_exported_is_said(
@@ -118,10 +119,30 @@ def test_what_can_not_be_exported_is_said(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_home_is_meant_by_a_tilde(
+    saved: CheckpointStore,
+    tmp_path: Path,
+    elsewhere: Path,
+    call_main: CallMain,
+    capsys,
+    monkeypatch,
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "x").mkdir(parents=True)
+    (tmp_path / "home" / "x" / "notes.txt").touch()
+    call = ("checkpoints", "export", saved.url, "--to", "~/x", "--format", "dcp")
+    assert call_main(*call) == 6
+    assert f"{tmp_path}/home/x: got a folder that holds notes.txt" in capsys.readouterr().err
+    call = ("checkpoints", "import", "~/x", "--to", "~/y", "--format", "dcp")
+    assert call_main(*call) == 2
+    assert f"{tmp_path}/home/x: got no folder that TrainFlow has" in capsys.readouterr().err
+    assert [path.name for path in elsewhere.iterdir()] == ["home"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere", "--format", "dcp"), "PATH: got nowhere, which isn't there"),
+        (("nowhere", "--format", "dcp"), "/nowhere, which isn't there"),
         (("", "--format", "dcp"), "got ''"),
         ((".", "--format", "safetensors"), "--job: got nothing, expected a job file"),
         ((".", "--format", "dcp", "--step", "3"), "--step: got 3 without --job"),

@@ -169,6 +169,22 @@ class TestPrune:
         assert call_main(*call) == 0
         assert store.committed_steps() == [20, STEP]
 
+    @pytest.mark.parametrize("job_id", ["a\ntrainflow: all is well", "x" * 5000, "a\x00b"])
+    def test_a_forged_name_of_a_run_is_spelled_out(
+        self, store, home: Path, call_main: CallMain, capsys, job_id: str
+    ):
+        manifest = save(store, make_job(max_steps=STEP + 1))
+        rewrite(store, STEP, job_id=job_id)
+        call = ("checkpoints", "prune", store.url, "--keep-last", "1")
+        assert call_main(*call) == 6
+        assert call_main(*call, "--keep-best", "loss=1") == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2, manifest.job_id
+        assert all(
+            line.startswith(f"trainflow: {start}")
+            for line, start in zip(said, (store.url, "--keep-best"), strict=True)
+        )
+
     @pytest.mark.usefixtures("steps")
     @pytest.mark.parametrize("best", ["loss", "=1", "loss=0", "loss=x"])
     def test_a_best_that_says_nothing_is_refused(self, store, call_main, capsys, best: str):

@@ -182,8 +182,28 @@ def test_a_local_folder_of_checkpoints_is_the_same_for_workers_elsewhere(job_fil
     checked = check_job(job_file, ["checkpoint.url=out/ckpt", "checkpoint.every_steps=5"])
     assert checked.config.checkpoint.url == str(Path.cwd() / "out/ckpt")
     assert "every 5 steps and at the end" in describe_job(checked)
+    for scheme in ("file", "local"):
+        checked = check_job(job_file, [f"checkpoint.url={scheme}://out/ckpt"])
+        assert checked.config.checkpoint.url == str(Path.cwd() / "out/ckpt")
+        url = check_job(job_file, [f"checkpoint.url={scheme}:///a/b"]).config.checkpoint.url
+        assert url == "/a/b"
     url = check_job(job_file, ["checkpoint.url=memory://a-test"]).config.checkpoint.url
     assert url == "memory://a-test"
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("url=file://", "checkpoint.url: got 'file://', expected the path of a folder"),
+        (
+            "resume=~nobody-of-that-name/x",
+            "checkpoint.resume: got '~nobody.*whose home isn't known",
+        ),
+    ],
+)
+def test_a_folder_of_checkpoints_that_is_none_is_refused(job_file: Path, override: str, named: str):
+    with pytest.raises(ConfigError, match=named):
+        check_job(job_file, [f"checkpoint.{override}"])
 
 
 @pytest.mark.parametrize(
@@ -219,5 +239,6 @@ def test_a_folder_to_go_on_from_is_taken_as_it_is_typed(
 
 
 def test_another_folder_to_go_on_from_is_the_same_for_workers_elsewhere(job_file: Path):
-    with pytest.raises(ConfigError, match=f"got {Path.cwd() / 'out/other'}, expected a folder"):
-        check_job(job_file, ["checkpoint.resume=out/other"])
+    for other in ("out/other", "file://out/other", "local://out/other"):
+        with pytest.raises(ConfigError, match=f"got {Path.cwd() / 'out/other'}, expected a folder"):
+            check_job(job_file, [f"checkpoint.resume={other}"])

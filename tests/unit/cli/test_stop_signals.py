@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from trainflow.cli.stop_signals import STOP_SIGNALS, StopSignals
+from trainflow.cli.stop_signals import STOP_SIGNALS, StopSignals, ending_in_order
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -39,3 +39,33 @@ def test_the_handlers_from_before_come_back():
         signals.install()
         assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_end_is_waited_for_by_what_cleans_up(number: signal.Signals, code: int):
+    before = signal.getsignal(number)
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        with ending_in_order():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGHUP)
+                cleaned.append(True)
+
+    with pytest.raises(SystemExit) as end:
+        work()
+    assert end.value.code == code
+    assert cleaned
+    assert signal.getsignal(number) == before
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_in_order():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
