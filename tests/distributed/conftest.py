@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.distributed.case import Case, Outcome
+from tests.distributed.ddp_processes import processes
 from tests.distributed.faults import Fault
 from tests.distributed.harness import run_case
 from tests.distributed.jobs import BATCH, MAX_STEPS, make_job
@@ -81,6 +82,13 @@ def in_ranks(groups: list[Group]) -> InRanks:
             return list(pool.map(function, groups, timeout=TIMEOUT_S))
 
     return call
+
+
+@pytest.fixture
+def in_processes(tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
+    """Call a function in two ranks of a default process group, each a process of its own."""
+    with processes(tmp_path) as call:
+        yield call
 
 
 class Turns:

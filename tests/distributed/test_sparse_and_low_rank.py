@@ -224,6 +224,44 @@ def test_rows_that_get_no_more_gradient_come_to_rest(make, num_rows):
     assert residuals.kept[0][:size].abs().max() < rest
 
 
+def test_a_matrix_whose_gradient_was_zero_is_sent_again():
+    """Even where its first rows never get one: factors that are zero would stay so."""
+    group = Group(SPEC, 0, Alike(), lambda *_: None)
+    aggregator = LowRankScheme(2, CPU).for_bucket([("matrix", (20, 16))])
+    residuals = Residuals.of_sizes([320], CPU)
+    for step in range(3):
+        bucket = gradient(0, step, size=320) * (step > 0)
+        bucket[:160] = 0.0
+        aggregator.begin()
+        assert aggregator.start(bucket, group, residuals.feedback(0)).wait()
+        keep(aggregator, residuals)
+        assert bucket.isfinite().all()
+        assert bool(bucket.any()) == (step > 0)
+
+
+@pytest.mark.parametrize("kind", ["zero", "one column", "equal columns"])
+def test_a_matrix_of_too_low_a_rank_comes_out_as_it_is(in_ranks: InRanks, kind):
+    """What P lacks is made up, alike on every rank."""
+
+    def make(rank: int) -> Tensor:
+        matrix = torch.zeros(ROWS, COLUMNS)
+        if kind == "one column":
+            matrix[:, 5] = gradient(rank, size=ROWS)
+        elif kind == "equal columns":
+            matrix += gradient(rank, size=ROWS)[:, None]
+        return torch.cat([matrix.view(-1), gradient(rank, size=50)])
+
+    def reduce(group: Group) -> Tensor:
+        bucket = make(group.rank)
+        assert low_rank(4).start(bucket, group).wait()
+        return bucket
+
+    results = in_ranks(reduce)
+    wanted = torch.stack([make(rank) for rank in range(WORLD)]).sum(0)
+    torch.testing.assert_close(results[0], wanted, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
 @each
 def test_without_feedback_the_rest_is_dropped(in_ranks: InRanks, make):
     def reduce(group: Group) -> Tensor:

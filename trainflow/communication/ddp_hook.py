@@ -12,10 +12,11 @@ Process: every rank.  Thread: training; DDP calls the hook while autograd runs.
 Ranks: all register the same.  Blocks: with the last bucket of a backward, until all are summed.
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, pairwise
-from typing import get_args
+from itertools import accumulate, compress, count, pairwise
+from typing import cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.aggregator import Aggregator, Handle
@@ -37,7 +39,8 @@ from trainflow.epochs import EpochId, EpochSpec
 from trainflow.errors import CommunicationError, ConfigError, GroupMismatchError
 
 _OFFERED = tuple(each for each in get_args(Compression) if each != "auto")
-_SETTINGS = frozenset({"error_feedback", "top_k_fraction", "power_sgd_rank"})
+_ONLY_WITH = {"top_k_fraction": "top_k", "power_sgd_rank": "power_sgd"}
+_SETTINGS = frozenset({"error_feedback", *_ONLY_WITH})
 _COMPRESSIBLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 DdpHook = Callable[[object, dist.GradBucket], Future[Tensor]]
@@ -54,7 +57,9 @@ def ddp_comm_hook(
 
     Gradients come out as DDP's own: the mean over ranks, the same bits on each. If a rank's are not
     finite, so are all ranks', as in an uncompressed mean: `torch.amp.GradScaler` skips the step.
-    What error feedback has kept then stays as it was; it is neither saved nor restored.
+    What error feedback has kept then stays as it was; it is neither saved nor restored. It goes
+    with the parameters, of which the hook holds weak references: one that is registered with
+    another model keeps nothing of the first.
 
     Args:
         compression: what travels; see ``communication.compression`` of a job. Not ``auto``.
@@ -64,11 +69,12 @@ def ddp_comm_hook(
             ``top_k_fraction``, ``power_sgd_rank``.
 
     Raises:
-        ConfigError: another compression or setting, or there is no process group yet.
+        ConfigError: another compression or setting, or there is no process group yet, or this rank
+            is not in it.
 
     The hook itself raises, out of backward: CommunicationError if a collective fails,
     GroupMismatchError if another rank compresses otherwise, ConfigError if parameters are of
-    float64, which only ``none`` sums.
+    float64 or gradients are sparse, which only ``none`` sums.
     """
     if compression not in _OFFERED:
         raise ConfigError(
@@ -76,13 +82,8 @@ def ddp_comm_hook(
             f"{', '.join(_OFFERED)}; choose one of them: nothing is measured here"
         )
     chosen = _check(compression, settings)
-    group = process_group or dist.group.WORLD
-    if group is None:
-        raise ConfigError(
-            "ddp_comm_hook: got no process group, expected one: call "
-            "torch.distributed.init_process_group before"
-        )
-    buckets = _Buckets(chosen, group, grad_scaler)
+    _require_scaler(grad_scaler)
+    buckets = _Buckets(chosen, _borrow(process_group), grad_scaler)
 
     def sum_compressed(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         return buckets.add(bucket)
@@ -97,6 +98,12 @@ def _check(compression: Compression, settings: dict[str, float | bool]) -> Commu
             f"ddp_comm_hook: got {', '.join(unknown)}, expected {', '.join(sorted(_SETTINGS))}; "
             "leave it out"
         )
+    for setting in sorted(settings.keys() & _ONLY_WITH.keys()):
+        if compression != _ONLY_WITH[setting]:
+            raise ConfigError(
+                f"ddp_comm_hook: got {setting} with compression {compression}, which doesn't read "
+                f"it, expected {_ONLY_WITH[setting]}; leave it out, or choose that"
+            )
     # DDP doesn't say which ranks share a node.
     given = {"compression": compression, "hierarchical": False, **settings}
     try:
@@ -111,6 +118,14 @@ def _check(compression: Compression, settings: dict[str, float | bool]) -> Commu
     return chosen
 
 
+def _require_scaler(given: object) -> None:
+    if not isinstance(given, GradScaler | None):
+        raise ConfigError(
+            f"ddp_comm_hook: got grad_scaler {given!r}, expected a torch.amp.GradScaler; give the "
+            "one that scales the loss, or leave it out"
+        )
+
+
 class _Borrowed(ProcessGroupTransport):
     """A process group of the user's: never aborted here."""
 
@@ -118,23 +133,27 @@ class _Borrowed(ProcessGroupTransport):
         """Leave it to whoever made it, and its timeout."""
 
 
-@dataclass(eq=False)
 class _Kept:
     """What is kept of one of DDP's buckets from step to step."""
 
-    parameters: list[Tensor]
-    aggregator: Aggregator
-    residuals: Residuals | None
-
-    def __post_init__(self) -> None:
-        ends = list(accumulate(parameter.numel() for parameter in self.parameters))
+    def __init__(
+        self, parameters: Sequence[Tensor], aggregator: Aggregator, residuals: Residuals | None
+    ):
+        self.aggregator = aggregator
+        self.residuals = residuals
+        ends = list(accumulate(parameter.numel() for parameter in parameters))
         self.slots = [slice(*each) for each in pairwise([0, *ends])]
+        self._owners = [weakref.ref(parameter) for parameter in parameters]
         self._filled = [slot for slot in self.slots if slot.start < slot.stop]
         firsts = [slot.start for slot in self._filled]
-        device = self.parameters[0].device
-        self._firsts = torch.tensor(firsts, dtype=torch.int64, device=device)
+        self._firsts = torch.tensor(firsts, dtype=torch.int64, device=parameters[0].device)
 
-    def holds(self, parameters: list[Tensor]) -> bool:
+    @property
+    def parameters(self) -> list[Tensor | None]:
+        """Whose it is, in order; None for those that are gone."""
+        return [owner() for owner in self._owners]
+
+    def holds(self, parameters: Sequence[Tensor]) -> bool:
         """Whether it is of a bucket of these, in this order."""
         return list(map(id, self.parameters)) == list(map(id, parameters))
 
@@ -147,11 +166,12 @@ class _Kept:
 
 @dataclass
 class _UnderWay:
-    """A bucket of a backward."""
+    """A bucket of a backward; ``summed`` is ``flat``, unless that is of a narrower type."""
 
     kept: _Kept
     withheld: list[slice]
     handle: Handle
+    summed: Tensor
     flat: Tensor
     future: Future[Tensor]
 
@@ -170,22 +190,18 @@ class _Buckets:
     """The buckets of one backward, on their way.
 
     Attributes:
-        kept: by the identity of each parameter, what is kept of its bucket.
+        kept: by parameter, by identity and as long as it lives: what is kept of its bucket.
     """
 
-    def __init__(
-        self,
-        settings: CommunicationConfig,
-        process_group: dist.ProcessGroup,
-        grad_scaler: GradScaler | None,
-    ):
+    def __init__(self, settings: CommunicationConfig, group: Group, grad_scaler: GradScaler | None):
         self._settings = settings
-        self._group = _borrow(process_group)
+        self._group = group
         self._grad_scaler = grad_scaler
         self._scale = 1.0
         self._chosen: Aggregator | LowRankScheme | None = None
-        self.kept: dict[int, _Kept] = {}
-        self._names: dict[int, str] = {}
+        self.kept = cast("MutableMapping[Tensor, _Kept]", WeakIdKeyDictionary())
+        self._names = cast("MutableMapping[Tensor, str]", WeakIdKeyDictionary())
+        self._numbers = count()
         self._under_way: list[_UnderWay] = []
 
     def add(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -193,20 +209,26 @@ class _Buckets:
         flat = bucket.buffer()
         if not self._under_way:
             self._scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
-        if self._scale != 1.0:
-            flat.div_(self._scale)
         kept = self._kept_of(bucket.parameters(), flat)
+        summed = self._prepare(flat)
         # A gradient may be zero because no rank uses its parameter: DDP drops that sum.
-        withheld = [] if kept.residuals is None else kept.find_zeros(flat)
+        withheld = [] if kept.residuals is None else kept.find_zeros(summed)
         feedback = None if kept.residuals is None else _withhold(kept.residuals, withheld)
         if isinstance(kept.aggregator, LowRankSum):
             kept.aggregator.begin()
-        handle = kept.aggregator.start(flat, self._group, feedback)
-        self._under_way.append(_UnderWay(kept, withheld, handle, flat, Future[Tensor]()))
+        handle = kept.aggregator.start(summed, self._group, feedback)
+        self._under_way.append(_UnderWay(kept, withheld, handle, summed, flat, Future[Tensor]()))
         future = self._under_way[-1].future
         if bucket.is_last():
             self._finish()
         return future
+
+    def _prepare(self, flat: Tensor) -> Tensor:
+        """Return what is summed: a sum in fp16 could overflow where the mean doesn't."""
+        if not self._is_compressed:
+            return flat.mul_(1.0 / self._group.world_size)  # before, as DDP does
+        summed = flat.to(torch.float32)
+        return summed if self._scale == 1.0 else summed.div_(self._scale)
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
@@ -216,8 +238,9 @@ class _Buckets:
                 f"ddp_comm_hook: a collective failed: {self._group.failure}; make a new process "
                 "group and model, and go on from a checkpoint"
             )
-        for each in under_way:
-            each.flat.mul_(self._scale / self._group.world_size)
+        if self._is_compressed:
+            for each in under_way:
+                each.flat.copy_(each.summed.mul_(self._scale / self._group.world_size))
         # All ranks hold the same bits, so all decide the same.
         if self._settings.feeds_back and all(_is_finite(each.flat) for each in under_way):
             for each in under_way:
@@ -227,14 +250,14 @@ class _Buckets:
 
     def _kept_of(self, parameters: list[Tensor], flat: Tensor) -> _Kept:
         """Return what is kept of a bucket. DDP makes others after the first backward."""
-        kept = self.kept.get(id(parameters[0]))
+        kept = self.kept.get(parameters[0])
         if kept is None or not kept.holds(parameters):
             kept = self._make(parameters, flat)
-            own = list(map(id, parameters))
             # An old bucket stays as long as one of its parameters is in no new one.
-            for old in {self.kept[each] for each in own if each in self.kept}:
+            for old in {self.kept[each] for each in parameters if each in self.kept}:
                 _hand_over(old, kept)
-            self.kept.update(dict.fromkeys(own, kept))
+            for each in parameters:
+                self.kept[each] = kept
         return kept
 
     def _make(self, parameters: list[Tensor], flat: Tensor) -> _Kept:
@@ -243,23 +266,40 @@ class _Buckets:
             chosen = choose_aggregator(self._settings, deterministic=False, device=device)
             self._require_same(self._describe(chosen.wire), device)
             self._chosen = chosen
-        if self._settings.compression != "none" and flat.dtype not in _COMPRESSIBLE:
-            raise ConfigError(
-                f"ddp_comm_hook: got parameters of {flat.dtype} with compression "
-                f"{self._settings.compression}, expected float32, float16 or bfloat16; convert "
-                'the model, or register ddp_comm_hook("none")'
-            )
+        if self._is_compressed:
+            self._require_compressible(flat)
         if isinstance(self._chosen, LowRankScheme):
-            # Named by the order in which DDP first shows them, which is the same on every rank.
-            names = [self._names.setdefault(id(p), str(len(self._names))) for p in parameters]
-            shapes = [tuple(parameter.shape) for parameter in parameters]
-            aggregator = self._chosen.for_bucket(list(zip(names, shapes, strict=True)))
+            named = [(self._name(parameter), tuple(parameter.shape)) for parameter in parameters]
+            aggregator = self._chosen.for_bucket(named)
         else:
             aggregator = self._chosen
         sizes = [flat.numel()]
         feeds_back = self._settings.feeds_back
         residuals = Residuals.of_sizes(sizes, flat.device) if feeds_back else None
         return _Kept(parameters, aggregator, residuals)
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self._settings.compression != "none"
+
+    def _name(self, parameter: Tensor) -> str:
+        """By the order in which DDP first shows them, which is the same on every rank."""
+        if parameter not in self._names:
+            self._names[parameter] = str(next(self._numbers))
+        return self._names[parameter]
+
+    def _require_compressible(self, flat: Tensor) -> None:
+        found = f"with compression {self._settings.compression}"
+        if flat.is_sparse:
+            raise ConfigError(
+                f"ddp_comm_hook: got sparse gradients {found}, expected dense ones; give the "
+                'embedding sparse=False, or register ddp_comm_hook("none")'
+            )
+        if flat.dtype not in _COMPRESSIBLE:
+            raise ConfigError(
+                f"ddp_comm_hook: got parameters of {flat.dtype} {found}, expected float32, float16 "
+                'or bfloat16; convert the model, or register ddp_comm_hook("none")'
+            )
 
     def _describe(self, wire: str) -> str:
         """Name all that changes what comes out."""
@@ -274,7 +314,10 @@ class _Buckets:
         own = torch.tensor([digest], dtype=torch.int64, device=device)
         all_of_them = own.new_empty(self._group.world_size)
         if not self._group.all_gather(all_of_them, own).wait():
-            raise CommunicationError(f"ddp_comm_hook: a collective failed: {self._group.failure}")
+            raise CommunicationError(
+                f"ddp_comm_hook: the first exchange failed: {self._group.failure}; a rank may be "
+                "gone, or have registered no hook: register the same hook on every rank"
+            )
         differing = [rank for rank, other in enumerate(all_of_them.tolist()) if other != digest]
         if differing:
             raise GroupMismatchError(
@@ -304,7 +347,8 @@ def _hand_over(old: _Kept, new: _Kept) -> None:
     if old.residuals is None or new.residuals is None:
         return
     before, now = old.residuals.kept[0], new.residuals.kept[0]
-    slots = {id(own): slot for own, slot in zip(old.parameters, old.slots, strict=True)}
+    owned = zip(old.parameters, old.slots, strict=True)
+    slots = {id(own): slot for own, slot in owned if own is not None}
     for own, slot in zip(new.parameters, new.slots, strict=True):
         if id(own) in slots:
             now[slot].copy_(before[slots[id(own)]])
@@ -315,10 +359,21 @@ def _hand_over(old: _Kept, new: _Kept) -> None:
                 own.copy_(factors[name])
 
 
-def _borrow(process_group: dist.ProcessGroup) -> Group:
-    members = tuple(f"rank{rank}" for rank in range(process_group.size()))
+def _borrow(process_group: object) -> Group:
+    found = dist.group.WORLD if process_group is None else process_group
+    if found is None:
+        raise ConfigError(
+            "ddp_comm_hook: got no process group, expected one: call "
+            "torch.distributed.init_process_group before"
+        )
+    if not isinstance(found, dist.ProcessGroup):  # torch gives a number to who is not in it
+        raise ConfigError(
+            f"ddp_comm_hook: got process_group {found!r}, expected a ProcessGroup that this rank "
+            "is in: make hook and model on its members alone"
+        )
+    members = tuple(f"rank{rank}" for rank in range(found.size()))
     spec = EpochSpec(EpochId(0, 0), members, "", 0)
-    return Group(spec, process_group.rank(), _Borrowed(process_group), _ignore)
+    return Group(spec, found.rank(), _Borrowed(found), _ignore)
 
 
 def _ignore(_epoch: EpochId, _reason: str) -> None:

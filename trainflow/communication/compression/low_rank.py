@@ -5,8 +5,10 @@ matrix M (m x n) with the last step's Q (n x r); the products' sum P is made ort
 the products of each M, transposed, with P is the new Q; P Qt stands for the sum of all M. What it
 leaves out each rank keeps: its own M less its share, one N-th, of the result.
 
-Ranks hold the same P and Q bit for bit as long as their processors do the same arithmetic; where
-they don't, the digest in the commit record tells. Q is state of the run: see `LowRankSum.factors`.
+Ranks hold the same P and Q bit for bit: both are summed over ranks, and P is made orthonormal in
+one fixed order, whatever a rank's processor and threads; on GPUs by their library, which must be
+the same. The digest in the commit record tells if bits differ. Q is state of the run: see
+`LowRankSum.factors`.
 
 Process: every rank.  Thread: training.  Ranks: all start and wait for the same buckets in the same
 order, and start all before they wait for the first.  Blocks: ``wait``.
@@ -137,7 +139,7 @@ class LowRankSum:
         """Make P orthonormal, in place, and multiply with it."""
         columns = self._columns(self._new)
         for (matrix, p), (_, q) in zip(self._rows(payload.sent), columns, strict=True):
-            p.copy_(torch.linalg.qr(p).Q)
+            self._orthonormalise(matrix, p)
             self._kernels.project_back(matrix.of(payload.wanted), p, q)
 
     def send_factors(self, group: Group) -> Pending:
@@ -166,6 +168,14 @@ class LowRankSum:
         num_sent = self._num_thin + self._num_whole + self._kept.numel()
         return 2 * (world_size - 1) * num_sent * _FP32_BYTES // world_size
 
+    def _orthonormalise(self, matrix: _Matrix, p: Tensor) -> None:
+        """A column of which nothing is new gives way to noise: zeros would stay so in all steps."""
+        done, num_tries = self._kernels.orthonormalise(p, 0), 0
+        while done < matrix.rank:
+            num_tries += 1
+            p[:, done] = _noise(f"{matrix.name} {num_tries}", matrix.num_rows).to(p.device)
+            done = self._kernels.orthonormalise(p, done)
+
     def _rows(self, sent: Tensor) -> Iterator[tuple[_Matrix, Tensor]]:
         sizes = [matrix.num_rows * matrix.rank for matrix in self._thin]
         parts = sent[: self._num_thin].split(sizes)
@@ -183,9 +193,16 @@ class LowRankSum:
 
 def _first_factor(matrix: _Matrix) -> Tensor:
     """Return random numbers, the same on every rank."""
-    seed = xxhash.xxh3_64_intdigest(matrix.name.encode()) >> 1
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(matrix.num_columns * matrix.rank, generator=generator)
+    return torch.randn(matrix.num_columns * matrix.rank, generator=_generator(matrix.name))
+
+
+def _noise(name: str, size: int) -> Tensor:
+    """Return numbers around zero, the same bits on every rank: uniform ones take no library."""
+    return torch.rand(size, generator=_generator(name)) - 0.5
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(name.encode()) >> 1)
 
 
 class _Done:

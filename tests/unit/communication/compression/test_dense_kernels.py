@@ -1,5 +1,8 @@
 """Both tiers of what PowerSGD does to whole gradients give the same; but for products, the bits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,14 @@ TIERS = [NativeDenseKernels(), EagerDenseKernels()]
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 100_003])
@@ -68,6 +79,74 @@ def test_what_is_not_finite_shows_in_both_products(bad):
         assert not to_p[4].isfinite().any()
         assert not to_q[39].isfinite().any()
         assert to_p[:4].isfinite().all()
+
+
+@pytest.mark.parametrize("columns", [15, 64, 1001])
+def test_a_row_comes_out_the_same_whatever_rows_come_with_it(columns):
+    """An odd last one too."""
+    matrix, q = numbers(4, columns), numbers(columns, 3, seed=1)
+    together, without_last = torch.empty(4, 3), torch.empty(3, 3)
+    TIERS[0].project(matrix, q, together)
+    TIERS[0].project(matrix[:3], q, without_last)
+    assert torch.equal(together[:3], without_last)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (97, 1), (4096, 4), (4097, 2), (20_000, 9), (300, 64)])
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+def test_both_make_columns_orthonormal_alike(shape, size):
+    """Whatever their scale, and though they lie close together."""
+    rank = shape[1]
+    mixed = numbers(*shape) + 300 * numbers(shape[0], 1, seed=1)
+    given, seen = mixed * size, list[Tensor]()
+    for kernels in TIERS:
+        p = given.clone()
+        assert kernels.orthonormalise(p, 0) == rank
+        seen.append(p)
+        exact, wanted = p.double(), mixed.double()
+        torch.testing.assert_close(exact.T @ exact, torch.eye(rank).double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(exact @ (exact.T @ wanted), wanted, rtol=0, atol=1e-3)
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("columns", [[0, 1, 1, 2], [0, 1, 3, 2], [0, 1, 4, 2]])
+def test_a_column_that_adds_nothing_is_named_and_those_behind_it_stay(columns):
+    """One comes twice, or is zero, or the sum of two others."""
+    base = numbers(500, 3)
+    given = torch.column_stack([base, torch.zeros(500), base[:, 0] + base[:, 1]])[:, columns]
+    for kernels in TIERS:
+        p = given.clone()
+        assert kernels.orthonormalise(p, 0) == 2
+        assert torch.equal(p[:, 3], given[:, 3])
+        p[:, 2] = numbers(500, seed=1)
+        assert kernels.orthonormalise(p, 2) == 4
+        torch.testing.assert_close(p.T @ p, torch.eye(4), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_no_column_that_is_not_finite_becomes_so(bad):
+    for kernels in TIERS:
+        p = numbers(500, 3)
+        p[7, 1] = bad
+        assert kernels.orthonormalise(p, 0) == 3
+        assert p[:, 0].isfinite().all()
+        assert not p[:, 1:].isfinite().any()
+
+
+@pytest.mark.parametrize("shape", [(32_000, 64, 16), (300, 5000, 4)])
+def test_the_bits_are_the_same_whatever_the_number_of_threads(shape):
+    rows, columns, rank = shape
+    matrix, q = numbers(rows, columns), numbers(columns, rank, seed=1)
+    for kernels in TIERS:
+        seen: list[tuple[Tensor, Tensor]] = []
+        for count in (1, 2, 3):
+            p, to_q = torch.empty(rows, rank), torch.empty(columns, rank)
+            with threads(count):
+                kernels.project(matrix, q, p)
+                assert kernels.orthonormalise(p, 0) == rank
+                kernels.project_back(matrix, p, to_q)
+            seen.append((p, to_q))
+        first, *others = seen
+        assert all(map(torch.equal, first * len(others), [one for each in others for one in each]))
 
 
 def test_a_part_of_a_bucket_may_begin_anywhere():
