@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from pydantic import BaseModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import workload
 from benchmarks.peers.events import STEP, EventLog
 from trainflow import Session
+from trainflow.computation.step import Step
 
 
 class Args(BaseModel):
@@ -51,12 +52,18 @@ def train(session: Session, args: Args) -> None:
     model = session.prepare(lambda: workload.build_model(seed=0), workload.make_optimizer)
     for step in session.steps():
         with step:
-            for batch in step.microbatches():
-                loss = workload.loss_of(model, batch.inputs["input_ids"])
-                step.backward(loss, weight=batch.num_targets)
-            done = step.commit()
-            assert session.epoch is not None, "a rank that commits is in an epoch"
-            log.generation = session.epoch.incarnation * 100_000 + session.epoch.counter
-            log.rank, log.world_size = session.rank or 0, session.world_size
-            if not step.replayed:
-                log.record(STEP, done.number)
+            take_step(session, step, model, log)
+
+
+def take_step(session: Session, step: Step, model: nn.Module, log: EventLog) -> int:
+    """Compute and commit one step, which is an event; returns its number."""
+    for batch in step.microbatches():
+        loss = workload.loss_of(model, batch.inputs["input_ids"])
+        step.backward(loss, weight=batch.num_targets)
+    done = step.commit()
+    assert session.epoch is not None, "a rank that commits is in an epoch"
+    log.generation = session.epoch.incarnation * 100_000 + session.epoch.counter
+    log.rank, log.world_size = session.rank or 0, session.world_size
+    if not step.replayed:
+        log.record(STEP, done.number)
+    return done.number

@@ -10,8 +10,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -51,11 +51,13 @@ class Scenario:
             lives on until its Keeper kills it.
         num_spares: hot spares that stand by.
         num_nodes: simulated nodes; with 0 everything is on the head's.
+        num_members: ranks that train.
     """
 
     victim: Victim = "process"
     num_spares: int = 2
     num_nodes: int = 0
+    num_members: int = NUM_MEMBERS
 
 
 WITH_SPARES = Scenario()
@@ -74,30 +76,46 @@ def make_job(log_dir: Path, scenario: Scenario) -> JobConfig:
             "args": {"log_dir": str(log_dir)},
             "training": {"max_steps": 100_000, "global_batch_size": 12, "microbatch_size": 4},
             "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
-            "workers": {"minimum": 1, "target": NUM_MEMBERS, "spares": scenario.num_spares},
+            "workers": {
+                "minimum": 1,
+                "target": scenario.num_members,
+                "spares": scenario.num_spares,
+            },
             "failures": {"max_failures": None, "hang_timeout_s": hang_timeout_s},
         }
     )
 
 
+@dataclass
+class Ground:
+    """A cluster that runs are started on, one after the other."""
+
+    cluster: LocalCluster
+    runs: list[Run] = field(default_factory=list[Run])
+
+    def start(self, job: JobConfig) -> Run:
+        """Start a job; returns at once."""
+        self.runs.append(start_run(job))
+        return self.runs[-1]
+
+
 @contextmanager
-def running(job: JobConfig, home: Path, num_nodes: int) -> Generator[tuple[Run, LocalCluster]]:
-    """Run a job on a fresh cluster of its own; both are gone afterwards."""
+def own_ground(home: Path, scenario: Scenario) -> Generator[Ground]:
+    """Start a fresh cluster; it and its runs are gone afterwards."""
     os.environ["TRAINFLOW_HOME"] = str(home)
-    head_cpus = 0 if num_nodes else job.workers.target + job.workers.spares
-    run: Run | None = None
+    head_cpus = 0 if scenario.num_nodes else scenario.num_members + scenario.num_spares
+    runs: list[Run] = []
     try:
         with LocalCluster.start(
-            head_cpus=head_cpus, num_nodes=num_nodes, node_cpus=_NODE_CPUS
+            head_cpus=head_cpus, num_nodes=scenario.num_nodes, node_cpus=_NODE_CPUS
         ) as cluster:
             connect(cluster.address)
             try:
-                run = start_run(job)
-                yield run, cluster
+                yield Ground(cluster, runs)
             finally:
                 ray.shutdown()
     finally:
-        if run is not None:  # cut off with its cluster: nobody is left to remove its stamps
+        for run in runs:  # cut off with its cluster: nobody is left to remove its stamps
             shutil.rmtree(names.stamp_directory(run.job_id, "any").parent, ignore_errors=True)
 
 
@@ -132,9 +150,35 @@ class NodeKiller:
         self._dead.append(node)
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A run that is broken.
+
+    Attributes:
+        run: it.
+        cluster: what it is on, and nothing else.
+        log_dir: where its ranks write their events.
+        scenario: what is done to it.
+    """
+
+    run: Run
+    cluster: LocalCluster
+    log_dir: Path
+    scenario: Scenario
+
+
 def measure(
     num_kills: int, seed: int, work_dir: Path, scenario: Scenario = WITH_SPARES
 ) -> list[RecoverySample]:
+    """Start a run and break it; see `break_members`."""
+    log_dir = work_dir / "events"
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with own_ground(work_dir / "home", scenario) as ground:
+        run = ground.start(make_job(log_dir, scenario))
+        return break_members(Subject(run, ground.cluster, log_dir, scenario), num_kills, seed)
+
+
+def break_members(subject: Subject, num_kills: int, seed: int) -> list[RecoverySample]:
     """Break a member ``num_kills`` times, at seeded random phases of its step.
 
     Before each time the spares are back, without spares the world has grown back, and a node that
@@ -143,28 +187,24 @@ def measure(
     Raises:
         TimeoutError: the run did not settle or did not recover in time.
     """
-    log_dir = work_dir / "events"
-    log_dir.mkdir(parents=True, exist_ok=True)
-    tail = EventTail(log_dir)
+    run, scenario = subject.run, subject.scenario
+    nodes = NodeKiller(run, subject.cluster)
+    breakers: dict[Victim, Callable[[int], None]] = {
+        "process": kill_process,
+        "node": nodes.kill,
+        "hang": stop_process,
+    }
     kills: list[Kill] = []
-    job = make_job(log_dir, scenario)
-    with running(job, work_dir / "home", scenario.num_nodes) as (run, cluster):
-        nodes = NodeKiller(run, cluster)
-        breakers: dict[Victim, Callable[[int], None]] = {
-            "process": kill_process,
-            "node": nodes.kill,
-            "hang": stop_process,
-        }
+    with closing(EventTail(subject.log_dir)) as tail:
         for number in range(num_kills):
             nodes.replace_dead()
-            _wait_until_full(run, scenario.num_spares)
+            _wait_until_full(run, scenario)
             nodes.locate()
-            plan = KillPlan(1, seed * 1000 + number, num_processes=NUM_MEMBERS)
+            plan = KillPlan(1, seed * 1000 + number, num_processes=scenario.num_members)
             harness = Harness(tail, SYSTEM_CLOCK, lambda: None, breakers[scenario.victim])
             kills += execute_kills(plan, harness)
         events = _wait_until_recorded(run, kills)
-    tail.close()
-    samples = to_samples(tail.events, kills, ())
+        samples = to_samples(tail.poll(), kills, ())
     return [
         complete_sample(sample, kill, events, scenario)
         for sample, kill in zip(samples, kills, strict=True)
@@ -196,26 +236,44 @@ def find_recovered(events: Sequence[RunEvent], kill: Kill) -> RunEvent | None:
     return min(later, key=lambda event: event["data"]["noticed_at_s"], default=None)
 
 
-def _wait_until_full(run: Run, num_spares: int) -> None:
-    """Wait until every member and spare is warm."""
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + _TIMEOUT_S
-    while SYSTEM_CLOCK.monotonic_s() < deadline_s:
-        status = run.status()
-        full = status["world_size"] == NUM_MEMBERS and status["spares"] == num_spares
-        if status["state"] == "running" and full:
-            return
+def wait_for_status(
+    run: Run,
+    what: str,
+    reached: Callable[[dict[str, Any]], bool],
+    timeout_s: float = _TIMEOUT_S,
+) -> dict[str, Any]:
+    """Return the run's status once it satisfies ``reached``.
+
+    Raises:
+        TimeoutError: it did not in time, or has ended; names ``what`` was waited for.
+    """
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
+    while not reached(status := run.status()):
+        if status["ending"] is not None or SYSTEM_CLOCK.monotonic_s() > deadline_s:
+            stands = f"{status['state']}, {status['ending']}"
+            raise TimeoutError(f"the run did not {what} within {timeout_s:g} s: it is {stands}")
         SYSTEM_CLOCK.sleep(_POLL_S)
-    raise TimeoutError(f"the run was not full again within {_TIMEOUT_S:g} s")
+    return status
+
+
+def _wait_until_full(run: Run, scenario: Scenario) -> None:
+    """Wait until every member and spare is warm."""
+    full = ("running", scenario.num_members, scenario.num_spares)
+    wait_for_status(
+        run,
+        "grow full",
+        lambda status: (status["state"], status["world_size"], status["spares"]) == full,
+    )
 
 
 def _wait_until_recorded(run: Run, kills: Sequence[Kill]) -> list[RunEvent]:
     """Return the run's events, once the last recovery is among them."""
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + _TIMEOUT_S
-    while find_recovered(events := run.status()["events"], kills[-1]) is None:
-        if SYSTEM_CLOCK.monotonic_s() > deadline_s:
-            raise TimeoutError("a recovery is missing from the event log")
-        SYSTEM_CLOCK.sleep(_POLL_S)
-    return events
+    status = wait_for_status(
+        run,
+        "record a recovery",
+        lambda status: find_recovered(status["events"], kills[-1]) is not None,
+    )
+    return status["events"]
 
 
 def _phases(kill: Kill, sample: RecoverySample, data: dict[str, Any]) -> dict[str, float]:

@@ -12,7 +12,10 @@ import argparse
 import multiprocessing
 import shutil
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ray
 import ray.train
@@ -22,10 +25,31 @@ from benchmarks.peers.events import EventTail
 from benchmarks.peers.killing import Harness, KillPlan, execute_kills
 from benchmarks.peers.processes import become_measured, stop_tree
 from benchmarks.peers.ray_train_worker import train_worker
-from benchmarks.peers.samples import Milestone, RecoverySample, summarize, to_samples
+from benchmarks.peers.samples import Kill, Milestone, RecoverySample, summarize, to_samples
 from trainflow.clock import SYSTEM_CLOCK
 
-NUM_WORKERS = 3
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """What a trainer runs.
+
+    Attributes:
+        train: what each worker runs, until it is killed; it is given a config.
+        num_workers: how many there are.
+        config: what there is in the config, beside ``log_dir``.
+        settled_steps: what is waited for before a kill, by turns: steps of the group since it has
+            started.
+        timeout_s: longest wait for that, and for recovering.
+    """
+
+    train: Callable[[dict[str, Any]], None]
+    num_workers: int
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    settled_steps: tuple[int, ...] = (8,)
+    timeout_s: float = 120.0
+
+
+DDP = WorkerGroup(train_worker, num_workers=3)
 
 MILESTONES = (
     Milestone("restart", "entered"),
@@ -33,20 +57,20 @@ MILESTONES = (
 )
 
 
-def _drive(work_dir: Path, ray_dir: Path) -> None:
+def _drive(work_dir: Path, ray_dir: Path, group: WorkerGroup) -> None:
     """Run the trainer; returns only when Ray Train gives up."""
     become_measured(work_dir / "driver.log")
     ray.init(
         address="local",
-        num_cpus=NUM_WORKERS + 1,
+        num_cpus=group.num_workers + 1,
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=str(ray_dir),
     )
     trainer = TorchTrainer(
-        train_worker,
-        train_loop_config={"log_dir": str(work_dir)},
-        scaling_config=ray.train.ScalingConfig(num_workers=NUM_WORKERS),
+        group.train,
+        train_loop_config={"log_dir": str(work_dir), **group.config},
+        scaling_config=ray.train.ScalingConfig(num_workers=group.num_workers),
         run_config=ray.train.RunConfig(
             name="stock",
             storage_path=str(work_dir / "storage"),
@@ -57,7 +81,9 @@ def _drive(work_dir: Path, ray_dir: Path) -> None:
     trainer.fit()
 
 
-def measure(num_kills: int, seed: int, work_dir: Path) -> list[RecoverySample]:
+def measure(
+    num_kills: int, seed: int, work_dir: Path, group: WorkerGroup = DDP
+) -> list[RecoverySample]:
     """Kill a worker ``num_kills`` times, at seeded random phases of its step.
 
     Raises:
@@ -67,18 +93,23 @@ def measure(num_kills: int, seed: int, work_dir: Path) -> list[RecoverySample]:
     work_dir.mkdir(parents=True, exist_ok=True)
     ray_dir = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie under it
     tail = EventTail(work_dir)
-    driver = multiprocessing.get_context("spawn").Process(target=_drive, args=(work_dir, ray_dir))
+    driver = multiprocessing.get_context("spawn").Process(
+        target=_drive, args=(work_dir, ray_dir, group)
+    )
     driver.start()
 
     def supervise() -> None:
         if not driver.is_alive():
             raise RuntimeError(f"Ray Train's driver has ended, see {work_dir / 'driver.log'}")
 
+    kills: list[Kill] = []
     try:
-        kills = execute_kills(
-            KillPlan(num_kills, seed, num_processes=NUM_WORKERS),
-            Harness(tail, SYSTEM_CLOCK, supervise),
-        )
+        for number in range(num_kills):
+            settled_steps = group.settled_steps[number % len(group.settled_steps)]
+            plan = KillPlan(
+                1, seed * 1000 + number, group.num_workers, settled_steps, group.timeout_s
+            )
+            kills += execute_kills(plan, Harness(tail, SYSTEM_CLOCK, supervise))
     finally:
         stop_tree(driver, grace_s=20.0)
         tail.close()
