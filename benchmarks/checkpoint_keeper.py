@@ -30,7 +30,7 @@ class LocalDesk:
         self._lock = threading.Lock()
         self._shares: dict[Version, dict[Share, ShareReport]] = {}
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """See `UploadDesk`."""
         del version
         return UploadAnswer(wanted=True, permit="benchmark")

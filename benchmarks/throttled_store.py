@@ -200,7 +200,7 @@ class Desk:
         self._loop = asyncio.new_event_loop()
         self._control = CheckpointControl("bench", plan.job(), record, SYSTEM_CLOCK)
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """See `UploadDesk`."""
         return self._control.ask("node", version, 1)
 

@@ -84,10 +84,12 @@ def train(session: Session, args: Args) -> None:
             done = step.commit()
             if done.number % args.evaluate_every == 0:
                 session.evaluate("held_out_loss", lambda b: (mean_loss(b), b.num_targets))
-
-    # Every rank comes here, once no step can come again.
-    if session.rank == 0 and args.export_dir is not None:
-        export_model(model, corpus, args.export_dir)
+            if done.number == session.max_steps and args.export_dir is not None:
+                weights = session.full_state_dict()
+                if session.rank == 0:  # if it dies in here, another comes here again
+                    trained = build_model(args, corpus)
+                    trained.load_state_dict(weights)
+                    export_model(trained, corpus, args.export_dir)
 
 
 def require_corpus(session: Session) -> TokenCorpus:

@@ -82,6 +82,8 @@ class EpochSpec:
         snapshot_ranks: ranks that copy the state out, on different nodes where there are any.
         seconds_between_failures: of the run so far.
         nodes: by rank, a number for the node that it is on; empty if that is unknown.
+        shard_size: how many ranks, one after the other, hold the whole state between them; 1 where
+            each does.
     """
 
     epoch: EpochId
@@ -91,6 +93,7 @@ class EpochSpec:
     snapshot_ranks: tuple[int, ...] = ()
     seconds_between_failures: float = math.inf
     nodes: tuple[int, ...] = ()
+    shard_size: int = 1
 
     def rank_of(self, worker_id: str) -> int:
         """Return the rank of ``worker_id``; raises ValueError if it is not a member."""
@@ -100,6 +103,10 @@ class EpochSpec:
     def world_size(self) -> int:
         """Number of members."""
         return len(self.members)
+
+    def shard_of(self, rank: int) -> ShardId:
+        """Return which part of the state a rank holds."""
+        return ShardId(rank % self.shard_size, self.shard_size)
 
     @property
     def by_node(self) -> tuple[tuple[int, ...], ...]:

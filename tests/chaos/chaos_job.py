@@ -15,6 +15,7 @@ from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.shards import local_part
 from trainflow.data.batch import Batch
+from trainflow.epochs import EpochId
 
 NUM_SAMPLES = 5000
 WIDTH = 64
@@ -66,11 +67,16 @@ def hold(work_dir: Path) -> None:
         SYSTEM_CLOCK.sleep(0.02)
 
 
-def describe(session: Session, step: int, **more: Any) -> str:
+def describe(epoch: EpochId | None, step: int, **more: Any) -> str:
     """Return a line about a microbatch, if it has indices, else about a commit."""
-    assert session.epoch is not None, "a rank in a step is in an epoch"
-    at = [session.epoch.incarnation, session.epoch.counter]
-    return json.dumps({"step": step, "at": at, **more}) + "\n"
+    assert epoch is not None, "a rank in a step is in an epoch"
+    return json.dumps({"step": step, "at": [epoch.incarnation, epoch.counter], **more}) + "\n"
+
+
+def committed_in(session: Session) -> EpochId | None:
+    """Return the epoch that committed the last step; if that comes again, not the present one."""
+    version = session._state.version
+    return None if version is None else version.epoch
 
 
 def own_indices(batch: Batch) -> tuple[int, ...]:
@@ -90,12 +96,11 @@ def train(session: Session, args: Args) -> None:
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")
                 step.backward(loss, weight=len(batch.indices))
-                log.write(describe(session, step.number, indices=own_indices(batch)))
+                log.write(describe(session.epoch, step.number, indices=own_indices(batch)))
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
             step.commit()
-            if not step.replayed:
-                log.write(describe(session, step.number))
+            log.write(describe(committed_in(session), step.number))
     if session.rank == args.hold_after_loop:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()

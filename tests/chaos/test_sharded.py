@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import verify
 from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 FSDP = {"parallel": {"mode": "fsdp"}}
 NODE_CPUS = 2
+EVERY_STEPS = 20
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,42 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"mode": "zero1"}, {"mode": "zero2", "activation_checkpointing": "full"}]
+)
+def test_so_it_is_where_layers_stay_gathered_and_are_computed_again(
+    cluster: LocalCluster, tmp_path: Path, smooth: list[str], parallel: dict[str, str]
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, parallel=parallel)
+    run.wait_training(step=30, spares=2)
+    run.kill(1)
+    (recovered,) = events_of(run.wait_recovered(), "recovered")
+    assert recovered["data"]["steps_lost"] == 0
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+
+
+def test_a_group_goes_on_with_a_spare_and_else_another_alone(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Two groups of two: they hold the same, and end with the same, whoever was replaced."""
+    parallel = {"mode": "hsdp", "shard": 2}
+    run = RunUnderTest.start(cluster, tmp_path, target=4, spares=1, minimum=2, parallel=parallel)
+    run.wait_training(step=20, spares=1)
+    run.kill(1)
+    (recovered,) = events_of(run.wait_recovered(), "recovered")
+    assert recovered["data"]["steps_lost"] == 0
+    assert recovered["data"]["world_size"] == 4
+    run.wait_training(step=40)
+    run.kill(0, 2)
+    run.wait_recovered(count=2)
+    assert run.finish()["state"] == "succeeded"
+    digests = [(tmp_path / f"final-{rank}.txt").read_text() for rank in range(4)]
+    assert digests[0] != digests[1]
+    assert digests[:2] == digests[2:]
+    assert run.used_samples() == run.expected_samples()
+
+
 def test_two_ranks_killed_at_once(run: RunUnderTest, smooth: list[str]) -> None:
     run.wait_training(step=30, spares=2)
     run.kill(0, 2)
@@ -76,6 +115,45 @@ def test_every_worker_killed_goes_on_from_memory(run: RunUnderTest, smooth: list
     run.wait_recovered()
     assert run.finish()["state"] == "succeeded"
     assert shard_digests(run) == smooth
+
+
+def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, smooth: list[str]) -> None:
+    run.wait_training(step=30, spares=2)
+    keeper = run.keeper_of(1)
+    assert keeper is not None
+    run.kill(1)
+    keeper.kill()
+    run.wait_recovered()
+    run.kill_all()
+    recovered = events_of(run.wait_recovered(count=2), "recovered")
+    assert [event["data"]["steps_lost"] for event in recovered] == [0, 0]
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_shards_lost_with_every_copy_go_on_from_storage(
+    cluster: LocalCluster, tmp_path: Path, smooth: list[str]
+) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    checkpoint = {"url": store.url, "every_steps": EVERY_STEPS}
+    slow = {"sleep_s": 0.05, "spares": 0}  # an interval takes seconds, and bringing them less
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, **slow, **FSDP)
+    run.wait(lambda s: any(e["data"]["step"] >= 40 for e in events_of(s, "checkpoint")))
+    keepers = [run.keeper_of(rank) for rank in run.members()]
+    for node_id in run.kill_all():
+        run.empty_shared_memory(node_id)
+    for keeper in keepers:
+        if keeper is not None:
+            keeper.kill()
+    status = run.wait_recovered()
+    (resumed,) = events_of(status, "resumed")
+    assert "checkpoint" in resumed["data"]["source"]
+    assert resumed["data"]["step"] >= 40
+    assert events_of(status, "recovered")[0]["data"]["steps_lost"] <= EVERY_STEPS
+    assert run.finish()["state"] == "succeeded"
+    assert shard_digests(run) == smooth
+    assert verify(store, run.job.training.max_steps).flaws == ()
 
 
 def test_the_world_shrinks_and_grows_back_from_memory(

@@ -106,7 +106,7 @@ class Place:
 class Desk(Protocol):
     """See `trainflow.coordination.snapshot_service.UploadDesk`."""
 
-    def ask(self, version: Version) -> UploadAnswer: ...
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer: ...
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None: ...
 
@@ -164,8 +164,8 @@ class OwnDesk:
         """Begin as a run does that nobody is left of."""
         self._loop.run_until_complete(self.control.find_stored())
 
-    def ask(self, version: Version) -> UploadAnswer:
-        return self.control.ask("node", version, self._incarnation)
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer:
+        return self.control.ask("node", version, self._incarnation, share_index)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         if isinstance(report, ShareFailed):

@@ -134,8 +134,8 @@ class _DistantDesk:
                 return
             SYSTEM_CLOCK.sleep(0.002)
 
-    def ask(self, version: Version) -> UploadAnswer:
-        return self._call("ask", version)
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer:
+        return self._call("ask", version, share_index)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         return self._call("tell", report, permit)

@@ -104,8 +104,8 @@ def test_the_next_coordinator_makes_the_checkpoint_that_was_half_reported(
         def __init__(self) -> None:
             self.desk = desk
 
-        def ask(self, version: Version):
-            return self.desk.ask(version)
+        def ask(self, version: Version, share_index: int = 0):
+            return self.desk.ask(version, share_index)
 
         def tell(self, report, permit: str):
             taken = self.desk.tell(report, permit)

@@ -31,6 +31,7 @@ class Where(StrEnum):
     """A place in a rank's life."""
 
     IN_MICROBATCH = "in_microbatch"
+    IN_SECOND_MICROBATCH = "in_second_microbatch"
     IN_BACKWARD = "in_backward"
     BETWEEN_HOPS = "between_hops"
     BEFORE_RECORD = "before_record"
@@ -91,6 +92,7 @@ class Injector:
         self.phase = Phase.STARTING
         self.adds_up = False
         self.step = 0
+        self.num_microbatches = 0
         self.epoch = EpochId(0, 0)
 
     def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
@@ -109,6 +111,11 @@ class Injector:
         }
         if phase in place:
             self.reach(place[phase])
+        self.num_microbatches += phase is Phase.COMPUTE
+        if phase is Phase.COMPUTE and self.num_microbatches == 3:  # each is stamped twice
+            self.reach(Where.IN_SECOND_MICROBATCH)
+        elif phase not in {Phase.COMPUTE, Phase.DATA}:
+            self.num_microbatches = 0
 
     def applies_with(self, phase: Phase) -> bool:
         """Whether a rank that enters this phase has just applied a step, and copied it if due."""

@@ -211,7 +211,10 @@ class Coordinator:
             return
         self._outcome.steps[report.step] = report
         if report.pausing and not self._broken and self._forming is None:
-            wanted = next_members(self._members, self._available(), self._case.job.workers.target)
+            job = self._case.job
+            wanted = next_members(
+                self._members, self._available(), job.workers.target, job.group_size
+            )
             self._form(wanted, at_boundary=True)
 
     def _on_finished(self, worker: _Worker, result: Any) -> None:
@@ -240,6 +243,7 @@ class Coordinator:
             workers.minimum,
             workers.target,
             self._pausing,
+            self._case.job.group_size,
         )
         match decide_move(situation):
             case FormEpoch(members):
@@ -271,7 +275,10 @@ class Coordinator:
         copying = tuple(range(min(SNAPSHOT_RANKS, len(members))))
         nodes = tuple(self._case.nodes[member] for member in members if self._case.nodes)
         epoch = EpochId(1, self._counter)
-        self._forming = EpochSpec(epoch, members, HOST, port, copying, nodes=nodes)
+        shard_size = self._case.job.shard_size(len(members))
+        self._forming = EpochSpec(
+            epoch, members, HOST, port, copying, nodes=nodes, shard_size=shard_size
+        )
         self._answers = {}
         for member in members:
             self._workers[member].send("form", self._forming, at_boundary)
@@ -285,7 +292,10 @@ class Coordinator:
         plan = self._plan(spec, answers)
         plan = replace(plan, keepers=tuple(server.address for server in self._servers))
         self._committed = {n: e for n, e in self._committed.items() if n <= plan.base.step}
-        assert self._committed.get(plan.base.step, plan.base.epoch) == plan.base.epoch
+        step, epoch = plan.base.step, plan.base.epoch
+        if step and epoch.incarnation:  # of this run; maybe nobody lived to say that it was made
+            self._committed.setdefault(step, epoch)
+        assert self._committed.get(step, epoch) == epoch
         self._members = spec.members
         self._broken = self._member_lost = self._pausing = False
         self._outcome.plans.append(plan)

@@ -134,7 +134,7 @@ def _open_snapshots(
     if case.job.checkpoint.url is None and not is_sharded:
         return None
     kept = 2 if is_sharded else 1
-    writer = SnapshotWriter(directory, worker_id, num_slots=5 if is_sharded else 3, num_kept=kept)
+    writer = SnapshotWriter(directory, worker_id, num_slots=6 if is_sharded else 3, num_kept=kept)
     return SnapshotCadence(
         case.job, writer, lambda report: line.send("report", report), SYSTEM_CLOCK
     )
@@ -199,7 +199,9 @@ def _announce(line: Line, gate: EpochGate, store_port: int) -> None:
 
 def _make_rehearsal(case: "Case") -> Group:
     job = case.job
-    return rehearsal_group(job.workers.target) if job.parallel.is_sharded else _solo_group()
+    if not job.parallel.is_sharded:
+        return _solo_group()
+    return rehearsal_group(job.workers.target, job.shard_size(job.workers.target))
 
 
 def _solo_group() -> Group:

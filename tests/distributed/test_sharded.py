@@ -1,9 +1,14 @@
 """Sharded models: the losses of replicated ones, and the same bits after any rank's death."""
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tests.distributed.case import Case, Outcome
 from tests.distributed.conftest import Run
@@ -17,6 +22,7 @@ from trainflow.computation.shards import local_part
 FSDP: dict[str, Any] = {"parallel": {"mode": "fsdp"}}
 IN_A_STEP = [
     Where.IN_MICROBATCH,
+    Where.IN_SECOND_MICROBATCH,
     Where.IN_BACKWARD,
     Where.BEFORE_RECORD,
     Where.AFTER_RECORD,
@@ -26,13 +32,17 @@ IN_A_STEP = [
 
 
 def train_sharded(session: Session, _: Any = None) -> dict[str, Any]:
-    optimizers = []
+    return train_model(session, Net)
+
+
+def train_model(session: Session, factory: Callable[[], nn.Module]) -> dict[str, Any]:
+    optimizers, are_shards = [], []
 
     def keep(parameters):
         optimizers.append(make_optimizer(parameters))
         return optimizers[-1]
 
-    model = session.prepare(Net, keep, make_scheduler)
+    model = session.prepare(factory, keep, make_scheduler)
     commits, means = {}, {}
     for step in session.steps():
         with step:
@@ -44,6 +54,7 @@ def train_sharded(session: Session, _: Any = None) -> dict[str, Any]:
                 means[done.number] = session.evaluate(
                     "held_out", lambda batch: (mean_loss(model, batch), batch.num_targets)
                 )
+                are_shards += [isinstance(each, DTensor) for each in model.parameters()]
     moments = [v for state in optimizers[-1].state.values() for v in state.values()]
     shards = [local_part(each) for each in [*model.parameters(), *moments]]
     return {
@@ -51,6 +62,7 @@ def train_sharded(session: Session, _: Any = None) -> dict[str, Any]:
         "means": means,
         "digest": digest(*shards),
         "forwards": int(model.num_forwards),
+        "are_shards": are_shards,
     }
 
 
@@ -92,6 +104,77 @@ def assert_near(outcome: Outcome, expected: Outcome) -> None:
             assert mean == pytest.approx(wanted["means"][number], rel=1e-4)
 
 
+def train_and_gather(session: Session, _: Any = None) -> dict[str, Any]:
+    model = session.prepare(Net, make_optimizer, make_scheduler)
+    weights: dict[str, torch.Tensor] = {}
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            if step.commit().number == session.max_steps:
+                weights = session.full_state_dict()
+    own = {name: local_part(each.detach()).clone() for name, each in model.named_parameters()}
+    return {"weights": weights, "own": own}
+
+
+@pytest.mark.parametrize("faults", [(), (fail_at(0, MAX_STEPS, Where.IN_TAIL),)])
+def test_the_whole_model_is_gathered_on_the_first_rank(run: Run, faults):
+    outcome = run(train_and_gather, *faults, spares=len(faults), **FSDP)
+    assert outcome.crashes == {}
+    first, *others = outcome.by_rank
+    assert [result["weights"] for result in others] == [{}, {}]
+    for name in first["own"]:
+        parts = [result["own"][name] for result in outcome.by_rank]
+        assert torch.equal(first["weights"][name], torch.cat(parts)), name
+    assert first["weights"].keys() == Net().state_dict().keys()
+
+
+class Reused(nn.Module):
+    """Runs its layers so often in one forward."""
+
+    def __init__(self, times: int):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+        self.last = nn.Linear(16, 1)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+        return self.last(x)
+
+
+def train_reused(session: Session, times: tuple[int, int]) -> list[float]:
+    of_layers, of_model = times
+    model = session.prepare(lambda: Reused(of_layers), make_optimizer)
+    norms = []
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                x, y = batch.inputs["x"], batch.inputs["y"]
+                losses = [(model(x * (1 + k)) - y).pow(2).mean() for k in range(of_model)]
+                step.backward(sum(losses), weight=batch.num_targets)
+            norms.append(step.commit().grad_norm)
+    return norms
+
+
+@pytest.mark.parametrize("times", [(2, 1), (1, 2)])
+def test_what_runs_twice_in_a_microbatch_has_the_sum_of_both(tmp_path: Path, times):
+    found = []
+    for mode in ("ddp", "fsdp"):
+        (tmp_path / mode).mkdir()
+        job = make_job(world=2, parallel={"mode": mode})
+        case = Case(train_reused, job, num_samples=MAX_STEPS * BATCH, extra=times)
+        outcome = run_case(case, tmp_path / mode)
+        assert outcome.crashes == {}
+        found.append(outcome.by_rank[0])
+    whole, sharded = found
+    assert sharded == pytest.approx(whole, rel=1e-4)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_losses_are_those_of_a_replicated_model(run: Run, world):
     whole = run(train_sharded, world=world)
@@ -109,6 +192,22 @@ def test_gradients_travel_compressed(run: Run, smooth, compression):
     assert sent < plain
     for number, report in outcome.steps.items():
         assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.2)
+
+
+def test_parameters_gathered_in_bf16_are_half_the_bytes_and_near(run: Run, smooth, tmp_path: Path):
+    parallel = {"mode": "fsdp", "gather": "bf16"}
+    fault = fail_at(1, 4, Where.IN_BACKWARD)
+    job = make_job(world=3, parallel=parallel)
+    case = Case(train_sharded, job, num_samples=MAX_STEPS * BATCH)
+    (tmp_path / "whole").mkdir()
+    outcome = run_case(case, tmp_path / "whole")
+    assert outcome.crashes == {}
+    plain, sent = (steps[MAX_STEPS].wire_bytes for steps in (smooth.steps, outcome.steps))
+    assert sent < 0.75 * plain, "of parameters half, of gradients all"
+    for number, report in outcome.steps.items():
+        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.05)
+        assert report.loss != smooth.steps[number].loss
+    assert_as_smooth(run(train_sharded, fault, spares=1, parallel=parallel), outcome)
 
 
 @pytest.mark.parametrize("step", [1, 4, MAX_STEPS])

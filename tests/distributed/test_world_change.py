@@ -60,16 +60,17 @@ async def bring(folder: Path, job: JobConfig, record: RunRecord, step: int = SAV
     held, url = HeldSnapshots(folder), str(job.checkpoint.url)
     control = CheckpointControl("job-1", job, record, FakeClock())
     taken: list[bool | None] = []
+    share = Share(0, 1)
     for slot, snapshot in held.find_ready():
         if snapshot.version.step != step:
             continue
         share = Share(*snapshot.purpose["share"])
-        permit = control.ask(f"node{share.index}", snapshot.version, 1).permit
+        permit = control.ask("node", snapshot.version, 1, share.index).permit
         assert permit is not None
         report = upload_share(snapshot, share, CheckpointStore(url))
         taken.append(await control.on_share(report, permit, world_size=SAVED_BY))
         slot.hold()
-    assert taken == [None] * (SNAPSHOT_RANKS - 1) + [True]
+    assert taken == [None] * (share.count - 1) + [True]
 
 
 @pytest.fixture(scope="module")

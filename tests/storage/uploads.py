@@ -32,7 +32,7 @@ class CommittingDesk:
         self.committed: list[int] = []
         self.failed: dict[int, str] = {}
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer:
         return UploadAnswer(wanted=True, permit=str(version))
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool:

@@ -27,6 +27,11 @@ def split(payload: memoryview) -> Iterator[memoryview]:
         yield payload[start : start + CHUNK_BYTES]
 
 
+def count_chunks(num_bytes: int) -> int:
+    """Return how many parts `split` makes of so many bytes."""
+    return -(-num_bytes // CHUNK_BYTES)
+
+
 def name_chunk(part: memoryview) -> Chunk:
     """Return the chunk that these bytes are."""
     return Chunk(name_of(part), len(part))

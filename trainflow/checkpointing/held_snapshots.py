@@ -7,9 +7,10 @@ What is damaged, or can't be opened, is left out, and said once.
 import logging
 import math
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainflow.checkpointing.boxes import whole
@@ -27,7 +28,22 @@ _SUFFIX = ".snapshot"
 _COPY = "copy-"
 _NUM_HASHING = 8
 _NUM_COPIES = 2  # of another node's: one is whole while the next arrives
+_NUM_SHARD_COPIES = 3  # of a shard: what all have arrived of, what not all have, and the next
+_LASTING = {str(number) for number in range(_NUM_COPIES)}
 _SENDING_FOR_S = 60.0  # after its last copy a node is taken to send more
+
+
+def _leave_it(_slot: Slot) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What other nodes are to have a copy of, and what they keep until they have it."""
+
+    version: Version
+    shard: ShardId = WHOLE
+    kept: Version | None = None
 
 
 class HeldSnapshots:
@@ -45,6 +61,7 @@ class HeldSnapshots:
         self._left_out: set[Path] = set()
         self._began_at_s = clock.monotonic_s()
         self._sent_at_s: dict[str, float] = {}  # by origin
+        self._recoverable: Version | None = None
 
     def newest(self, shard: ShardId | None = None) -> Version | None:
         """Return the newest state that is here whole, or a shard of it; None if there is none.
@@ -59,14 +76,19 @@ class HeldSnapshots:
         """Return which states are here whole, and which shards of them."""
         return tuple(sorted({(version, slot.shard) for slot, version in self._whole()}))
 
-    def find_wanted(self) -> list[tuple[Version, ShardId]]:
+    def find_wanted(self) -> list[Wanted]:
         """Return what other nodes are to have a copy of, and may not have yet; each shard once."""
-        newest: dict[ShardId, Version] = {}
+        newest: dict[ShardId, Wanted] = {}
+        kept: dict[ShardId, Version] = {}  # as the last that knew it said: a rank before this one
         for slot, version in self._whole():
+            shard, own = slot.shard, slot.kept
+            if own is not None and own.recency >= kept.get(shard, own).recency:
+                kept[shard] = own
             if slot.copy_state is CopyState.WANTED:
-                other = newest.setdefault(slot.shard, version)
-                newest[slot.shard] = max(other, version, key=lambda each: each.recency)
-        return [(version, shard) for shard, version in newest.items()]
+                other = newest.get(shard)
+                if other is None or other.version.recency < version.recency:
+                    newest[shard] = Wanted(version, shard)
+        return [replace(each, kept=kept.get(shard)) for shard, each in newest.items()]
 
     def note_copied(self, version: Version, shard: ShardId) -> None:
         """Other nodes have it."""
@@ -143,28 +165,53 @@ class HeldSnapshots:
         with self.reading(version, shard) as snapshot:
             return {each.path: each.place for each in snapshot.tensors if each.place is not None}
 
-    @contextmanager
-    def writing_copy(self, origin: str) -> Generator[Slot]:
-        """Yield a slot for a copy from another node: never the one with its newest copy.
+    def holds(self, version: Version, shard: ShardId) -> bool:
+        """Whether this shard of a state is here whole."""
+        return any((held, slot.shard) == (version, shard) for slot, held in self._whole())
 
-        It is nobody else's until the end of the block. What isn't complete by then is forgotten.
+    @contextmanager
+    def writing_copy(
+        self,
+        origin: str,
+        shard: ShardId = WHOLE,
+        kept: Version | None = None,
+        begin: Callable[[Slot], None] = _leave_it,
+    ) -> Generator[Slot]:
+        """Yield a slot for a copy from another node: never the one that is worth most.
+
+        That is the node's newest copy, or, of a shard, the newest of which all other shards are
+        known to be on some node. It is nobody else's until the end of the block. What isn't
+        complete by then is forgotten.
+
+        Args:
+            origin: who sends.
+            shard: of what it is.
+            kept: what the sender knows that all shards are there of.
+            begin: called with the slot; the next one is taken where it finds no room.
 
         Raises:
-            OSError: no room for its first page.
+            OSError: no room.
             StateError: every other one is being read, or written by another connection.
         """
         self._sent_at_s[origin] = math.inf
+        no_room: OSError | None = None
         try:
-            for slot in self._slots_for_copies(origin):
+            for slot in self._slots_for_copies(origin, shard, kept):
                 with ExitStack() as stack:
                     try:
                         stack.enter_context(slot.writing())
+                        begin(slot)
                     except StateError:
+                        continue
+                    except OSError as error:
+                        no_room = error
                         continue
                     yield slot
                     return
         finally:
             self._sent_at_s[origin] = self._clock.monotonic_s()
+        if no_room is not None:
+            raise no_room
         raise StateError(f"{origin}: got every slot in use, expected one to write a copy to")
 
     def tidy(self, recoverable: Version | None) -> None:
@@ -173,6 +220,7 @@ class HeldSnapshots:
         Args:
             recoverable: what is older than this state is not needed; None: nothing is known.
         """
+        self._recoverable = recoverable
         for slot in self._all():
             if not self._is_needed(slot, recoverable):
                 try:
@@ -182,17 +230,30 @@ class HeldSnapshots:
                 except (OSError, StateError) as error:
                     logger.debug("%s stays for now: %s", slot.path, error)
 
-    def _slots_for_copies(self, origin: str) -> list[Slot]:
-        """Return those that may be written over, the emptiest and oldest first."""
+    def _slots_for_copies(self, origin: str, shard: ShardId, kept: Version | None) -> list[Slot]:
+        """Return those that may be written over, what is worth least first.
+
+        A third slot is taken into use only where the other two hold what may be needed.
+        """
+        num_copies = _NUM_COPIES if shard == WHOLE else _NUM_SHARD_COPIES
         slots = [
             self._open(self.folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
-            for k in range(_NUM_COPIES)
+            for k in range(num_copies)
         ]
         found = [(slot, slot.version) for slot in slots]
         empty = [slot for slot, version in found if version is None]
-        whole = [(slot, version.recency) for slot, version in found if version is not None]
-        whole.sort(key=lambda each: each[1])
-        return empty + [slot for slot, _ in whole[:-1]]
+        whole = [(slot, version) for slot, version in found if version is not None]
+        newest = max((v for _, v in whole), key=lambda v: v.recency, default=None)
+        needed = [newest]
+        if shard != WHOLE:
+            known = self._recoverable
+            is_later = known is not None and (kept is None or known.recency > kept.recency)
+            needed += [kept, known] if is_later else [kept]
+        worth = {version: rank for rank, version in enumerate(needed)}
+        whole.sort(key=lambda each: (worth.get(each[1], -1), each[1].recency))
+        old = [slot for slot, version in whole if version not in worth]
+        others = [slot for slot, version in whole if version in worth]
+        return (empty + old if kept is None else old + empty) + others[:-1]
 
     def _is_needed(self, slot: Slot, recoverable: Version | None) -> bool:
         """Whether its owner or somebody else may need a slot, or what it holds."""
@@ -206,10 +267,13 @@ class HeldSnapshots:
     def _is_used(self, path: Path) -> bool:
         """Whether its owner lives: the worker has a stamp, the other node has sent lately.
 
-        The stamp is the first thing that a worker makes, and the last it loses.
+        The stamp is the first thing that a worker makes, and the last it loses. A third slot for
+        copies goes before its sender does.
         """
-        owner = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+        owner, _, number = path.name.removesuffix(_SUFFIX).rpartition(".")
         if owner.startswith(_COPY):
+            if number not in _LASTING:
+                return False
             sent_at_s = self._sent_at_s.get(owner.removeprefix(_COPY), self._began_at_s)
             return self._clock.monotonic_s() - sent_at_s < _SENDING_FOR_S
         return (path.parent / f"{owner}.stamp").exists()

@@ -44,16 +44,27 @@ def _nothing() -> None:
     pass
 
 
-class UnreachableMemoryError(CheckpointError):
-    """No Keeper answered that may have the state still.
+class LostMemoryError(CheckpointError):
+    """No Keeper has a state, or a shard of one, whole and undamaged any more.
 
     Attributes:
-        sources: those that may; what others gave was damaged, or they had it no more.
+        held: which, and where it was; None: all that was looked for.
+        sources: those that may have it; what others gave was damaged, or they had it no more.
     """
 
-    def __init__(self, text: str, sources: tuple[PeerAddress, ...] = ()):
-        super().__init__(text)
+    def __init__(
+        self, text: str, held: HeldState | None = None, sources: tuple[PeerAddress, ...] = ()
+    ):
+        super().__init__(text, held, sources)
+        self.held = held
         self.sources = sources
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnreachableMemoryError(LostMemoryError):
+    """No Keeper answered that may have it still."""
 
 
 class PeerMemory:
@@ -69,7 +80,7 @@ class PeerMemory:
 
     Raises:
         UnreachableMemoryError: from every method, when for a while none answers that may have it.
-        CheckpointError: when no Keeper has it whole and undamaged any more.
+        LostMemoryError: when no Keeper has it whole and undamaged any more.
     """
 
     def __init__(
@@ -167,7 +178,7 @@ class PeerMemory:
                 self._give_up_at_s = now_s + _ASK_AGAIN_FOR_S
             return bool(self._sources) and now_s < self._give_up_at_s
 
-    def _failure(self) -> CheckpointError:
+    def _failure(self) -> LostMemoryError:
         with self._lock:
             text = (
                 f"{self._held}: got no answer that is right "
@@ -175,8 +186,8 @@ class PeerMemory:
                 "expected it from one of them"
             )
             if self._sources:
-                return UnreachableMemoryError(text, tuple(self._sources))
-            return CheckpointError(text)
+                return UnreachableMemoryError(text, self._held, tuple(self._sources))
+            return LostMemoryError(text, self._held)
 
     def _ask(
         self, source: PeerAddress, ask: Callable[[socket.socket, PeerAddress], Answer]
@@ -266,15 +277,20 @@ class _Lent:
 
 
 def send_copy(
-    snapshot: Snapshot, target: PeerAddress, origin: str, before_frame: Callable[[int], None]
+    snapshot: Snapshot,
+    target: PeerAddress,
+    origin: str,
+    before_frame: Callable[[int], None],
+    kept: Version | None = None,
 ) -> None:
-    """Give another node a copy of a snapshot.
+    """Give another node a copy of a snapshot, unless it has that state.
 
     Args:
         snapshot: stays as it is until this returns.
         target: that node's Keeper.
         origin: id of this node, letters and digits.
         before_frame: called with the number of bytes about to be sent; may wait.
+        kept: of a shard, the state that isn't to be written over.
 
     Raises:
         OSError: the Keeper is gone, or slow beyond all measure.
@@ -287,8 +303,10 @@ def send_copy(
             "origin": origin,
             "skeleton": snapshot.skeleton,
             "tensors": [tensor.pack() for tensor in snapshot.tensors],
+            "kept": None if kept is None else _pack(kept),
         } | _name(snapshot.version, snapshot.shard)
-        request(connection, message)
+        if request(connection, message).get("there"):
+            return
         for payload in snapshot.payloads:
             for start in range(0, len(payload), FRAME_BYTES):
                 frame = payload[start : start + FRAME_BYTES]
@@ -320,5 +338,8 @@ def request(
 
 def _name(version: Version, shard: ShardId) -> dict[str, Json]:
     """Say which snapshot a request is about."""
-    numbers = [version.step, version.epoch.incarnation, version.epoch.counter]
-    return {"version": numbers, "shard": [shard.index, shard.count]}
+    return {"version": _pack(version), "shard": [shard.index, shard.count]}
+
+
+def _pack(version: Version) -> list[int]:
+    return [version.step, version.epoch.incarnation, version.epoch.counter]

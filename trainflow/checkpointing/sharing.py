@@ -1,18 +1,20 @@
 """One snapshot brought to storage by several: who takes which chunks, and what they make together.
 
 Replicated state lies in several places. Its chunks are numbered through, tensor after tensor, and
-dealt round: each place uploads every n-th, tells their names, and one puts the names together.
+dealt round: each place uploads every n-th, tells their names, and one puts the names together. Of
+sharded state each place uploads the shards that it alone has; what all have, the first.
 
 Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trainflow.checkpointing.boxes import whole
-from trainflow.checkpointing.chunks import CHUNK_BYTES, name_of, split
+from trainflow.checkpointing.boxes import Box, whole
+from trainflow.checkpointing.chunks import CHUNK_BYTES, count_chunks, name_of, split
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
+from trainflow.checkpointing.shard_assembly import assemble_shards
 from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.epochs import Version
 from trainflow.errors import CheckpointError
@@ -24,7 +26,7 @@ _USER_STATE = ("/registered/", "/extra_states/")
 
 @dataclass(frozen=True, order=True)
 class Share:
-    """Every ``count``-th chunk, from number ``index`` on."""
+    """One of ``count`` places: of replicated state, every ``count``-th chunk from ``index`` on."""
 
     index: int
     count: int
@@ -38,7 +40,7 @@ class ShareReport:
         version: of the state.
         share: which chunks.
         skeleton: of the state; the same from all.
-        tensors: in the order of the skeleton's numbers; the same from all.
+        tensors: in the order of the skeleton's numbers; of replicated state the same from all.
         chunks: by their number.
         num_bytes_written: of chunks that were not in the store before.
         digests: of the tensors that users' code keeps, by path; the same from all.
@@ -55,16 +57,18 @@ class ShareReport:
 
 def deal(snapshot: Snapshot, share: Share) -> Iterator[tuple[int, memoryview]]:
     """Yield the share's chunks of a snapshot, each with its number."""
+    is_sharded = _is_sharded(snapshot.tensors)
     number = 0
-    for payload in snapshot.payloads:
+    for tensor, payload in zip(snapshot.tensors, snapshot.payloads, strict=True):
         for part in split(payload):
-            if number % share.count == share.index:
+            dealt = 0 if is_sharded else number
+            if tensor.place is not None or dealt % share.count == share.index:
                 yield number, part
             number += 1
 
 
 def bytes_needed(tensors: Sequence[TensorRecord], share: Share) -> Iterator[tuple[int, int, int]]:
-    """Yield what a place must have of a state for its share: tensor's index, first byte, last + 1.
+    """Yield what a place needs of replicated state for its share: tensor, first byte, last + 1.
 
     That is what `deal` yields, and what `hash_user_state` hashes.
     """
@@ -105,7 +109,10 @@ def assemble(reports: Sequence[ShareReport]) -> dict[str, TensorEntry]:
         CheckpointError: they are not of one state, or some are missing.
     """
     first = reports[0]
-    if any((r.tensors, r.skeleton) != (first.tensors, first.skeleton) for r in reports):
+    is_sharded = _is_sharded(first.tensors)
+    if any(r.skeleton != first.skeleton for r in reports) or (
+        not is_sharded and any(r.tensors != first.tensors for r in reports)
+    ):
         raise CheckpointError(
             f"checkpoint of step {first.version.step}: got shares of different states, expected "
             "every rank to hold the same; look for registered state that differs by rank, or that "
@@ -113,26 +120,54 @@ def assemble(reports: Sequence[ShareReport]) -> dict[str, TensorEntry]:
         )
     for report in reports:
         _require_same_values(first, report)
+    if is_sharded:
+        return assemble_shards([_place_all(report) for report in reports])
     chunks: dict[int, Chunk] = {}
     for report in reports:
         chunks |= report.chunks
-    number = 0
     entries: dict[str, TensorEntry] = {}
-    for tensor in first.tensors:
-        own: list[Chunk] = []
-        missing = tensor.num_bytes
-        while missing > 0 and number in chunks:
-            own.append(chunks[number])
-            missing -= chunks[number].num_bytes
-            number += 1
+    for tensor, numbers in _number_through(first.tensors):
+        missing = [number for number in numbers if number not in chunks]
         if missing:
             raise CheckpointError(
-                f"checkpoint of step {first.version.step}: got no chunk {number}, expected all of "
-                f"{tensor.path}"
+                f"checkpoint of step {first.version.step}: got no chunk {missing[0]}, expected all "
+                f"of {tensor.path}"
             )
-        shard = Shard(whole(tensor.shape), tuple(own))
-        entries[tensor.path] = TensorEntry(tensor.dtype, tensor.shape, (shard,))
+        entries[tensor.path] = _place(tensor, [chunks[number] for number in numbers])
     return entries
+
+
+def _is_sharded(tensors: Sequence[TensorRecord]) -> bool:
+    return any(tensor.place is not None for tensor in tensors)
+
+
+def _number_through(tensors: Sequence[TensorRecord]) -> Iterator[tuple[TensorRecord, range]]:
+    """Yield each tensor with the numbers of its chunks."""
+    start = 0
+    for tensor in tensors:
+        stop = start + count_chunks(tensor.num_bytes)
+        yield tensor, range(start, stop)
+        start = stop
+
+
+def _place_all(report: ShareReport) -> dict[str, TensorEntry]:
+    """Return each tensor as a whole, with the shard of it that this place has brought, if any."""
+    placed: dict[str, TensorEntry] = {}
+    for tensor, numbers in _number_through(report.tensors):
+        own = [report.chunks[number] for number in numbers if number in report.chunks]
+        entry = _place(tensor, own)
+        placed[tensor.path] = entry if len(own) == len(numbers) else replace(entry, shards=())
+    return placed
+
+
+def _place(tensor: TensorRecord, chunks: Sequence[Chunk]) -> TensorEntry:
+    """Return a tensor as a whole, with these chunks as its only shard."""
+    place = tensor.place
+    if place is None:
+        box, shape = whole(tensor.shape), tensor.shape
+    else:
+        box, shape = Box(place.offset, tensor.shape), place.whole
+    return TensorEntry(tensor.dtype, shape, (Shard(box, tuple(chunks)),))
 
 
 def _require_same_values(first: ShareReport, other: ShareReport) -> None:

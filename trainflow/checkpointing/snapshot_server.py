@@ -5,8 +5,10 @@ A connection begins with the token, and then asks any number of times:
     {"op": "describe", "version": V, "shard": S}                   a manifest, and shards' places
     {"op": "read", "version": V, "shard": S, "tensor": k, "start": a, "num_bytes": n}
         n bytes of tensor k
-    {"op": "store", "version": V, "shard": S, "origin": NAME, "skeleton": ..., "tensors": [...]}
-        then, once that is granted, every tensor's bytes, in frames, each followed by its hash
+    {"op": "store", "version": V, "shard": S, "kept": V or null, "origin": NAME, "skeleton": ...,
+     "tensors": [...]}
+        then, once that is granted, every tensor's bytes, in frames, each followed by its hash;
+        nothing more if the answer has "there": that state is here already
     {"op": "residuals", "version": V}                              the parts that go with a state
     {"op": "residual", "part": P}                                  that part, in such frames
 
@@ -33,6 +35,7 @@ from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import encode_manifest
 from trainflow.checkpointing.residual_file import PartId
 from trainflow.checkpointing.snapshot import TensorRecord
+from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
     WAIT,
@@ -42,7 +45,7 @@ from trainflow.checkpointing.wire import (
     send_frame,
     send_message,
 )
-from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
+from trainflow.epochs import WHOLE, EpochId, PeerAddress, ShardId, Version
 from trainflow.errors import CheckpointError, StateError
 
 logger = logging.getLogger(__name__)
@@ -171,20 +174,30 @@ class SnapshotServer:
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
     ) -> None:
         shard = _parse_shard(request["shard"])
+        if self._held.holds(version, shard):
+            return send_message(connection, {"ok": True, "there": True})
         newest = self._held.newest(shard)
-        if newest is not None and newest.recency >= version.recency:
+        # Shards go by the versions of all others; a run that went back has its base copied too.
+        if shard == WHOLE and newest is not None and newest.recency >= version.recency:
             raise StateError(f"got a copy of {version}, expected a newer one than {newest}")
+        kept = None if request["kept"] is None else _parse_version(request["kept"])
         records = [TensorRecord.unpack(packed) for packed in request["tensors"]]
         origin = _require_name(request["origin"])
+        views: list[memoryview] = []
+
+        def begin(slot: Slot) -> None:
+            views[:] = slot.begin(version, request["skeleton"], records, shard=shard)
+
         with ExitStack() as until_whole:
             with _telling_to_wait(connection), self._needing_room_for(records):
-                slot = until_whole.enter_context(self._held.writing_copy(origin))
-                views = slot.begin(version, request["skeleton"], records, shard=shard)
+                slot = until_whole.enter_context(
+                    self._held.writing_copy(origin, shard, kept, begin)
+                )
             send_message(connection, {"ok": True})
             for view in views:
                 receive_frames(connection, view)
             slot.complete(for_storage=False)
-        send_message(connection, {"ok": True})
+        return send_message(connection, {"ok": True})
 
     @contextmanager
     def _needing_room_for(self, records: Sequence[TensorRecord]) -> Generator[None]:

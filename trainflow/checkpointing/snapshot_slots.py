@@ -9,7 +9,8 @@ was. Connections that bring copies may compete for a slot: they hold the lock un
 Files are reserved in full before they are written: a full /dev/shm is an error and no SIGBUS.
 
     0    magic, state, step, incarnation, counter, bytes of the description, bytes of the payload,
-         index of the shard, number of shards, whether it is to be copied to other nodes
+         index of the shard, number of shards, whether it is to be copied to other nodes, and
+         which state those are to keep meanwhile: step + 1 or 0 for none, incarnation, counter
     4096 description: JSON; then, at the next page, the payload: tensors, each aligned
 
 Process: worker writes, Keeper reads.  Threads: any; training writes.  Blocks: for a copy.
@@ -34,6 +35,7 @@ from trainflow.errors import StateError
 _MAGIC = int.from_bytes(b"TFsnap01", "little")
 _SHARD = 7
 _COPY = 9
+_KEPT = 10
 _STATE = 1  # index of the state among the header's 8-byte fields
 _PAGE = 4096
 _ALIGNMENT = BLOCK_BYTES
@@ -132,13 +134,32 @@ class Slot:
 
     @property
     def copy_state(self) -> CopyState:
-        """How it stands with copies of what it holds."""
-        return CopyState(self._fields[_COPY])
+        """How it stands with copies of what it holds; NONE where that is damaged."""
+        try:
+            return CopyState(self._fields[_COPY])
+        except ValueError:
+            return CopyState.NONE
 
-    def want_copy(self) -> None:
-        """Only for the worker: the Keeper is to bring this to other nodes."""
-        if self.copy_state is CopyState.NONE:
-            self._fields[_COPY] = CopyState.WANTED
+    def want_copy(self, kept: Version | None = None) -> None:
+        """Only for the worker: the Keeper is to bring this to other nodes.
+
+        Args:
+            kept: what those have all shards of, and keep until this has arrived.
+        """
+        if self.copy_state is not CopyState.NONE:
+            return
+        numbers = (0, 0, 0)
+        if kept is not None:
+            numbers = (kept.step + 1, kept.epoch.incarnation, kept.epoch.counter)
+        for index, number in enumerate(numbers):
+            self._fields[_KEPT + index] = number
+        self._fields[_COPY] = CopyState.WANTED
+
+    @property
+    def kept(self) -> Version | None:
+        """What other nodes are to keep until they have this; None if that isn't known."""
+        after, incarnation, counter = self._fields[_KEPT : _KEPT + 3]
+        return Version(after - 1, EpochId(incarnation, counter)) if after > 0 else None
 
     def note_copied(self) -> None:
         """Only for the Keeper: other nodes have it."""
@@ -242,7 +263,7 @@ class Slot:
         size = sum(_round_up(tensor.num_bytes, _ALIGNMENT) for tensor in tensors)
         self._reserve(start + size)
         epoch = version.epoch
-        header = (len(text), size, shard.index, shard.count, CopyState.NONE)
+        header = (len(text), size, shard.index, shard.count, CopyState.NONE, 0)
         self._fields[_STATE] = SlotState.WRITING
         for index, value in enumerate((version.step, epoch.incarnation, epoch.counter, *header)):
             self._fields[_STATE + 1 + index] = value

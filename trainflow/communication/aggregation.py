@@ -20,6 +20,7 @@ from trainflow.communication.compression.top_k import TopKSum
 from trainflow.communication.compression.two_hop import TwoHopSum
 from trainflow.communication.error_feedback import Feedback
 from trainflow.communication.group import Group, Pending
+from trainflow.communication.subgroup import Ranks
 from trainflow.config.communication import CommunicationConfig, Compression
 from trainflow.errors import ConfigError
 
@@ -53,7 +54,7 @@ class RankOrderSum:
 
     wire = "sum in rank order"
 
-    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Handle:
+    def start(self, bucket: Tensor, group: Ranks, feedback: Feedback | None = None) -> Handle:
         """Start hop 1. Hop 2 starts in ``wait``, in the order of waiting, equal on all ranks."""
         if feedback is not None:
             feedback.spend(bucket)
@@ -70,7 +71,7 @@ class RankOrderSum:
 
 
 class _TwoHops:
-    def __init__(self, group: Group, bucket: Tensor, padded: Tensor, received: Tensor):
+    def __init__(self, group: Ranks, bucket: Tensor, padded: Tensor, received: Tensor):
         self._group = group
         self._bucket = bucket
         self._padded = padded

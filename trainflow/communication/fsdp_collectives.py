@@ -4,13 +4,16 @@ FSDP2 gathers a unit's parameters before it computes with them, and scatters the
 gradients after. Neither ever raises: an exception in there leaves a model that never trains again.
 After a failure parameters and gradients are garbage, and the step finds out by `finish`.
 
-A unit's gradients are on their way while backward goes on. FSDP2 may take views of the sums at
-once, since they are only read after `finish`; so it must neither divide nor convert them.
+A unit's gradients are on their way while backward goes on, of a few units at a time: what is on
+its way takes as much memory as whole gradients. FSDP2 may take views of the sums at once, since
+they are only read after `finish`; so it must neither divide nor convert them. Where it copies them,
+or adds them to sums of a unit that runs twice, they are waited for.
 
 Process: every rank.  Thread: training (autograd on CPU runs in it).
 Ranks: all gather and scatter the same units in the same order.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -20,10 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainflow.communication.group import Group
-from trainflow.communication.scattered_sum import ExactScatter, ScatteredSum
+from trainflow.communication.hybrid_sum import EXACT, HybridScatter
+from trainflow.communication.subgroup import split
 
 if TYPE_CHECKING:
     from trainflow.communication.aggregator import Handle
+
+
+_DEPTH = 2
 
 
 class ShardExchange:
@@ -33,6 +40,8 @@ class ShardExchange:
         scatter: how gradients are summed.
         waiting: entered while parameters are gathered: this rank waits for others, in the middle
             of computing.
+        sums_at_once: gradients are summed before backward goes on, since FSDP2 copies the sums off
+            the device as soon as it has them.
 
     Attributes:
         wire: names what travels.
@@ -42,15 +51,20 @@ class ShardExchange:
 
     def __init__(
         self,
-        scatter: ScatteredSum,
+        scatter: HybridScatter,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        sums_at_once: bool = False,
     ):
         self._waiting = waiting
+        self._sums_at_once = sums_at_once
         self.wire = scatter.wire
         self._chosen = scatter
-        self._scatter: ScatteredSum = scatter
+        self._scatter = scatter
         self._group: Group | None = None
-        self._handles: list[Handle] = []
+        self._handles: deque[Handle] = deque()
+        self._summed: set[object] = set()
+        self._succeeded = True
         self.wire_bytes = 0
         self.plain_bytes = 0
 
@@ -61,31 +75,46 @@ class ShardExchange:
             group: the ranks.
             exact: gradients are to be summed uncompressed in this step.
         """
-        self._scatter = ExactScatter() if exact else self._chosen
-        for handle in self._handles:
-            handle.wait()
-        self._handles = []
+        self._scatter = EXACT if exact else self._chosen
+        self._wait_for_all_but(0)
+        self._summed.clear()
+        self._succeeded = True
         self._group = group
         self.wire_bytes = self.plain_bytes = 0
 
     def finish(self) -> bool:
         """Wait for the sums of all gradients; False if any of them is garbage."""
-        handles, self._handles = self._handles, []
-        succeeded = [handle.wait() for handle in handles]
-        return all(succeeded) and self._connected.failure is None
+        self._wait_for_all_but(0)
+        return self._succeeded and self._connected.failure is None
 
     def gather(self, output: Tensor, part: Tensor) -> None:
         """Fill ``output`` with every rank's part; blocks."""
-        self._count(part.nbytes * (self._connected.world_size - 1))
+        sharers, _ = split(self._connected)
+        self._count(part.nbytes * (sharers.world_size - 1))
         with self._waiting():
-            self._connected.all_gather(output, part.clone()).wait()
+            # As bytes: not every library knows every type.
+            sharers.all_gather(output.view(torch.uint8), part.clone().view(torch.uint8)).wait()
 
-    def scatter(self, output: Tensor, parts: Tensor) -> None:
-        """Begin to sum gradients; `finish` ends it."""
-        ranks, size = self._connected.world_size, output.numel()
-        self._handles.append(self._scatter.start(output, parts, self._connected))
-        plain = (ranks - 1) * output.nbytes
-        self._count(plain, self._scatter.wire_bytes(size, output.element_size(), ranks))
+    def scatter(self, output: Tensor, parts: Tensor, unit: object) -> None:
+        """Begin to sum gradients; `finish` ends it, if it isn't to be done at once.
+
+        Args:
+            output: gets this rank's part of the sums.
+            parts: the gradients.
+            unit: what they are of.
+        """
+        group, described = self._connected, (output.numel(), output.element_size())
+        self._handles.append(self._scatter.start(output, parts, group))
+        with self._waiting():
+            at_once = self._sums_at_once or unit in self._summed
+            self._wait_for_all_but(0 if at_once else _DEPTH)
+        self._summed.add(unit)
+        plain_bytes = EXACT.wire_bytes(*described, group)
+        self._count(plain_bytes, self._scatter.wire_bytes(*described, group))
+
+    def _wait_for_all_but(self, num_left: int) -> None:
+        while len(self._handles) > num_left:
+            self._succeeded = self._handles.popleft().wait() and self._succeeded
 
     def _count(self, plain_bytes: int, wire_bytes: int | None = None) -> None:
         self.plain_bytes += plain_bytes
@@ -122,7 +151,7 @@ class GatherParameters:
 
 
 class ScatterGradients:
-    """FSDP2's reduce_scatter of a unit's gradients."""
+    """FSDP2's reduce_scatter of one unit's gradients."""
 
     def __init__(self, exchange: ShardExchange):
         self._exchange = exchange
@@ -143,4 +172,4 @@ class ScatterGradients:
     ) -> None:
         """Begin to sum; `ShardExchange.finish` ends it."""
         del group, op, async_op
-        self._exchange.scatter(output_tensor, input_tensor)
+        self._exchange.scatter(output_tensor, input_tensor, self)

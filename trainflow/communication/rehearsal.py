@@ -60,10 +60,10 @@ class EchoTransport:
         """Nothing waits."""
 
 
-def rehearsal_group(world_size: int) -> Group:
-    """Return a group of this rank, as rank 0, and its echoes."""
+def rehearsal_group(world_size: int, shard_size: int) -> Group:
+    """Return a group of this rank, as rank 0, and its echoes; see `EpochSpec.shard_size`."""
     members = tuple(f"echo-{rank}" for rank in range(world_size))
-    spec = EpochSpec(EpochId(0, 0), members, "", 0)
+    spec = EpochSpec(EpochId(0, 0), members, "", 0, shard_size=shard_size)
     return Group(
         spec,
         0,

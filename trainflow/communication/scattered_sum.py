@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from trainflow.communication.aggregator import Handle
-from trainflow.communication.compression.block_format import FORMATS, BlockFormat
+from trainflow.communication.compression.block_format import BlockFormat
 from trainflow.communication.compression.pipeline import Workshop
-from trainflow.communication.group import Group
-from trainflow.config.communication import CommunicationConfig
+from trainflow.communication.subgroup import Ranks
 
 
 class ScatteredSum(Protocol):
@@ -30,7 +29,7 @@ class ScatteredSum(Protocol):
 
     wire: str
 
-    def start(self, output: Tensor, parts: Tensor, group: Group) -> Handle:
+    def start(self, output: Tensor, parts: Tensor, group: Ranks) -> Handle:
         """Send the parts off.
 
         Args:
@@ -51,7 +50,7 @@ class ExactScatter:
 
     wire = "scattered sum in rank order"
 
-    def start(self, output: Tensor, parts: Tensor, group: Group) -> Handle:
+    def start(self, output: Tensor, parts: Tensor, group: Ranks) -> Handle:
         """Start the exchange; the sum is made in ``wait``."""
         return _ExactSum(output, parts, group)
 
@@ -73,10 +72,11 @@ class QuantisedScatter:
         self._format = block_format
         self._workshop = Workshop(block_format, device)
 
-    def start(self, output: Tensor, parts: Tensor, group: Group) -> Handle:
+    def start(self, output: Tensor, parts: Tensor, group: Ranks) -> Handle:
         """Quantise the parts and send them off; alone, a rank has nobody to tell."""
         if group.world_size == 1 or not output.numel():
             return _ExactSum(output, parts, group)
+        self._workshop.serve(group.world_size)
         return _QuantisedSum(output, parts, group, self._workshop)
 
     def wire_bytes(self, num_elements: int, element_bytes: int, world_size: int) -> int:  # noqa: ARG002  sent as it is, whatever it was
@@ -84,15 +84,8 @@ class QuantisedScatter:
         return (world_size - 1) * self._format.layout(num_elements).num_bytes
 
 
-def choose_scatter(settings: CommunicationConfig, device: torch.device) -> ScatteredSum:
-    """Pick how gradients of sharded parameters are summed, as the job asks."""
-    if settings.compression == "none":
-        return ExactScatter()
-    return QuantisedScatter(FORMATS[settings.compression], device)
-
-
 class _ExactSum:
-    def __init__(self, output: Tensor, parts: Tensor, group: Group):
+    def __init__(self, output: Tensor, parts: Tensor, group: Ranks):
         self._output = output
         self._received = torch.empty_like(parts)
         self._hop = group.all_to_all(self._received, parts)
@@ -109,7 +102,7 @@ class _ExactSum:
 
 
 class _QuantisedSum:
-    def __init__(self, output: Tensor, parts: Tensor, group: Group, workshop: Workshop):
+    def __init__(self, output: Tensor, parts: Tensor, group: Ranks, workshop: Workshop):
         self._output = output
         self._workshop = workshop
         size, ranks = output.numel(), group.world_size

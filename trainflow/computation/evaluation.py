@@ -15,6 +15,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.aborted import StepAborted
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.seeding import derive_seed, isolated_randomness, seed_everything
+from trainflow.computation.sharding import free_gathered
 from trainflow.computation.stamps import StampWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.data.batch import Batch
@@ -85,6 +86,7 @@ def evaluate(
     finally:
         for module, training in zip(modules, were_training, strict=True):
             module.train(training)
+            free_gathered(module)
     rows = gather_numbers([total, weight_sum], group, context.device, context.stamps)
     weight_sum = math.fsum(row[1] for row in rows)
     return math.fsum(row[0] for row in rows) / weight_sum if weight_sum else math.nan

@@ -17,7 +17,7 @@ from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_cadence import has_checkpoint
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import WHOLE, RecoveryPlan, ShardId
+from trainflow.epochs import RecoveryPlan
 from trainflow.errors import (
     CheckpointError,
     CheckpointMisfitError,
@@ -61,7 +61,7 @@ def join(context: RankContext, state: TrainingState, group: Group, plan: Recover
     ):
         return False
     if is_sharded and context.snapshots is not None:
-        context.snapshots.begin_from(state, ShardId(group.rank, group.world_size))
+        context.snapshots.begin_from(state, group.spec.shard_of(group.rank))
     return state.residuals is None or _settle(context, state, group, plan)
 
 
@@ -69,10 +69,10 @@ def _restore(context: RankContext, state: TrainingState, plan: RecoveryPlan, gro
     """Read the state from where it was kept; False, and the group fails, if it is bad."""
     stored = plan.stored
     assert stored is not None, "there is something to restore"
-    is_sharded = context.job.parallel.is_sharded
-    shard = ShardId(group.rank, group.world_size) if is_sharded else WHOLE
     try:
-        restore(state, stored, shard=shard, after_each=context.stamps.renew)
+        restore(
+            state, stored, shard=group.spec.shard_of(group.rank), after_each=context.stamps.renew
+        )
     except (StoreError, CheckpointMisfitError, CheckpointVersionError):
         raise  # it may be quite in order: nobody is to do without it unasked
     except CheckpointError as error:

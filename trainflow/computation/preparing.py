@@ -3,17 +3,22 @@
 Process: every rank.  Thread: training.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from trainflow.communication.aggregation import choose_aggregators
 from trainflow.communication.fsdp_collectives import ShardExchange
+from trainflow.communication.hybrid_sum import choose_scatter
 from trainflow.communication.reducer import GradientReducer
-from trainflow.communication.scattered_sum import choose_scatter
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.rank_context import RankContext
+from trainflow.computation.recomputation import recompute_units
 from trainflow.computation.sharded_model import Layout, ShardedModel
+from trainflow.computation.sharding import Sharding
 from trainflow.computation.trainable import find_trainable
 from trainflow.computation.training_state import PreparedModel
 from trainflow.config.job import JobConfig
@@ -28,7 +33,7 @@ def make_replicated(
         TrainingError: it can't be trained so.
         ConfigError: a pattern of ``communication.per_parameter`` matches no parameter.
     """
-    module = blueprint.model().to(device)
+    module = _recomputing(name, blueprint.model, job)().to(device)
     trainable = find_trainable(name, module, job)
     aggregators = choose_aggregators(
         job.communication,
@@ -52,6 +57,26 @@ def make_sharded(name: str, blueprint: Blueprint, context: RankContext) -> Shard
         TrainingError: it can't be trained so.
     """
     job, device = context.job, context.device
-    exchange = ShardExchange(choose_scatter(job.communication, device), context.stamps.waiting)
+    sharding = Sharding.of(job.parallel, device)
+    exchange = ShardExchange(
+        choose_scatter(job.communication, device),
+        context.stamps.waiting,
+        sums_at_once=sharding.offloads,
+    )
+    blueprint = replace(blueprint, model=_recomputing(name, blueprint.model, job))
     find = partial(find_trainable, name, job=job)
-    return ShardedModel(blueprint, find, device, Layout(0, job.workers.target), exchange)
+    layout = Layout(0, job.shard_size(job.workers.target))
+    return ShardedModel(blueprint, find, device, layout, exchange, sharding)
+
+
+def _recomputing(
+    name: str, model: Callable[[], nn.Module], job: JobConfig
+) -> Callable[[], nn.Module]:
+    """Have a factory's modules recompute in backward what the job asks for."""
+
+    def make() -> nn.Module:
+        module = model()
+        recompute_units(name, module, job.parallel.activation_checkpointing)
+        return module
+
+    return make

@@ -84,6 +84,8 @@ class StepReport:
         pausing: all ranks stop at this step's boundary and wait for another epoch.
         joined: given in the first step after the rank joined the epoch.
         sums: what it took to sum the gradients.
+        copy_lag: steps that all would go back by if a node were lost now; None if nothing is
+            streamed, or nothing has arrived yet.
     """
 
     step: int
@@ -103,6 +105,7 @@ class StepReport:
     pausing: bool = False
     joined: Joined | None = None
     sums: GradientSums | None = None
+    copy_lag: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from trainflow.checkpointing.bounded_calls import (
 from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.manifest import Chunk, Manifest, TensorEntry
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
-from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError
+from trainflow.checkpointing.peer_memory import LostMemoryError, PeerMemory
 from trainflow.checkpointing.peer_shards import PeerShards
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
@@ -78,8 +78,11 @@ def restore(
 
 def unusable(stored: WhereKept, error: CheckpointError) -> CheckpointUnusable:
     """Return what the coordinator is to know of a restore that failed."""
-    unreachable = error.sources if isinstance(error, UnreachableMemoryError) else ()
-    return CheckpointUnusable(stored, str(error), unreachable)
+    if not isinstance(error, LostMemoryError):
+        return CheckpointUnusable(stored, str(error))
+    if isinstance(stored, HeldShards) and error.held is not None:  # the others may be whole
+        stored = HeldShards(stored.version, (error.held,))
+    return CheckpointUnusable(stored, str(error), error.sources)
 
 
 def _restore_once(

@@ -7,7 +7,7 @@ waits in ``steps`` until it is given a rank.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
 from trainflow.computation.training_state import Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
+from trainflow.computation.whole_weights import gather_weights
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
 from trainflow.epochs import (
@@ -140,7 +141,7 @@ class Session:
         self._stamp(Phase.STARTING)
         blueprint = Blueprint(model, optimizer, scheduler)
         job = self._context.job
-        if job.parallel.mode == "fsdp":
+        if job.parallel.is_sharded:
             sharded = make_sharded(name, blueprint, self._context)
             self._sharded[name] = sharded
             self._state.models[name] = sharded.prepared
@@ -205,6 +206,19 @@ class Session:
         if group.rank == 0 and self._state.version is not None:
             self._context.report(EvaluationReport(self._state.version.step, name, value))
         return value
+
+    def full_state_dict(self, name: str = "model") -> dict[str, Any]:
+        """Gather a model's ``state_dict`` whole, however it is sharded; on every rank or on none.
+
+        Returns:
+            On rank 0 copies in the host's memory; on the others nothing.
+
+        Raises:
+            StepAborted: a rank was lost; the step, or its tail, comes again.
+            TrainingError: called outside a step.
+        """
+        group = self._require_group("full_state_dict")
+        return gather_weights(self._state.models[name].module, group, self._context.stamps)
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps of the run; each is to be computed and committed in a ``with``.
@@ -272,7 +286,7 @@ class Session:
         self._pausing = bool(flags & Flag.PAUSE)
         joined, self._joined = self._joined, None
         if group.rank == 0 or joined is not None:
-            committed = outcome.committed
+            committed, snapshots = outcome.committed, self._context.snapshots
             self._context.report(
                 StepReport(
                     step=committed.number,
@@ -292,6 +306,7 @@ class Session:
                     scalars=outcome.scalars,
                     pausing=self._pausing,
                     joined=joined,
+                    copy_lag=snapshots and snapshots.copy_lag(committed.number),
                 )
             )
         if flags & Flag.STOP:
@@ -325,12 +340,13 @@ class Session:
         if not self._sharded:
             return WHOLE
         layout = next(iter(self._sharded.values())).layout
-        return ShardId(layout.rank, layout.world_size)
+        return ShardId(layout.index, layout.count)
 
     def _lay_out(self, plan: RecoveryPlan) -> None:
         """Make sharded models anew where this rank's shards are others than before."""
         assert self._group is not None, "only called with one"
-        layout = Layout(self._group.rank, self._group.world_size)
+        shard = self._group.spec.shard_of(self._group.rank)
+        layout = Layout(shard.index, shard.count)
         is_new = plan.base == INITIAL_VERSION and plan.stored is None
         for name, sharded in self._sharded.items():
             if is_new or sharded.layout != layout:

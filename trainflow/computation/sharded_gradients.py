@@ -10,7 +10,6 @@ Fails: never raises in backward. If a collective failed, `finish` returns None.
 """
 
 import math
-import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients, SumTimes
+from trainflow.computation.sharding import forget_gradients, free_gathered
 from trainflow.computation.shards import local_part
 
 
@@ -34,6 +34,7 @@ class ShardedGradients:
         root: the model, sharded.
         parameters: names and parameters that are trained, in order of declaration.
         exchange: carries its collectives.
+        device: where the model computes.
     """
 
     auto: AutoSum | None = None
@@ -43,8 +44,10 @@ class ShardedGradients:
         root: FSDPModule,
         parameters: Sequence[tuple[str, nn.Parameter]],
         exchange: ShardExchange,
+        device: torch.device,
     ):
         self._root = root
+        self._device = device
         self._parameters = [parameter for _, parameter in parameters]
         self._exchange = exchange
         self._group: Group | None = None
@@ -52,8 +55,8 @@ class ShardedGradients:
         self.times = SumTimes()
         described = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters]
         self._has_run = False  # until then FSDP2 has nothing to reset, and says so by failing
-        module: Any = root  # a module too, which its type leaves out
-        module.register_forward_pre_hook(self._note_run)
+        self._module: Any = root  # a module too, which its type leaves out
+        self._module.register_forward_pre_hook(self._note_run)
         self.fingerprint = zlib.crc32(repr((described, exchange.wire)).encode())
 
     def connect(self, group: Group, *, exact: bool = False) -> None:
@@ -61,6 +64,7 @@ class ShardedGradients:
         self._exchange.begin(group, exact=exact)
         if self._has_run:
             self._root.reset_iter_state()
+            forget_gradients(self._module)
 
     def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
         """Forget the last step's gradients; see `Reducer`."""
@@ -79,10 +83,11 @@ class ShardedGradients:
     def finish(self) -> ReducedGradients | None:
         """Wait for all sums, and measure them; None if a collective failed.
 
-        The norm is of the gradients of all shards; the digest covers the ranks' norms alone, since
-        no other rank has the same sums to compare with.
+        The norm is of the gradients of all shards; the digest covers the sums of this rank's group,
+        which other groups have too, if there are any.
         """
         assert self._group is not None, "begin() comes first"
+        free_gathered(self._module)  # or what is copied after the step is not what it has made
         waited_s = self._group.waited_s
         succeeded = self._exchange.finish()
         self.times.link_s = self._group.waited_s - waited_s
@@ -93,11 +98,15 @@ class ShardedGradients:
         for flat in flats:
             if self._unscale != 1.0:
                 flat.mul_(self._unscale)
-        norms = self._gather_norms(self._group, flats)
-        if norms is None:
+        described = self._gather_descriptions(self._group, flats)
+        if described is None:
             return None
-        digest = xxhash.xxh3_64_intdigest(struct.pack(f"{len(norms)}d", *norms))
-        return ReducedGradients(flats, digest, math.hypot(*norms))
+        size = self._group.spec.shard_size
+        first = self._group.rank // size * size
+        own = described[first : first + size].contiguous()
+        digest = xxhash.xxh3_64_intdigest(own.numpy().tobytes())
+        # All clip by the same norm, also where a group has other sums.
+        return ReducedGradients(flats, digest, math.hypot(*described[:size, 0].tolist()))
 
     def keep(self) -> None:
         """Nothing is learnt."""
@@ -119,12 +128,23 @@ class ShardedGradients:
     def _note_run(self, *_: object) -> None:
         self._has_run = True
 
-    def _gather_norms(self, group: Group, flats: Sequence[Tensor]) -> list[float] | None:
-        """Return the 2-norm of each rank's part, by rank; None if the group failed."""
+    def _gather_descriptions(self, group: Group, flats: Sequence[Tensor]) -> Tensor | None:
+        """Return of each rank's part the 2-norm and the bits of a hash, by rank, in fp64 (N, 2).
+
+        Where every shard is there once, nobody could compare the hash, and it isn't made. None if
+        the group failed.
+        """
+        mine = torch.zeros(1, 2, dtype=torch.float64)
         norms = [torch.linalg.vector_norm(flat, dtype=torch.float32) for flat in flats]
-        device = self._parameters[0].device
-        mine = torch.zeros(1, dtype=torch.float64, device=device)
         if norms:
-            mine[0] = torch.linalg.vector_norm(torch.stack(norms))
-        everyone = torch.zeros(group.world_size, dtype=torch.float64, device=device)
-        return everyone.tolist() if group.all_gather(everyone, mine).wait() else None
+            mine[0, 0] = torch.linalg.vector_norm(torch.stack(norms))
+        if group.spec.shard_size < group.world_size:
+            hashed = xxhash.xxh3_64()
+            for flat in flats:
+                hashed.update(flat.cpu().view(torch.uint8).numpy().data)
+            mine[0, 1:].view(torch.uint8).copy_(
+                torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+            )
+        everyone = torch.zeros(group.world_size, 2, dtype=torch.float64, device=self._device)
+        succeeded = group.all_gather(everyone.view(-1), mine.to(self._device).view(-1)).wait()
+        return everyone.cpu() if succeeded else None

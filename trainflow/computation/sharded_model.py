@@ -17,7 +17,7 @@ from trainflow.computation.meta_parameters import materialise, meta_parameters
 from trainflow.computation.model_handle import ModelHandle
 from trainflow.computation.seeding import RandomState
 from trainflow.computation.sharded_gradients import ShardedGradients
-from trainflow.computation.sharding import shard
+from trainflow.computation.sharding import Sharding, shard
 from trainflow.computation.training_state import PreparedModel
 
 
@@ -25,8 +25,8 @@ from trainflow.computation.training_state import PreparedModel
 class Layout:
     """Which of how many equal parts of each parameter a rank holds."""
 
-    rank: int
-    world_size: int
+    index: int
+    count: int
 
 
 class ShardedModel:
@@ -38,6 +38,7 @@ class ShardedModel:
         device: where it lives.
         layout: the first one.
         exchange: carries its collectives.
+        sharding: how it is sharded.
 
     Attributes:
         handle: for the training function.
@@ -52,12 +53,14 @@ class ShardedModel:
         device: torch.device,
         layout: Layout,
         exchange: ShardExchange,
+        sharding: Sharding,
     ):
         self._blueprint = blueprint
         self._find_trainable = find_trainable
         self._device = device
         self._randomness = RandomState.capture()
         self._exchange = exchange
+        self._sharding = sharding
         self.layout = layout
         self.prepared = self._build(layout, with_values=False)
         self.handle = ModelHandle(self.prepared.module)
@@ -94,12 +97,12 @@ class ShardedModel:
     def _build(self, layout: Layout, *, with_values: bool) -> PreparedModel:
         module = self._make_module(with_values=with_values)
         self._find_trainable(module)  # refuses what can't be sharded, too
-        mesh = RankMesh(self._device, layout.rank, layout.world_size)
-        root = shard(module, mesh, self._exchange)
-        materialise(module, self._device)
+        mesh = RankMesh(self._device, layout.index, layout.count)
+        root = shard(module, mesh, self._exchange, self._sharding)
+        materialise(module, self._sharding.home(self._device))
         trainable = self._find_trainable(module)
         made = self._blueprint.optimizer([parameter for _, parameter in trainable])
         make_scheduler = self._blueprint.scheduler
-        self._gradients = ShardedGradients(root, trainable, self._exchange)
+        self._gradients = ShardedGradients(root, trainable, self._exchange, self._device)
         scheduler = None if make_scheduler is None else make_scheduler(made)
         return PreparedModel(module, made, scheduler, self._gradients)

@@ -4,10 +4,18 @@ Process: every rank.  Thread: training.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from trainflow.communication.fsdp_collectives import (
     GatherParameters,
@@ -15,6 +23,48 @@ from trainflow.communication.fsdp_collectives import (
     ShardExchange,
 )
 from trainflow.communication.mesh import RankMesh
+from trainflow.config.parallel import ParallelConfig
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is sharded.
+
+    Attributes:
+        stays_in_forward: a unit's parameters stay gathered from forward to backward.
+        stays_in_step: and from one microbatch to the next.
+        offloads: shards lie in the host's memory, and a GPU computes.
+        in_bf16: units are gathered and computed with in bf16; what the model returns is fp32.
+    """
+
+    stays_in_forward: bool = False
+    stays_in_step: bool = False
+    offloads: bool = False
+    in_bf16: bool = False
+
+    @classmethod
+    def of(cls, parallel: ParallelConfig, device: torch.device) -> "Sharding":
+        """Return what a job asks for where its models compute on ``device``."""
+        offloads = parallel.cpu_offload and device != _HOST
+        return cls(
+            stays_in_forward=parallel.mode in {"zero1", "zero2"},
+            stays_in_step=parallel.mode == "zero1",
+            offloads=offloads,
+            in_bf16=parallel.gather == "bf16",
+        )
+
+    def precision(self, *, is_root: bool) -> MixedPrecisionPolicy:
+        """Return FSDP2's types for a unit. Gradients are summed in fp32, the type of shards."""
+        if not self.in_bf16:
+            return MixedPrecisionPolicy()
+        returned = torch.float32 if is_root else None
+        return MixedPrecisionPolicy(torch.bfloat16, torch.float32, returned)
+
+    def home(self, device: torch.device) -> torch.device:
+        """Return where shards lie if the model computes on ``device``."""
+        return _HOST if self.offloads else device
 
 
 def find_units(module: nn.Module) -> Iterator[nn.Module]:
@@ -30,28 +80,65 @@ def find_units(module: nn.Module) -> Iterator[nn.Module]:
             yield from find_units(child)
 
 
-def shard(module: nn.Module, mesh: RankMesh, exchange: ShardExchange) -> FSDPModule:
+def shard(
+    module: nn.Module, mesh: RankMesh, exchange: ShardExchange, sharding: Sharding
+) -> FSDPModule:
     """Shard a module in place.
 
     Args:
         module: built, perhaps on the meta device.
         mesh: the ranks that share each parameter.
         exchange: carries its collectives.
+        sharding: how.
     """
+    policy = CPUOffloadPolicy() if sharding.offloads else OffloadPolicy()
+    frees = False if sharding.stays_in_forward else None  # None: all but the root, which is next
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": frees,
+        "offload_policy": policy,
+    }
     for unit in find_units(module):
-        fully_shard(unit, mesh=mesh)
-    root = fully_shard(module, mesh=mesh)
+        fully_shard(unit, **how, mp_policy=sharding.precision(is_root=False))
+    root = fully_shard(module, **how, mp_policy=sharding.precision(is_root=True))
     gather: Any = GatherParameters(exchange)  # FSDP2's own types of these aren't public
-    scatter: Any = ScatterGradients(exchange)
     for unit in module.modules():
         if isinstance(unit, FSDPModule):
             unit.set_custom_all_gather(gather)
+            scatter: Any = ScatterGradients(exchange)
             unit.set_custom_reduce_scatter(scatter)
             # Plain sums, which nothing is done to: they may still be on their way.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
             unit.set_reduce_scatter_unused_params(True)
+            unit.set_reshard_after_backward(not sharding.stays_in_step, recurse=False)
     return root
+
+
+def free_gathered(module: nn.Module) -> None:
+    """Let go of gathered parameters: of those that no backward has followed upon.
+
+    Until then they are what ``module.parameters()`` gives, and what the next forward takes.
+    """
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
+
+
+def forget_gradients(module: nn.Module) -> None:
+    """Let go of whole gradients that an abandoned step's microbatches have left.
+
+    FSDP2's `reset_iter_state` says so, and in torch 2.13 doesn't: the next step would add to them.
+    """
+    for unit in module.modules():
+        if not isinstance(unit, FSDPModule):
+            continue
+        fsdp: Any = unit
+        groups = fsdp._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  there is no other way
+        for each in (each for group in groups for each in group.fsdp_params):
+            each.unsharded_accumulated_grad = None
+            if hasattr(each, "_unsharded_param"):
+                each._unsharded_param.grad = None  # noqa: SLF001
 
 
 def _is_list(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 Pure, apart from the tensors it hands on.
 """
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -43,6 +44,10 @@ def like(parameter: Tensor, local: Tensor) -> Tensor:
     """Return a shard as a part of a tensor that is sharded as ``parameter`` is."""
     if not isinstance(parameter, DTensor):
         return local
+    if local.device.type != parameter.device_mesh.device_type:  # its shards are offloaded
+        own = torch.empty_like(parameter, dtype=local.dtype)
+        local_part(own).copy_(local)
+        return own
     return DTensor.from_local(
         local,
         parameter.device_mesh,

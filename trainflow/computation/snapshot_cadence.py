@@ -19,7 +19,7 @@ from trainflow.computation.reports import SnapshotLeftOut
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.config.job import JobConfig
-from trainflow.epochs import WHOLE, EpochSpec, Flag, ShardId, Version
+from trainflow.epochs import EpochSpec, Flag, ShardId, Version
 
 _LAST_WITHIN_S = 120.0
 _DISCARD_AFTER_COMMITS = 3
@@ -75,28 +75,32 @@ class SnapshotCadence:
             flags: of all ranks' records.
         """
         version, is_sharded = state.version, self._job.parallel.is_sharded
-        snapshot_ranks = spec.snapshot_ranks if not is_sharded else (rank,)
-        shard = ShardId(rank, spec.world_size) if is_sharded else WHOLE
-        if version is None or rank not in snapshot_ranks:
+        if version is None or not (is_sharded or rank in spec.snapshot_ranks):
             self._leave_to_others()
             return
         self._commits_left_to_others = 0
-        index = snapshot_ranks.index(rank)
-        share = (
-            Share(index, len(snapshot_ranks)) if self._is_for_storage(version.step, flags) else None
-        )
+        # What is there more than once of shards, the first to have it bring to storage.
+        bringing = tuple(range(spec.shard_size)) if is_sharded else spec.snapshot_ranks
+        share: Share | None = None
+        if rank in bringing and self._is_for_storage(version.step, flags):
+            share = Share(bringing.index(rank), len(bringing))
         if share is not None:
             self._due_from_s = self._clock.monotonic_s()
         if share is not None and not self.makes_checkpoint(version.step, flags):
             share = None
-            if index == 0:
+            if rank == bringing[0]:
                 reason = "the store hasn't taken the one before"
                 self._report(SnapshotLeftOut(version, for_storage=True, reason=reason))
         if share is not None or is_due(version.step, self._job.snapshot.every_steps):
             patience_s = _LAST_WITHIN_S if self._is_last(version.step, flags) and share else 0.0
-            self._write(state, version, share, shard, patience_s)
+            self._write(state, version, share, spec.shard_of(rank), patience_s)
         if self._streaming is not None and self._streaming.commit(version, flags):
-            self._writer.want_copy(version)
+            self._writer.want_copy(version, self._streaming.recoverable)
+
+    def copy_lag(self, step: int) -> int | None:
+        """Return by how many steps copies of sharded state on other nodes are behind ``step``."""
+        arrived = None if self._streaming is None else self._streaming.recoverable
+        return None if arrived is None else step - arrived.step
 
     def makes_checkpoint(self, step: int, flags: Flag) -> bool:
         """Whether this commit's state goes to storage, as far as all ranks know alike."""
@@ -121,7 +125,7 @@ class SnapshotCadence:
             self._write(state, version, None, shard, 0.0)
         if self._streaming is not None:
             self._streaming.begin(version)
-            self._writer.want_copy(version)
+            self._writer.want_copy(version, self._streaming.recoverable)
 
     def _copy_flags(self) -> Flag:
         """Say whether what sets out from all ranks has arrived from this one."""

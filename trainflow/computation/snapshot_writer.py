@@ -35,9 +35,9 @@ class SnapshotWriter:
     """One worker's slots.
 
     Four are enough that every state can be taken: the newest, the one that is written, one on its
-    way to storage, and one on its way to another node. Of shards it takes five: the newest two, the
-    one that is written, what other nodes have of all ranks, and what is on its way there. Memory is
-    touched only as they are needed.
+    way to storage, and one on its way to another node. Of shards it takes six: the newest two, the
+    one that is written, what other nodes have of all ranks, and what is on its way there or to
+    storage. Memory is touched only as they are needed.
 
     Args:
         directory: where the slots lie; shared memory.
@@ -199,11 +199,11 @@ class SnapshotWriter:
         """Tell how it stands with copies of a version on other nodes; None if it isn't here."""
         return next((s.copy_state for s in self._slots if s.version == version), None)
 
-    def want_copy(self, version: Version) -> None:
-        """Have the Keeper bring a version that is here to other nodes."""
+    def want_copy(self, version: Version, kept: Version | None = None) -> None:
+        """Have the Keeper bring a version that is here to other nodes, which keep ``kept``."""
         for slot in self._slots:
             if slot.version == version:
-                slot.want_copy()
+                slot.want_copy(kept)
 
     def forget_after(self, step: int) -> None:
         """Steps after this one are void: what was copied of them is no state of the run."""

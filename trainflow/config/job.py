@@ -17,7 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trainflow.config.communication import FORMATS_OF_SHARDS, CommunicationConfig
+from trainflow.config.communication import CommunicationConfig
+from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import Section
 
@@ -146,19 +147,6 @@ class WorkersConfig(Section):
     """What each worker, spare or not, takes of its node."""
 
 
-class ParallelConfig(Section):
-    """How the model is spread over the workers."""
-
-    mode: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: every worker holds the whole model and a share of each batch; fsdp: each holds an equal
-    part of every parameter, gradient and optimizer state, and gathers a layer when it needs it."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether workers hold different parts of the state."""
-        return self.mode != "ddp"
-
-
 class CheckpointConfig(Section):
     """What is kept of the state where it outlives every machine of the run."""
 
@@ -285,6 +273,15 @@ class JobConfig(Section):
         """Return how many nodes copy the state out; of sharded state all that have a part of it."""
         return world_size if self.parallel.is_sharded else 1 + self.snapshot.replicas
 
+    def shard_size(self, world_size: int) -> int:
+        """Return how many ranks hold the whole state between them, in a world of so many."""
+        return self.parallel.shard_size(world_size, self.workers.target)
+
+    @property
+    def group_size(self) -> int:
+        """How many workers become members, or stop being members, together."""
+        return self.parallel.group_size(self.workers.target)
+
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
         problems = [
@@ -294,7 +291,12 @@ class JobConfig(Section):
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *_checkpoint_conflicts(self.checkpoint),
-            *(_sharding_conflicts(self) if self.parallel.is_sharded else []),
+            *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
+            *self.parallel.conflicts(
+                self.communication,
+                snapshot_every_steps=self.snapshot.every_steps,
+                gpus=self.workers.resources.GPU,
+            ),
         ]
         if problems:
             context = conflicts_context(problems)
@@ -342,35 +344,6 @@ def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfi
     expected = "gloo or auto where workers.resources.GPU = 0"
     change = "change it, or give each worker a GPU in workers.resources.GPU"
     return [Problem("communication.backend", "'nccl'", expected, change)]
-
-
-def _sharding_conflicts(job: JobConfig) -> list[Problem]:
-    """Return what sharded state can't do, or not yet."""
-    communication, mode = job.communication, f"parallel.mode = {job.parallel.mode}"
-    problems: list[Problem] = []
-    if communication.compression not in FORMATS_OF_SHARDS:
-        expected = f"one of {', '.join(FORMATS_OF_SHARDS)} with {mode}"
-        change = "choose one of them, or set parallel.mode to ddp"
-        got = show(communication.compression)
-        problems.append(Problem("communication.compression", got, expected, change))
-    unused = {
-        "communication.per_parameter": communication.per_parameter or None,
-        "communication.error_feedback": communication.error_feedback or None,
-        "communication.hierarchical": communication.hierarchical or None,
-        "checkpoint.url": job.checkpoint.url,
-    }
-    problems += [
-        Problem(
-            name, show(value), f"nothing with {mode}", "leave it out, or set parallel.mode to ddp"
-        )
-        for name, value in unused.items()
-        if value is not None
-    ]
-    if job.snapshot.every_steps != 1:
-        expected = f"1 with {mode}: a rank takes what only it holds along when it dies"
-        got, change = show(job.snapshot.every_steps), "leave it out"
-        problems.append(Problem("snapshot.every_steps", got, expected, change))
-    return problems
 
 
 def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:

@@ -25,7 +25,7 @@ from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.skipped_checkpoints import CheckpointMetrics, SkippedCheckpoints
 from trainflow.coordination.store_upkeep import StoreUpkeep
-from trainflow.coordination.upload_permits import UploadPermits
+from trainflow.coordination.upload_permits import Upload, UploadPermits
 from trainflow.epochs import EpochId, StoredState, Version
 from trainflow.errors import CheckpointError
 
@@ -102,8 +102,10 @@ class CheckpointControl:
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
         self._closed.close(max(found, default=0))
 
-    def ask(self, node_id: str, version: Version, incarnation: int) -> UploadAnswer:
-        """A Keeper asks to upload its share of a version.
+    def ask(
+        self, node_id: str, version: Version, incarnation: int, share_index: int = 0
+    ) -> UploadAnswer:
+        """A Keeper asks to upload a share of a version.
 
         What it then finds in the store stays there until the version's end: what is removed from
         the store is removed while nobody holds a permit.
@@ -112,7 +114,8 @@ class CheckpointControl:
             return UploadAnswer(wanted=False)
         if self._upkeep.is_removing or not self._permits.may_hold(node_id):
             return UploadAnswer(wanted=True)
-        return UploadAnswer(wanted=True, permit=self._permits.grant(node_id, version, incarnation))
+        upload = Upload(node_id, version, share_index)
+        return UploadAnswer(wanted=True, permit=self._permits.grant(upload, incarnation))
 
     async def on_share(self, report: ShareReport, permit: str, world_size: int) -> bool | None:
         """A share is in the store; the last one of its version makes the checkpoint.

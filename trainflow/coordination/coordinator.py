@@ -122,9 +122,9 @@ class Coordinator:
             self._control.incarnation, self._hangs.timeout_s, recoverable, self._record.last_epoch
         )
 
-    async def ask_upload(self, node_id: str, version: Version) -> UploadAnswer:
-        """Say whether a Keeper is to upload its share of a version now."""
-        return self._checkpoints.ask(node_id, version, self._control.incarnation)
+    async def ask_upload(self, node_id: str, version: Version, share_index: int) -> UploadAnswer:
+        """Say whether a Keeper is to upload a share of a version now."""
+        return self._checkpoints.ask(node_id, version, self._control.incarnation, share_index)
 
     async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         """Take what a Keeper says of its share; see `CheckpointControl.on_share`."""

@@ -207,8 +207,9 @@ class EpochControl:
                 broken=self._broken,
                 available=self._available(),
                 minimum=self._num_needed(),
-                target=self._num_wanted(),
+                target=self._at_most(),
                 pausing=self._pausing,
+                group_size=self._job.group_size,
             )
         )
         self._note_waiting(move)
@@ -272,11 +273,11 @@ class EpochControl:
         leaving = self._finished.intersection(self.members)
         return len(self.members) if leaving else self._job.workers.minimum
 
-    def _num_wanted(self) -> int:
+    def _at_most(self) -> int:
         return min(self._job.workers.target, self._pool.num_bundles())
 
     def _wanted(self) -> tuple[str, ...]:
-        return next_members(self._lineup, self._available(), self._num_wanted())
+        return next_members(self._lineup, self._available(), self._at_most(), self._job.group_size)
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
@@ -306,12 +307,11 @@ class EpochControl:
         spec = specify(
             EpochId(self.incarnation, self._counter),
             warm,
-            num_copies=self._job.num_copying(len(members)),
+            self._job,
             seconds_between_failures=self._record.seconds_between_failures(),
         )
         self._lineup = members
-        forming = self._form(spec, at_boundary=at_boundary)
-        self._forming = asyncio.get_running_loop().create_task(forming)
+        self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}

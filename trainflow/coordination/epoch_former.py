@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainflow.config.job import JobConfig
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, RecoveryPlan
@@ -35,8 +36,8 @@ class FormedEpoch:
 def specify(
     epoch: EpochId,
     members: Sequence[WorkerDescription],
+    job: JobConfig,
     *,
-    num_copies: int,
     seconds_between_failures: float,
 ) -> EpochSpec:
     """Say who takes part in an epoch, where they meet, and where they are.
@@ -44,7 +45,7 @@ def specify(
     Args:
         epoch: its id.
         members: by rank.
-        num_copies: of the state, on as many nodes.
+        job: says how state is spread and copied.
         seconds_between_failures: of the run so far.
     """
     nodes = [each.node_id for each in members]
@@ -54,9 +55,10 @@ def specify(
         tuple(each.worker_id for each in members),
         members[0].host,
         members[0].store_port,
-        choose_snapshot_ranks(nodes, labels, num_copies),
+        choose_snapshot_ranks(nodes, labels, job.num_copying(len(members))),
         seconds_between_failures,
         number_nodes(nodes),
+        job.shard_size(len(members)),
     )
 
 

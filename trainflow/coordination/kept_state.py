@@ -5,7 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
-from trainflow.coordination.sharded_recovery import newest_whole, plan_sharded_recovery
+from trainflow.coordination.sharded_recovery import Found, newest_whole, plan_sharded_recovery
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import (
     EpochSpec,
@@ -27,6 +27,7 @@ from trainflow.epochs import (
     MemberReport,
     RecoveryPlan,
     StoredState,
+    Version,
     WhereKept,
 )
 from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError
@@ -67,7 +68,8 @@ class KeptState:
         """Return the newest state that some node or the store has; of equals, the one in memory."""
         held: HeldState | HeldShards | None
         if self.memory.is_sharded:
-            held = newest_whole(await self.memory.find_shards())
+            found = await self.memory.find_shards(self._record.last_step, _newest_version)
+            held = newest_whole(found)
         else:
             held = await self.memory.find_newest(self._record.last_step)
         stored = self.checkpoints.newest
@@ -95,13 +97,16 @@ class KeptState:
             NoLiveStateError: nothing was.
         """
         if self.memory.is_sharded:
-            return plan_sharded_recovery(
-                spec,
-                reports,
-                await self.memory.find_shards(),
-                member_lost=member_lost,
-                committed_step=committed_step,
-                stored=self.checkpoints.newest,
+            return await self._plan_sharded(
+                partial(
+                    plan_sharded_recovery,
+                    spec,
+                    reports,
+                    member_lost=member_lost,
+                    committed_step=committed_step,
+                    stored=self.checkpoints.newest,
+                ),
+                committed_step,
             )
         plan = partial(
             plan_recovery, spec, reports, member_lost=member_lost, committed_step=committed_step
@@ -113,6 +118,17 @@ class KeptState:
         else:
             made = made if made.stored is None else plan(stored=await self.find_newest())
         return replace(made, keepers=self.memory.addresses)
+
+    async def _plan_sharded(
+        self, plan: Callable[[Found], RecoveryPlan], committed_step: int
+    ) -> RecoveryPlan:
+        def choose_base(found: Found) -> Version | None:
+            try:
+                return plan(found).base
+            except NoLiveStateError:
+                return None
+
+        return plan(await self.memory.find_shards(committed_step, choose_base))
 
     async def find_stored_again(self) -> None:
         """A new coordinator looks for what its predecessor knew; the store may be slow just then.
@@ -196,3 +212,8 @@ class KeptState:
         self._gap_told = False
         self.checkpoints.on_epoch(plan.spec.epoch, plan.base.step)
         self._background.start(self.memory.direct(snapshot_nodes))
+
+
+def _newest_version(found: Found) -> Version | None:
+    whole = newest_whole(found)
+    return None if whole is None else whole.version

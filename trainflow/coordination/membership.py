@@ -28,6 +28,7 @@ class Situation:
         minimum: fewest members to train with.
         target: members wanted.
         pausing: the members have been asked to stop at the next step boundary.
+        group_size: members come in groups of so many, one after the other.
     """
 
     members: tuple[str, ...]
@@ -36,6 +37,7 @@ class Situation:
     minimum: int
     target: int
     pausing: bool = False
+    group_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def decide_move(situation: Situation) -> Move:
     formed at a step boundary as soon as workers for it are there.
     """
     s = situation
-    wanted = next_members(s.members, s.available, s.target)
+    wanted = next_members(s.members, s.available, s.target, s.group_size)
     if s.members and not s.broken:
         grows = len(wanted) > len(s.members) and not s.pausing
         return PauseToGrow(wanted) if grows else CarryOn()
@@ -86,12 +88,14 @@ def decide_move(situation: Situation) -> Move:
 
 
 def next_members(
-    previous: Sequence[str], available: Sequence[Candidate], target: int
+    previous: Sequence[str], available: Sequence[Candidate], target: int, group_size: int = 1
 ) -> tuple[str, ...]:
-    """Fill up to ``target`` ranks.
+    """Fill up to ``target`` ranks, in whole groups.
 
-    Survivors keep their ranks if every lost one can be filled, and otherwise close up in order.
-    A vacancy goes to the spare whose node holds the fewest members.
+    Survivors keep their ranks if every lost one can be filled, and otherwise close up in order:
+    groups that are whole first, then others in what groups they can make.
+    A vacancy goes to a spare on the node that most of its group are on; of several such nodes, on
+    that which holds the fewest members.
     """
     by_id = {candidate.worker_id: candidate for candidate in available}
     slots: list[Candidate | None] = [by_id.get(worker_id) for worker_id in previous][:target]
@@ -101,8 +105,24 @@ def next_members(
     load = Counter(slot.node_id for slot in slots if slot is not None)
     for rank, slot in enumerate(slots):
         if slot is None and spares:
-            chosen = min(spares, key=lambda spare: load[spare.node_id])
+            start = rank // group_size * group_size
+            near = Counter(each.node_id for each in slots[start : start + group_size] if each)
+
+            def rate(spare: Candidate, near: Counter[str] = near) -> tuple[int, int]:
+                return -near[spare.node_id], load[spare.node_id]
+
+            chosen = min(spares, key=rate)
             spares.remove(chosen)
             load[chosen.node_id] += 1
             slots[rank] = chosen
-    return tuple(slot.worker_id for slot in slots if slot is not None)
+    return _close_up([None if slot is None else slot.worker_id for slot in slots], group_size)
+
+
+def _close_up(slots: Sequence[str | None], group_size: int) -> tuple[str, ...]:
+    whole: list[str] = []
+    others: list[str] = []
+    for start in range(0, len(slots), group_size):
+        group = [worker_id for worker_id in slots[start : start + group_size] if worker_id]
+        (whole if len(group) == group_size else others).extend(group)
+    members = whole + others
+    return tuple(members[: len(members) // group_size * group_size])

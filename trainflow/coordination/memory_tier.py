@@ -5,17 +5,19 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import math
+from collections.abc import Callable, Collection, Iterable
 
 import ray
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.sharded_recovery import Copies, Found, newest_whole
+from trainflow.coordination.sharded_recovery import Copies, Found, find_needed
 from trainflow.coordination.topology import choose_apart, choose_neighbours
-from trainflow.epochs import HeldShards, HeldState, PeerAddress, ShardId, Version
+from trainflow.epochs import WHOLE, HeldShards, HeldState, PeerAddress, ShardId, Version
 
 _ANSWER_WITHIN_S = 3.0
 _ANSWER_AT_LAST_WITHIN_S = 30.0
@@ -23,7 +25,7 @@ _DIRECT_AGAIN_AFTER_S = 5.0
 _BACK_WITHIN_S = 30.0
 _ASK_AGAIN_AFTER_S = 0.5
 _OTHER_TROUBLE_AFTER_S = 60.0
-_NOWHERE = PeerAddress("", 0, "")
+_LOOK_AT_HELD_EVERY_S = 0.5
 
 
 class MemoryTier:
@@ -42,10 +44,13 @@ class MemoryTier:
         self._newest: dict[str, Version] = {}
         self._held: dict[str, tuple[tuple[Version, ShardId], ...]] = {}
         self._addresses: dict[str, PeerAddress] = {}
-        self._bad: set[tuple[Version, PeerAddress]] = set()
+        self._needed: Version | None = None
+        self._look_at_held_at_s = -math.inf
+        self._bad: set[tuple[Version, ShardId, PeerAddress]] = set()
         self._awaited: dict[Version, float] = {}  # not reached, though it may be there: until when
         self._snapshot_nodes: list[str] = []
         self._targets: set[str] = set()
+        self._targets_of: dict[str, list[str]] = {}  # of sharded state, by the node that sends
         self._is_outdated = False
         self._is_short_told = False
         self._refused: set[str] = set()  # nodes whose copies another one has no room for: told
@@ -61,15 +66,25 @@ class MemoryTier:
         if beat.address is not None:
             self._addresses[beat.node_id] = beat.address
         self._tell_refusal(beat)
-        known = self._nodes.node_ids
         if self.is_sharded:
-            copies = [Copies(_NOWHERE, held) for node, held in self._held.items() if node in known]
-            whole = newest_whole(Found(copies))
-            return None if whole is None else whole.version
+            return self._find_needed()
+        known = self._nodes.node_ids
         held = [version for node, version in self._newest.items() if node in known]
         held.sort(key=lambda version: version.recency, reverse=True)
         # The newest that two nodes hold; what one alone holds may go with it.
         return held[min(1, len(held) - 1)] if held else None
+
+    def _find_needed(self) -> Version | None:
+        """Look at what all nodes hold, but not at each heartbeat of each of them."""
+        known = self._nodes.node_ids
+        if not known <= self._held.keys():  # a new coordinator hasn't heard of all
+            return None
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._look_at_held_at_s:
+            self._look_at_held_at_s = now_s + _LOOK_AT_HELD_EVERY_S
+            copies = (Copies(PeerAddress(node, 0, ""), self._held[node]) for node in known)
+            self._needed = find_needed(Found(copies))
+        return self._needed
 
     def _tell_refusal(self, beat: Heartbeat) -> None:
         """Say once in a row that a node's copies are refused."""
@@ -96,27 +111,49 @@ class MemoryTier:
         if self._settings.every_steps is None:
             return None
         found = await self._ask(_ANSWER_WITHIN_S)
-        while self._is_newer_awaited(found):
+        while self._is_newer_awaited(None if found is None else found.version):
             await asyncio.sleep(_ASK_AGAIN_AFTER_S)
             found = await self._ask(_ANSWER_WITHIN_S)
         if found is None or found.step < committed_step:
             found = await self._ask(_ANSWER_AT_LAST_WITHIN_S)
         return found
 
-    async def find_shards(self) -> Found:
-        """Ask the Keepers for shards of sharded state."""
-        holdings = await self._nodes.ask_holdings(_ANSWER_WITHIN_S, also_dismissed=True)
+    async def find_shards(
+        self, committed_step: int, choose_base: Callable[[Found], Version | None]
+    ) -> Found:
+        """Ask the Keepers for shards of sharded state, and wait for them as `find_newest` does.
+
+        Args:
+            committed_step: the newest step known to be committed.
+            choose_base: tells which version a run would go on from; None: from none.
+        """
+        give_up_at_s = self._clock.monotonic_s() + _ANSWER_AT_LAST_WITHIN_S
+        while True:
+            holdings = await self._nodes.ask_holdings(_ANSWER_WITHIN_S, also_dismissed=True)
+            found = self._leave_bad_out(holdings)
+            base = choose_base(found)
+            is_behind = base is None or base.step < committed_step
+            is_slow = not self._nodes.node_ids <= {each.node_id for each in holdings}
+            may_come = is_behind and is_slow and self._clock.monotonic_s() < give_up_at_s
+            if not may_come and not self._is_newer_awaited(base):
+                break
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+        if base is not None:
+            return found
+        # Those who are given up may be back.
+        asked = self._nodes.ask_holdings(_ANSWER_AT_LAST_WITHIN_S, also_dismissed=True)
+        return self._leave_bad_out(await asked)
+
+    def _leave_bad_out(self, holdings: Iterable[Holding]) -> Found:
         return Found(
-            Copies(
-                each.address, tuple(h for h in each.held if (h[0], each.address) not in self._bad)
-            )
+            Copies(each.address, tuple(h for h in each.held if (*h, each.address) not in self._bad))
             for each in holdings
         )
 
-    def _is_newer_awaited(self, found: HeldState | None) -> bool:
+    def _is_newer_awaited(self, found: Version | None) -> bool:
         now_s = self._clock.monotonic_s()
         return any(
-            now_s < until_s and (found is None or found.version.recency < version.recency)
+            now_s < until_s and (found is None or found.recency < version.recency)
             for version, until_s in self._awaited.items()
         )
 
@@ -124,7 +161,7 @@ class MemoryTier:
         sources: dict[Version, list[PeerAddress]] = {}
         for holding in await self._nodes.ask_holdings(within_s, also_dismissed=True):
             version, address = holding.version, holding.address
-            if version is not None and (version, address) not in self._bad:
+            if version is not None and (version, WHOLE, address) not in self._bad:
                 sources.setdefault(version, []).append(address)
         newest = max(sources, key=lambda version: version.recency, default=None)
         return None if newest is None else HeldState(newest, tuple(sources[newest]))
@@ -135,7 +172,7 @@ class MemoryTier:
         """A snapshot turned out to be bad, or to be gone, where it was looked for.
 
         Args:
-            held: which, and where.
+            held: which, and where; of shards, those that were looked for in vain.
             unreachable: those of its sources that did not answer. What they hold still counts, but
                 not for long: it may be that they never will.
         """
@@ -144,7 +181,10 @@ class MemoryTier:
         if unreachable and now_s > until_s + _OTHER_TROUBLE_AFTER_S:
             until_s = self._awaited[held.version] = now_s + _BACK_WITHIN_S
         kept = unreachable if now_s < until_s else ()
-        self._bad |= {(held.version, each) for each in held.sources if each not in kept}
+        for each in held.shards if isinstance(held, HeldShards) else (held,):
+            if not unreachable or set(unreachable) & set(each.sources):
+                bad = set(each.sources) - set(kept)
+                self._bad |= {(held.version, each.shard, source) for source in bad}
 
     async def direct(self, snapshot_nodes: list[str]) -> None:
         """Tell the Keepers where copies are to go, so that enough nodes hold each snapshot.
@@ -174,30 +214,44 @@ class MemoryTier:
 
     async def _direct_shards(self, node_ids: list[str]) -> None:
         """Have each node with members send its shards to others, those apart from it first."""
-        ranked = {node_id: _rank_others([node_id]) for node_id in node_ids}
-        self._nodes.ensure({other for others in ranked.values() for other in others})
-        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S)
+        known = sorted(self._nodes.node_ids)
+        node_ids = [node_id for node_id in node_ids if node_id in known]  # those not lost since
+        further = _rank_others(known)
+        missing = max(0, 1 + self._settings.replicas - len(known))
+        self._nodes.ensure(set(further[:missing]))
+        wanted = min(self._settings.replicas, len(known) + len(further) - 1)
+        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if wanted else []
         addresses = {answer.node_id: answer.address for answer in answers}
-        chosen = choose_neighbours(ranked, addresses.keys(), self._settings.replicas)
-        self._targets = {other for others in chosen.values() for other in others}
+        ranked = {node_id: _rank_others([node_id], addresses.keys()) for node_id in node_ids}
+        self._targets_of = choose_neighbours(ranked, addresses.keys(), wanted)
+        self._targets = {other for others in self._targets_of.values() for other in others}
         self._nodes.send_copies(
-            {node_id: tuple(addresses[o] for o in others) for node_id, others in chosen.items()}
+            {
+                node_id: tuple(addresses[other] for other in others)
+                for node_id, others in self._targets_of.items()
+            }
         )
-        wanted = min(self._settings.replicas, max(0, len(addresses) - 1))
-        self._tell_shortage(wanted - min(map(len, chosen.values()), default=0))
+        self._tell_shortage(wanted - min(map(len, self._targets_of.values()), default=0))
 
     async def look_after(self) -> None:
         """Direct copies anew where one of those that take part is gone or new."""
-        gone = not self._targets <= self._nodes.node_ids
-        short = len(self._targets) < self._num_missing
         due = self._clock.monotonic_s() >= self._direct_again_at_s
-        if due and self._snapshot_nodes and (self._is_outdated or gone or short):
+        if not due or not self._snapshot_nodes:
+            return
+        gone = not self._targets <= self._nodes.node_ids
+        if self._is_outdated or gone or self._is_short():
             await self.direct(self._snapshot_nodes)
+
+    def _is_short(self) -> bool:
+        """Whether there are fewer copies than there might be: one may have missed the question."""
+        if not self.is_sharded:
+            return len(self._targets) < self._num_missing
+        wanted = min(self._settings.replicas, _num_nodes() - 1)
+        return any(len(others) < wanted for others in self._targets_of.values())
 
     @property
     def _num_missing(self) -> int:
-        holding = 1 if self.is_sharded else len(self._snapshot_nodes)
-        return max(0, 1 + self._settings.replicas - holding)
+        return max(0, 1 + self._settings.replicas - len(self._snapshot_nodes))
 
     def _tell_shortage(self, num_short: int) -> None:
         """Say once that nodes don't take copies."""
@@ -211,10 +265,19 @@ class MemoryTier:
             self._is_short_told = False
 
 
-def _rank_others(node_ids: list[str]) -> list[str]:
-    """Return further nodes of the cluster, with workers or without; the best for copies first."""
+def _rank_others(node_ids: list[str], among: Collection[str] | None = None) -> list[str]:
+    """Return further nodes of the cluster, the best for copies first.
+
+    Args:
+        node_ids: those that hold the state.
+        among: which others count; None: all, with workers or without.
+    """
     labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
-    others = [node_id for node_id in labels if node_id not in node_ids]
+    others = [each for each in labels if each not in node_ids and (among is None or each in among)]
     holding = [labels.get(node_id, {}) for node_id in node_ids]
     ranked = choose_apart(holding, [labels[node_id] for node_id in others], len(others))
     return [others[index] for index in ranked]
+
+
+def _num_nodes() -> int:
+    return sum(node["Alive"] for node in ray.nodes())

@@ -6,9 +6,9 @@ Fails: never the run; a copy that doesn't arrive is followed by one of a newer s
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.held_snapshots import HeldSnapshots, Wanted
 from trainflow.checkpointing.peer_memory import send_copy
 from trainflow.checkpointing.wire import NoRoomError
 from trainflow.clock import Clock
@@ -75,6 +75,7 @@ class Replicator:
         self.trouble: str | None = None
         self._targets: tuple[PeerAddress, ...] = ()
         self._sent: dict[tuple[PeerAddress, ShardId], Version] = {}
+        self._failed: dict[tuple[PeerAddress, ShardId], Version] = {}  # what was last tried in vain
         self._stopped = threading.Event()
 
     def send_to(self, targets: tuple[PeerAddress, ...]) -> None:
@@ -95,6 +96,10 @@ class Replicator:
                 logger.info("a copy of a snapshot was not sent: %s", error)
                 self._clock.sleep(_AFTER_FAILURE_S)
                 continue
+            except Exception:
+                logger.exception("copies of snapshots were not looked after")
+                self._clock.sleep(_AFTER_FAILURE_S)
+                continue
             if not worked:
                 self._clock.sleep(_LOOK_EVERY_S)
 
@@ -108,31 +113,55 @@ class Replicator:
         targets, newest = self._targets, self._held.newest(WHOLE)
         wanted = self._held.find_wanted() if targets else []
         if newest is not None:
-            wanted = [(newest, WHOLE)]
-        troubles: list[OSError | StateError] = []
+            wanted = [Wanted(newest)]
         worked = False
-        for version, shard in wanted:
-            lacking = [each for each in targets if self._sent.get((each, shard)) != version]
+        troubles: list[OSError | StateError] = []
+        left: list[OSError | StateError] = []
+        for each in wanted:
+            lacking = [t for t in targets if self._sent.get((t, each.shard)) != each.version]
             worked = worked or bool(lacking)
-            found = [self._send(version, shard, target) for target in lacking]
-            troubles += [error for error in found if error is not None]
-            if shard != WHOLE and not any(found):
-                self._held.note_copied(version, shard)
+            found = {target: self._send(each, target) for target in lacking}
+            failed = {target: error for target, error in found.items() if error is not None}
+            troubles += failed.values()
+            left += self._settle(each, failed, is_there=len(failed) < len(targets))
         lacks_room = next((error for error in troubles if isinstance(error, NoRoomError)), None)
         if lacks_room is not None or not troubles:
             self.trouble = None if lacks_room is None else str(lacks_room)
-        if troubles:
-            raise troubles[0]
+        if left:
+            raise left[0]
         return worked
 
-    def _send(
-        self, version: Version, shard: ShardId, target: PeerAddress
-    ) -> OSError | StateError | None:
+    def _settle(
+        self, wanted: Wanted, failed: Mapping[PeerAddress, OSError | StateError], *, is_there: bool
+    ) -> list[OSError | StateError]:
+        """Note what was copied; returns why some nodes have to be tried again.
+
+        Copies of all other shards are worth nothing without one of this. So once one node has it,
+        those that have no room, or failed before, are left alone until the next version.
+        """
+        again = [
+            error
+            for target, error in failed.items()
+            if not isinstance(error, NoRoomError)
+            and self._failed.get((target, wanted.shard)) != wanted.version
+        ]
+        self._failed |= {(target, wanted.shard): wanted.version for target in failed}
+        if wanted.shard == WHOLE or not is_there:
+            return list(failed.values())
+        if not again:
+            self._held.note_copied(wanted.version, wanted.shard)
+        if failed and not again:
+            text = "%s: %d nodes fewer than others have a copy: %s"
+            logger.info(text, wanted, len(failed), "; ".join(map(str, failed.values())))
+        return again
+
+    def _send(self, wanted: Wanted, target: PeerAddress) -> OSError | StateError | None:
         """Send one copy; returns what went wrong."""
+        version, shard = wanted.version, wanted.shard
         origin = self._origin if shard == WHOLE else f"{self._origin}x{shard.index}x{shard.count}"
         try:
             with self._held.reading(version, shard) as snapshot:
-                send_copy(snapshot, target, origin, self._pace.before_frame)
+                send_copy(snapshot, target, origin, self._pace.before_frame, wanted.kept)
         except (OSError, StateError) as error:
             return error
         self._sent[target, shard] = version

@@ -23,6 +23,11 @@ class RunMetrics:
         self._checkpoint_step = Gauge(
             "trainflow_checkpoint_step", "Step of the newest checkpoint.", _TAGS
         )
+        self._copy_lag = Gauge(
+            "trainflow_copy_lag_steps",
+            "Steps that a run with sharded state would go back by if a node were lost now.",
+            _TAGS,
+        )
         self._wire_bytes = Counter(
             "trainflow_gradient_wire_bytes_total", "Bytes that rank 0 sent for gradients.", _TAGS
         )
@@ -51,6 +56,8 @@ class RunMetrics:
         """Rank 0 committed a step."""
         if report.rank != 0 or report.sums is None:
             return
+        if report.copy_lag is not None:
+            self._copy_lag.set(report.copy_lag, self._tags)
         self._add(self._wire_bytes, report.wire_bytes)
         self._on_sums(report.sums)
 

@@ -8,7 +8,7 @@ one step behind what any of them has applied; who is ahead goes back, from a cop
 Pure.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +64,24 @@ class Found:
         return None
 
 
+def find_needed(found: Found) -> Version | None:
+    """Return the version whose predecessors nobody needs; None if there may be none.
+
+    Whichever node is lost, it is whole on the others: copies of older ones may go, and no others,
+    since what owners alone hold is lost with one of them. Where no shard is on two nodes there are
+    no copies that could be waited for, and the newest that is whole will do.
+    """
+    has_copies = False
+    for version in sorted(found.versions, key=lambda each: each.recency, reverse=True):
+        places = found.shards_of(version)
+        twice = Counter(shard.count for shard, nodes in places.items() if len(set(nodes)) > 1)
+        if any(number == count for count, number in twice.items()):
+            return version
+        has_copies = has_copies or bool(twice)
+    whole = None if has_copies else newest_whole(found)
+    return None if whole is None else whole.version
+
+
 def newest_whole(found: Found) -> HeldShards | None:
     """Return the newest version of which every shard is there."""
     for version in sorted(found.versions, key=lambda each: each.recency, reverse=True):
@@ -97,7 +115,7 @@ def plan_sharded_recovery(
     """
     by_rank = {spec.rank_of(report.worker_id): report for report in reports}
     finished = any(report.finished for report in reports)
-    base, kept = _choose_base(by_rank, found)
+    base, kept = _choose_base(spec, by_rank, found)
     if stored is not None and (base is None or stored.step > base.step):
         return RecoveryPlan(spec=spec, base=stored.version, replay_tail=True, stored=stored)
     if (
@@ -123,18 +141,17 @@ def plan_sharded_recovery(
 
 
 def _choose_base(
-    by_rank: Mapping[int, MemberReport], found: Found
+    spec: EpochSpec, by_rank: Mapping[int, MemberReport], found: Found
 ) -> tuple[Version | None, HeldShards | None]:
     """Return the newest version that every rank has or can read, and where that is."""
-    world_size = len(by_rank)
     live = {report.version for report in by_rank.values() if report.version is not None}
     candidates = found.versions | live
     for version in sorted(candidates, key=lambda each: each.recency, reverse=True):
-        lacking = [
-            ShardId(rank, world_size)
+        lacking = {
+            spec.shard_of(rank)
             for rank, report in by_rank.items()
-            if (report.version, report.shard) != (version, ShardId(rank, world_size))
-        ]
+            if (report.version, report.shard) != (version, spec.shard_of(rank))
+        }
         if not lacking:
             return version, None
         places = found.shards_of(version)

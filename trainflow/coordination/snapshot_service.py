@@ -37,7 +37,7 @@ _Key = tuple[Path, Version]
 class UploadDesk(Protocol):
     """The coordinator, as far as uploads go; UnreachableError where nobody answers."""
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """Ask to upload a share of a version."""
         ...
 
@@ -177,10 +177,10 @@ class SnapshotService:
         return None
 
     def _bring(self, key: _Key, snapshot: Snapshot) -> bool | None:
-        answer = self._desk.ask(snapshot.version)
+        index, count = snapshot.purpose["share"]
+        answer = self._desk.ask(snapshot.version, index)
         if answer.permit is None:
             return None if answer.wanted else True
-        index, count = snapshot.purpose["share"]
         report = self._upload(snapshot, Share(index, count))
         self._brought[key] = _Brought(report, answer.permit)
         return self._tell(key)

@@ -25,11 +25,11 @@ class RemoteDesk:
         self._name = names.coordinator_name(job_id)
         self._node_id = node_id
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """Ask to upload a share of a version."""
         return cast(
             "UploadAnswer",
-            self._call("ask_upload", self._node_id, version, within=_ANSWER_WITHIN_S),
+            self._call("ask_upload", self._node_id, version, share_index, within=_ANSWER_WITHIN_S),
         )
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:

@@ -142,20 +142,28 @@ def _open_snapshots(spec: WorkerSpec, job: JobConfig, reporter: Reporter) -> Sna
     in_memory = job.snapshot.every_steps is not None
     if job.checkpoint.url is None and not in_memory:
         return None
-    # Without copies in memory there is nothing to fall back on while a slot is written.
     writer = SnapshotWriter(
         _shared_memory(spec),
         spec.worker_id,
-        num_slots=(5 if job.parallel.is_sharded else 4) if in_memory else 1,
+        num_slots=_num_slots(job),
         num_kept=2 if job.parallel.is_sharded else 1,
         shares_only=not in_memory,
     )
     return SnapshotCadence(job, writer, reporter.send, SYSTEM_CLOCK)
 
 
+def _num_slots(job: JobConfig) -> int:
+    """Return how many snapshots a worker may need at once; see `SnapshotWriter`."""
+    if job.snapshot.every_steps is None:
+        return 1  # without copies in memory there is nothing to fall back on while it is written
+    if not job.parallel.is_sharded:
+        return 4
+    return 5 if job.checkpoint.url is None else 6
+
+
 def _make_rehearsal(job: JobConfig, host: str, device: torch.device) -> Group:
     if job.parallel.is_sharded:
-        return rehearsal_group(job.workers.target)
+        return rehearsal_group(job.workers.target, job.shard_size(job.workers.target))
     return _solo_group(make_connector(job, host, device))
 
 

@@ -163,6 +163,7 @@ def test_without_the_token_nothing_is_given(nodes: list[Node], monkeypatch: pyte
             "op": "store",
             "version": [9, 1, 1],
             "shard": [0, 1],
+            "kept": None,
             "origin": "../x",
             "skeleton": {},
             "tensors": [],
@@ -171,6 +172,7 @@ def test_without_the_token_nothing_is_given(nodes: list[Node], monkeypatch: pyte
             "op": "store",
             "version": [2, 1, 1],
             "shard": [0, 1],
+            "kept": None,
             "origin": "b",
             "skeleton": {},
             "tensors": [],
@@ -218,10 +220,14 @@ def test_a_copy_is_as_good_as_the_original(nodes: list[Node]):
     assert read_all(held_by(nodes[1], step=4)) == state(4)
 
 
-def test_a_copy_of_what_is_there_already_is_refused(nodes: list[Node]):
+def test_a_copy_of_what_is_there_already_costs_nothing_and_an_older_one_is_refused(
+    nodes: list[Node],
+):
     for node in nodes:
         leave(node.folder, "slot0-1.0", 3)
-    with pytest.raises(StateError, match=r"a newer one than 3@1\.1"):
+    assert copy(nodes, 3) == []
+    leave(nodes[1].folder, "slot0-1.0", 4)
+    with pytest.raises(StateError, match=r"a newer one than 4@1\.1"):
         copy(nodes, 3)
 
 
@@ -273,6 +279,7 @@ def offer(node: Node, of: Version, num_bytes: int) -> socket.socket:
         "op": "store",
         "version": [of.step, epoch.incarnation, epoch.counter],
         "shard": [0, 1],
+        "kept": None,
         "origin": "nodeA",
         "skeleton": {"tensor": 0},
         "tensors": [["/a", "uint8", [num_bytes], num_bytes]],

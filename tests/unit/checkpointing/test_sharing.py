@@ -12,10 +12,10 @@ from trainflow.checkpointing import chunks as chunking
 from trainflow.checkpointing.manifest import Manifest
 from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.sharing import Share, ShareReport, assemble, deal, is_complete
-from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Place, Snapshot, TensorRecord
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.uploader import upload_share
-from trainflow.epochs import WHOLE, EpochId, Version
+from trainflow.epochs import WHOLE, EpochId, ShardId, Version
 from trainflow.errors import CheckpointError
 
 
@@ -104,6 +104,64 @@ def test_shares_of_different_states_are_refused(tmp_path: Path):
     _, other = upload(make_snapshot(101), store, 2)
     with pytest.raises(CheckpointError, match="different states"):
         assemble([mine, other])
+
+
+def make_shards(*rows: int) -> list[Snapshot]:
+    """Snapshots of as many ranks, of a tensor in two columns that is cut by rows, and a counter."""
+    shards: list[Snapshot] = []
+    for index, own in enumerate(rows):
+        snapshot = make_snapshot(2 * own, 4)
+        cut, counter = snapshot.tensors
+        start = sum(rows[:index])
+        cut = replace(cut, shape=(own, 2), place=Place((sum(rows), 2), (start, 0)))
+        content = memoryview(bytes(range(2 * start, 2 * (start + own))))
+        shards.append(
+            replace(
+                snapshot,
+                shard=ShardId(index, len(rows)),
+                tensors=(cut, counter),
+                payloads=(content, snapshot.payloads[1]),
+            )
+        )
+    return shards
+
+
+def upload_shards(shards: list[Snapshot], store: CheckpointStore) -> list[ShareReport]:
+    return [
+        upload_share(shard, Share(index, len(shards)), store) for index, shard in enumerate(shards)
+    ]
+
+
+@pytest.mark.parametrize("rows", [(8,), (7, 7), (20, 20, 15), (3, 3, 2, 0)])
+def test_shards_of_all_ranks_are_the_tensor(tmp_path: Path, rows: tuple[int, ...]):
+    store = CheckpointStore(str(tmp_path))
+    shards = make_shards(*rows)
+    reports = upload_shards(shards, store)
+    manifest = commit(reports, store)
+    assert manifest.tensors["/t0"].shape == (sum(rows), 2)
+    assert read_back(manifest, store) == [bytes(range(2 * sum(rows))), bytes(shards[0].payloads[1])]
+    written = sum(len(report.chunks) for report in reports)
+    assert written == sum(-(-2 * own // 10) for own in rows) + 1, "what all have is brought once"
+
+
+def test_a_shard_that_is_missing_is_refused(tmp_path: Path):
+    reports = upload_shards(make_shards(7, 7, 7), CheckpointStore(str(tmp_path)))
+    with pytest.raises(CheckpointError, match="/t0: got 2 shards that overlap or leave gaps"):
+        assemble([reports[0], reports[2]])
+
+
+def test_shards_of_two_layouts_are_refused(tmp_path: Path):
+    store = CheckpointStore(str(tmp_path))
+    two, three = (upload_shards(make_shards(*rows), store) for rows in [(6, 6), (4, 4, 4)])
+    with pytest.raises(CheckpointError, match="overlap or leave gaps"):
+        assemble([two[0], three[1], three[2]])
+
+
+def test_shards_of_different_states_are_refused(tmp_path: Path):
+    first, second = upload_shards(make_shards(7, 7), CheckpointStore(str(tmp_path)))
+    other = replace(second, skeleton={"dict": []})
+    with pytest.raises(CheckpointError, match="different states"):
+        assemble([first, other])
 
 
 REGISTERED = "/registered/average/mean"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.full_disk import room_for
 from trainflow.checkpointing.snapshot import TensorRecord
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState
+from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.epochs import EpochId, Version
 from trainflow.errors import StateError
 
@@ -226,3 +226,25 @@ def test_a_state_that_there_is_not_is_damage_and_its_worker_writes_over_it(slot:
     assert slot.take()
     fill(slot)
     assert slot.version == VERSION
+
+
+def test_what_is_to_be_copied_and_kept_is_known_until_the_slot_is_written_again(slot: Slot):
+    fill(slot)
+    reader = Slot(slot.path)
+    assert (reader.copy_state, reader.kept) == (CopyState.NONE, None)
+    slot.want_copy(Version(0, EpochId(0, 0)))
+    slot.want_copy(VERSION)
+    assert (reader.copy_state, reader.kept) == (CopyState.WANTED, Version(0, EpochId(0, 0)))
+    reader.note_copied()
+    assert slot.copy_state is CopyState.DONE
+    slot.free()
+    fill(slot)
+    assert (reader.copy_state, reader.kept) == (CopyState.NONE, None)
+
+
+def test_a_damaged_number_there_asks_for_no_copy(slot: Slot):
+    fill(slot)
+    with slot.path.open("r+b") as file:
+        file.seek(9 * 8)
+        file.write(b"M")
+    assert slot.copy_state is CopyState.NONE

@@ -1,6 +1,7 @@
 """From live state to a store and back, into another process's state."""
 
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from tests.unit.checkpointing import small_job
 from tests.unit.checkpointing.layouts import make_manifest
 from tests.unit.checkpointing.rewriting import rewrite
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.peer_memory import UnreachableMemoryError
+from trainflow.checkpointing.peer_memory import LostMemoryError, UnreachableMemoryError
 from trainflow.checkpointing.sharing import Share, assemble
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import Slot
@@ -34,7 +35,16 @@ from trainflow.computation.training_state import (
     _load_optimizer,
 )
 from trainflow.config.communication import CommunicationConfig
-from trainflow.epochs import INITIAL_EPOCH, EpochId, HeldState, StoredState, Version
+from trainflow.epochs import (
+    INITIAL_EPOCH,
+    EpochId,
+    HeldShards,
+    HeldState,
+    PeerAddress,
+    ShardId,
+    StoredState,
+    Version,
+)
 from trainflow.errors import (
     CheckpointError,
     CheckpointMisfitError,
@@ -223,6 +233,21 @@ def test_a_keeper_killed_in_mid_read_is_told_from_damage_and_read_from_once_it_i
         again = HeldState(kept.version, (second.address,))
         restore(state, again, after_each=lambda: None, clock=clock)
     assert digest(state) == digest(kept)
+
+
+def test_of_shards_those_are_named_that_were_looked_for_in_vain():
+    version = Version(3, INITIAL_EPOCH)
+    sources = [PeerAddress("127.0.0.1", port, "token") for port in (1, 2)]
+    shards = [HeldState(version, (each,), ShardId(k, 2)) for k, each in enumerate(sources)]
+    stored = HeldShards(version, tuple(shards))
+    gone = UnreachableMemoryError("no answer", shards[1], (sources[1],))
+    one = HeldShards(version, (shards[1],))
+    for error in (gone, copy(gone)):
+        assert unusable(stored, error) == CheckpointUnusable(one, "no answer", (sources[1],))
+    damaged = LostMemoryError("damaged", shards[1])
+    assert unusable(stored, damaged) == CheckpointUnusable(one, "damaged")
+    misfits = CheckpointError("they make no state")
+    assert unusable(stored, misfits) == CheckpointUnusable(stored, "they make no state")
 
 
 def test_an_optimizers_moments_lie_with_their_parameters_again():

@@ -211,6 +211,9 @@ class BreakingSnapshots:
         self.break_epoch()
         raise RuntimeError("as if the node's memory were gone")
 
+    def copy_lag(self, _: int) -> None:
+        """Nothing is streamed."""
+
 
 def test_what_a_commit_moved_stays_moved_when_its_snapshot_fails_with_the_epoch(
     context: RankContext, begin: Begin

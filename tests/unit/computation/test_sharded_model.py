@@ -3,20 +3,27 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import CheckpointError
 
 from trainflow.checkpointing.boxes import Box
 from trainflow.communication.fsdp_collectives import ShardExchange
+from trainflow.communication.hybrid_sum import EXACT
+from trainflow.communication.mesh import RankMesh
 from trainflow.communication.rehearsal import rehearsal_group
-from trainflow.communication.scattered_sum import ExactScatter
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.meta_parameters import materialise, meta_parameters
+from trainflow.computation.recomputation import recompute_units
 from trainflow.computation.sharded_model import Layout, ShardedModel
-from trainflow.computation.sharding import find_units
-from trainflow.computation.shards import box_of, local_part, place_of
+from trainflow.computation.sharding import Sharding, find_units
+from trainflow.computation.shards import box_of, like, local_part, place_of
+from trainflow.config.parallel import ParallelConfig
 
 CPU = torch.device("cpu")
+FREES, STAYS = Sharding(), Sharding(stays_in_forward=True)
 
 
 class Net(nn.Module):
@@ -39,16 +46,15 @@ def trainable(module: nn.Module):
     return [(name, each) for name, each in module.named_parameters() if each.requires_grad]
 
 
-def sharded(rank: int, world_size: int, factory=Net) -> ShardedModel:
+def sharded(rank: int, world_size: int, factory=Net, exchange=None, sharding=FREES) -> ShardedModel:
     torch.manual_seed(3)
     blueprint = Blueprint(
         factory,
         lambda parameters: AdamW(parameters, lr=0.1),
         lambda optimizer: LambdaLR(optimizer, lambda _: 1.0),
     )
-    return ShardedModel(
-        blueprint, trainable, CPU, Layout(rank, world_size), ShardExchange(ExactScatter())
-    )
+    exchange = exchange or ShardExchange(EXACT)
+    return ShardedModel(blueprint, trainable, CPU, Layout(rank, world_size), exchange, sharding)
 
 
 def test_parameters_on_the_meta_device_keep_ties_and_buffers():
@@ -117,7 +123,7 @@ def test_a_step_can_be_rehearsed_alone_and_the_handle_follows():
     model = sharded(0, 3)
     for _ in range(2):
         gradients = model.prepared.reducer
-        gradients.begin(rehearsal_group(3))
+        gradients.begin(rehearsal_group(3, 3))
         gradients.arm()
         model.handle(torch.arange(4)).sum().backward()
         assert gradients.finish() is not None
@@ -126,3 +132,130 @@ def test_a_step_can_be_rehearsed_alone_and_the_handle_follows():
         model.lay_out(Layout(2, 3), with_values=False)
         assert model.prepared.module is not before
         assert model.handle.embed is model.prepared.module.embed
+
+
+class Counting(ShardExchange):
+    """Counts what is gathered; after a failure it gathers values that aren't the parameters'."""
+
+    def __init__(self):
+        super().__init__(EXACT)
+        self.num_gathers = 0
+        self.fails = False
+
+    def gather(self, output, part):
+        self.num_gathers += 1
+        super().gather(output, part)
+        if self.fails:
+            self._connected.fail("a rank is gone")
+            output.zero_()
+
+
+def run_forward(model: ShardedModel) -> torch.Tensor:
+    model.prepared.reducer.begin(rehearsal_group(3, 3))
+    model.prepared.reducer.arm()
+    return model.handle(torch.arange(4)).square().sum()
+
+
+def are_shards(model: ShardedModel) -> bool:
+    return all(isinstance(each, DTensor) for each in model.handle.parameters())
+
+
+@pytest.mark.parametrize(("sharding", "again"), [(FREES, 2), (STAYS, 0)])
+def test_layers_are_gathered_again_in_backward_unless_they_stay(sharding, again):
+    exchange = Counting()
+    model = sharded(0, 3, exchange=exchange, sharding=sharding)
+    loss = run_forward(model)
+    assert exchange.num_gathers == 3, "two layers, and what is in none"
+    loss.backward()
+    assert exchange.num_gathers == 3 + again
+    assert are_shards(model), "freed"
+
+
+@pytest.mark.parametrize("sharding", [FREES, STAYS])
+def test_a_forward_before_the_commit_does_not_change_what_is_copied_after_it(sharding):
+    model = sharded(0, 3, sharding=sharding)
+    run_forward(model).backward()
+    with torch.no_grad():
+        model.handle(torch.arange(4))
+    assert model.prepared.reducer.finish() is not None
+    assert are_shards(model)
+
+
+class Picky(nn.Module):
+    """A layer whose intermediate results have a size that depends on its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        nn.init.ones_(self.linear.bias)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return x + y[y != 0].exp().sum()
+
+
+class PickyNet(Net):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Picky() for _ in range(2)])
+
+
+def make_recomputed():
+    module = PickyNet()
+    recompute_units("model", module, "full")
+    return module
+
+
+def test_a_step_whose_recomputation_meets_garbage_is_void_and_the_next_one_is_not():
+    exchange = Counting()
+    model = sharded(0, 3, make_recomputed, exchange=exchange)
+    model.lay_out(Layout(0, 3), with_values=True)
+    loss = run_forward(model)
+    exchange.fails = True
+    with pytest.raises(CheckpointError):
+        loss.backward()
+    assert model.prepared.reducer.finish() is None
+    exchange.fails = False
+    run_forward(model).backward()
+    gradients = model.prepared.reducer.finish()
+    assert gradients is not None
+    assert gradients.norm > 0
+
+
+def test_sums_are_there_at_once_where_they_are_copied():
+    exchange = ShardExchange(EXACT, sums_at_once=True)
+    exchange.begin(rehearsal_group(3, 3))
+    output, parts = torch.zeros(2), torch.arange(6.0)
+    exchange.scatter(output, parts, "unit")
+    assert output.tolist() == [0 + 2 + 4, 1 + 3 + 5]
+    assert exchange.finish()
+
+
+def test_a_sum_that_fails_at_once_is_told_at_the_end():
+    exchange = ShardExchange(EXACT, sums_at_once=True)
+    group = rehearsal_group(3, 3)
+    exchange.begin(group)
+    group.fail("a rank is gone")
+    exchange.scatter(torch.zeros(2), torch.arange(6.0), "unit")
+    assert not exchange.finish()
+
+
+def test_only_what_computes_elsewhere_is_offloaded():
+    offloading = ParallelConfig(mode="zero2", cpu_offload=True)
+    assert Sharding.of(offloading, CPU) == STAYS
+    on_gpu = Sharding.of(offloading, torch.device("cuda", 0))
+    assert on_gpu == Sharding(stays_in_forward=True, offloads=True)
+    assert on_gpu.home(torch.device("cuda", 0)) == CPU
+    assert FREES.home(torch.device("cuda", 0)) == torch.device("cuda", 0)
+
+
+def test_the_state_of_an_offloaded_shard_lies_beside_it():
+    mesh = RankMesh(torch.device("cuda"), 0, 2)
+    meta = TensorMeta(torch.Size((4, 3)), (3, 1), torch.float32)
+    shard = DTensor(
+        torch.ones(2, 3), DTensorSpec(mesh, (Shard(0),), tensor_meta=meta), requires_grad=False
+    )
+    moment = like(shard, torch.full((2, 3), 5.0))
+    assert moment.shape == (4, 3)
+    assert local_part(moment).device == CPU
+    assert local_part(moment).tolist() == [[5.0] * 3] * 2

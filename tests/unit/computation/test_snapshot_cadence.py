@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.distributed.jobs import MAX_STEPS
+from tests.distributed.jobs import MAX_STEPS, make_job
 from tests.distributed.training import make_optimizer, mean_loss
 from tests.unit.computation import test_session as alone
 from trainflow.checkpointing.sharing import Share
@@ -18,7 +18,7 @@ from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.config.job import CheckpointConfig, SnapshotConfig
-from trainflow.epochs import INITIAL_VERSION, Flag, RecoveryPlan, Version
+from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, RecoveryPlan, Version
 
 stamp, context, begin = alone.stamp, alone.context, alone.begin
 
@@ -160,3 +160,14 @@ def test_want_of_memory_is_told_once_in_a_row(train: Train):
     train(in_memory=1, url=None, album=album)
     assert [each.version.step for each in album.left_out] == [1]
     assert album.left_out[0].reason == "no room"
+
+
+@pytest.mark.parametrize(("mode", "lag"), [("ddp", None), ("fsdp", 2)])
+def test_copies_are_behind_by_the_steps_since_the_last_that_arrived(mode: str, lag: int | None):
+    any_album: Any = Album()
+    job = make_job(world=2, parallel={"mode": mode})
+    cadence = SnapshotCadence(job, any_album, any_album.left_out.append, SYSTEM_CLOCK)
+    assert cadence.copy_lag(5) is None, "nothing has arrived"
+    if cadence._streaming is not None:
+        cadence._streaming.recoverable = Version(3, EpochId(1, 1))
+    assert cadence.copy_lag(5) == lag

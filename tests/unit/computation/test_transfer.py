@@ -188,6 +188,14 @@ class TestDcp:
         assert done["step"] == STEP
         assert drill(other.url, STEP)["flaws"] == []
 
+    def test_what_is_damaged_in_place_is_written_anew(self, store, folder: Path, tmp_path):
+        other = CheckpointStore(str(tmp_path / "other"))
+        import_checkpoint(request_for(folder, other))
+        damage(other, other.read_manifest(STEP), WEIGHT)
+        import_checkpoint(request_for(folder, other))
+        assert not verify(other, STEP).flaws
+        assert all_files(Path(other.url)) == all_files(Path(store.url))
+
     def test_a_step_that_is_there_is_not_replaced(self, store, folder: Path):
         manifest = store.read_manifest(STEP)
         store.remove_marker(STEP)
@@ -275,6 +283,14 @@ class TestWeights:
                 assert chunks[path] == [shard.chunks for shard in entry.shards], path
         assert not [path for path in manifest.tensors if path.startswith("/optimizers")]
         assert manifest.config["training"]["max_steps"] == 9
+
+    def test_what_is_damaged_in_place_is_written_anew(self, other, trained, tmp_path):
+        save_file({n: t for n, t in trained.items() if n != "head.weight"}, tmp_path / "w")
+        request = request_for(tmp_path / "w", other, make_job())
+        import_checkpoint(request)
+        damage(other, other.read_manifest(0), WEIGHT)
+        import_checkpoint(replace(request, step=3))
+        assert not verify(other, 3).flaws
 
     def test_dcp_of_others_is_taken_by_the_models_names(self, other, trained, tmp_path):
         state = {"model": trained, "optimizer": {"lr": 0.1, "embed": torch.zeros(3)}}

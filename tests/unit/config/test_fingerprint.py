@@ -13,6 +13,7 @@ def config(**sections):
     [
         ({"training": {"seed": 6}}, "training.seed"),
         ({"training": {"max_steps": 99}}, "training.max_steps"),
+        ({"parallel": {"mode": "fsdp"}}, "parallel.mode"),
         ({"communication": {"bucket_bytes": 2000}}, "communication.bucket_bytes"),
     ],
 )
@@ -29,6 +30,14 @@ def test_how_many_machines_there_are_and_how_they_talk_alters_nothing():
     other = {"world": 2, "spares": 1, "minimum": 2, "communication": {"backend": "gloo"}}
     assert changed_settings(config(), config(**other)) == {}
     assert fingerprint(make_job()) == fingerprint(make_job(**other))
+
+
+def test_where_values_are_kept_until_they_are_needed_alters_nothing():
+    other = {"parallel": {"activation_checkpointing": "full"}}
+    assert changed_settings(config(), config(**other)) == {}
+    before = config()
+    del before["parallel"]["activation_checkpointing"], before["parallel"]["cpu_offload"]
+    assert changed_settings(before, config()) == {}
 
 
 def test_a_setting_of_another_release_is_a_difference():

@@ -81,3 +81,31 @@ def test_survivors_stay_before_all_others_and_in_order(previous, available, targ
     if len(members) == target:
         kept = {worker: previous.index(worker) for worker in survivors}
         assert {worker: members.index(worker) for worker in survivors} == kept
+
+
+def on(node: str, *workers: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(worker, node) for worker in workers)
+
+
+def test_a_group_begins_on_one_node():
+    available = (*on("n1", "a"), *on("n2", "b"), *on("n1", "c"), *on("n2", "d"))
+    assert next_members((), available, 4, group_size=2) == ("a", "c", "b", "d")
+
+
+def test_groups_that_are_whole_come_first_and_members_in_whole_groups():
+    left = on("n1", "a", "c", "d")
+    assert next_members("abcd", left, 4, group_size=2) == ("c", "d")
+    left = on("n1", "a", "d", "e", "f")
+    assert next_members("abcdef", left, 6, group_size=2) == ("e", "f", "a", "d")
+
+
+def test_a_vacancy_goes_to_a_spare_on_its_groups_node():
+    available = (*on("n1", "a"), *on("n2", "c", "d", "x"), *on("n1", "y"))
+    assert next_members("abcd", available, 4, group_size=2) == ("a", "y", "c", "d")
+
+
+def test_it_grows_by_whole_groups_alone():
+    grown = on("n1", "a", "b", "c")
+    assert decide_move(situation("ab", grown, target=4, group_size=2)) == CarryOn()
+    more = (*grown, *on("n1", "d"))
+    assert decide_move(situation("ab", more, target=4, group_size=2)) == PauseToGrow(tuple("abcd"))

@@ -8,6 +8,7 @@ from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.sharded_recovery import (
     Copies,
     Found,
+    find_needed,
     newest_whole,
     plan_sharded_recovery,
 )
@@ -25,7 +26,7 @@ from trainflow.epochs import (
 )
 
 EPOCH, WORLD = EpochId(1, 1), 3
-SPEC = EpochSpec(EpochId(1, 2), ("a", "b", "c"), "host", 1)
+SPEC = EpochSpec(EpochId(1, 2), ("a", "b", "c"), "host", 1, shard_size=WORLD)
 NODES = [PeerAddress(f"node{k}", k, "token") for k in range(4)]
 STORED = StoredState("/store", 4)
 
@@ -93,7 +94,7 @@ def test_a_copy_on_another_node_may_be_older_and_then_all_go_back_so_far():
 
 
 def test_a_smaller_world_reads_all_shards_of_the_larger():
-    small = EpochSpec(EpochId(1, 2), ("a", "c"), "host", 1)
+    small = EpochSpec(EpochId(1, 2), ("a", "c"), "host", 1, shard_size=2)
     held = [copies(0, 5, 0), copies(1, 5, 1), copies(2, 5, 2)]
     made = plan([5, 5], *held, spec=small)
     assert made.base == at(5)
@@ -101,7 +102,7 @@ def test_a_smaller_world_reads_all_shards_of_the_larger():
 
 
 def test_what_only_a_member_holds_is_no_source_for_another_layout():
-    small = EpochSpec(EpochId(1, 2), ("a", "c"), "host", 1)
+    small = EpochSpec(EpochId(1, 2), ("a", "c"), "host", 1, shard_size=2)
     held = [copies(0, 5, 0), copies(1, 5, 1)]
     with pytest.raises(NoLiveStateError, match="every shard"):
         plan([5, 5], *held, spec=small, committed_step=5)
@@ -145,6 +146,41 @@ def test_the_newest_whole_version_is_found_among_others():
     kept = newest_whole(Found(held))
     assert kept is not None
     assert kept.version == at(6)
+
+
+def test_needed_is_what_is_whole_whichever_node_is_lost_and_what_is_newer():
+    owners = [copies(node, 7, node) for node in range(3)]
+    older = [copies(node, 5, node, (node + 1) % 3) for node in range(3)]
+    assert find_needed(Found([*owners, *older])) == at(5)
+    assert find_needed(Found([*owners, *older[1:]])) is None, "one copy is on its way"
+    assert find_needed(Found(owners)) == at(7), "there are no copies to wait for"
+    assert find_needed(Found(owners[1:])) is None
+    assert find_needed(Found([copies(0, 7, 0, 1, 2)] * 2)) == at(7), "one node, and no other"
+
+
+def test_a_shard_that_a_member_on_another_node_holds_counts_as_a_copy():
+    hybrid = [copies(node, 7, node % 2, count=2) for node in range(4)]
+    assert find_needed(Found(hybrid)) == at(7)
+    assert find_needed(Found(hybrid[1:])) is None
+
+
+@given(st.data())
+def test_whatever_node_is_lost_what_is_needed_can_be_gone_on_from(data: st.DataObject):
+    """Unless nothing of it has a copy: then it is only what is whole now."""
+    held = [
+        copies(node, step, *data.draw(st.sets(st.integers(0, WORLD - 1))))
+        for node in range(4)
+        for step in (1, 2)
+    ]
+    needed = find_needed(Found(held))
+    if needed is None:
+        return
+    whole = Found(held).kept(needed)
+    assert whole is not None
+    if any(len(set(each.sources)) > 1 for each in whole.shards):
+        for lost in NODES:
+            left = Found(each for each in held if each.address != lost)
+            assert left.kept(needed) is not None
 
 
 @given(st.data())

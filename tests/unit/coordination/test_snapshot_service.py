@@ -46,7 +46,7 @@ class Desk:
         self.asked: list[int] = []
         self.taken: list[ShareReport | ShareFailed] = []
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer:
         self.asked.append(version.step)
         answer = UploadAnswer(wanted=True, permit=f"p{len(self.asked)}")
         return self.answers.pop(0) if self.answers else answer

@@ -36,7 +36,7 @@ class Desk:
 
     taken: list[int] = field(default_factory=list)
 
-    def ask(self, version: Version) -> UploadAnswer:
+    def ask(self, version: Version, share_index: int = 0) -> UploadAnswer:
         return UploadAnswer(wanted=True, permit="p")
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool:

@@ -72,6 +72,7 @@ class HierarchicalSum:
     def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Reduction:
         """Send the bucket off, to the own node at first."""
         self._by_node = group.spec.by_node
+        self._workshop.serve(group.world_size)
         if not self._by_node:
             self._warn_flat(group)
             return self.flat.start(bucket, group, feedback)

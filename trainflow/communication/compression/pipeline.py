@@ -18,7 +18,7 @@ from torch import Tensor
 from trainflow.communication.compression.block_format import BlockFormat
 from trainflow.communication.compression.kernels import BlockKernels, choose_kernels
 from trainflow.communication.compression.messages import Messages
-from trainflow.communication.group import Group
+from trainflow.communication.subgroup import Ranks
 
 _DEPTH = 4
 
@@ -44,8 +44,16 @@ class Workshop:
         self.kernels: BlockKernels = choose_kernels(block_format, device)
         self._format = block_format
         self._device = device
+        self._world_size = 0
         self._free: dict[tuple[int, int], list[Messages]] = defaultdict(list)
         self._free_values: dict[int, list[Tensor]] = defaultdict(list)
+
+    def serve(self, world_size: int) -> None:
+        """From now on so many ranks sum: what was lent among another number is of no more use."""
+        if world_size != self._world_size:
+            self._world_size = world_size
+            self._free.clear()
+            self._free_values.clear()
 
     def take(self, num_elements: int, count: int) -> Messages:
         """Lend memory for ``count`` messages; what is in it is old."""
@@ -108,7 +116,7 @@ class Reduction:
     def __init__(
         self,
         bucket: Tensor,
-        group: Group,
+        group: Ranks,
         pipeline: Pipeline,
         begin: Callable[[Tensor], Iterable[Exchange]],
     ):

@@ -25,7 +25,8 @@ from trainflow.communication.compression.block_format import BlockFormat, Piece,
 from trainflow.communication.compression.messages import Quantised
 from trainflow.communication.compression.pipeline import Pipeline, Reduction, Workshop
 from trainflow.communication.error_feedback import Feedback
-from trainflow.communication.group import Group, Pending
+from trainflow.communication.group import Pending
+from trainflow.communication.subgroup import Ranks
 
 CHUNK_ELEMENTS = 1024 * 1024
 _NUM_HOPS = 2
@@ -53,8 +54,9 @@ class TwoHopSum:
         self._workshop = Workshop(block_format, device)
         self._pipeline = Pipeline(_NUM_HOPS)
 
-    def start(self, bucket: Tensor, group: Group, feedback: Feedback | None = None) -> Reduction:
+    def start(self, bucket: Tensor, group: Ranks, feedback: Feedback | None = None) -> Reduction:
         """Quantise the bucket and send it off."""
+        self._workshop.serve(group.world_size)
         if feedback is not None and group.world_size == 1:
             feedback.spend(bucket)
 
@@ -83,7 +85,7 @@ class _Exchange:
         self,
         values: Tensor,
         pieces: list[Piece],
-        group: Group,
+        group: Ranks,
         workshop: Workshop,
         feedback: Feedback | None,
     ):

@@ -1,0 +1,77 @@
+"""What FSDP2's collectives keep in memory, and for how long."""
+
+import torch
+
+from trainflow.communication.compression.block_format import FORMATS
+from trainflow.communication.compression.pipeline import Workshop
+from trainflow.communication.fsdp_collectives import ShardExchange
+from trainflow.communication.hybrid_sum import EXACT
+from trainflow.communication.rehearsal import rehearsal_group
+
+
+class _Counting:
+    """Sums, and counts those that are on their way."""
+
+    wire = "counted"
+
+    def __init__(self) -> None:
+        self.num_under_way = self.most = 0
+
+    def start(self, output, parts, group):
+        self.num_under_way += 1
+        self.most = max(self.most, self.num_under_way)
+        handle = EXACT.start(output, parts, group)
+        counter = self
+
+        class Counted:
+            def wait(self) -> bool:
+                counter.num_under_way -= 1
+                return handle.wait()
+
+        return Counted()
+
+    def wire_bytes(self, num_elements, element_bytes, group):
+        return 0
+
+
+def exchange_of(scatter: _Counting) -> ShardExchange:
+    exchange = ShardExchange(scatter)  # type: ignore[arg-type]
+    exchange.begin(rehearsal_group(3, 3))
+    return exchange
+
+
+def test_a_few_sums_are_on_their_way_at_once():
+    scatter = _Counting()
+    exchange = exchange_of(scatter)
+    outputs = [torch.zeros(2) for _ in range(9)]
+    for unit, output in enumerate(outputs):
+        exchange.scatter(output, torch.ones(6), unit)
+    assert 1 < scatter.most <= 3
+    assert exchange.finish()
+    assert scatter.num_under_way == 0
+    assert all(output.tolist() == [3, 3] for output in outputs)
+
+
+def test_sums_of_a_unit_that_comes_again_are_there_before_they_are_added():
+    scatter = _Counting()
+    exchange = exchange_of(scatter)
+    first, second = torch.zeros(2), torch.zeros(2)
+    exchange.scatter(first, torch.ones(6), "layer")
+    exchange.scatter(second, torch.ones(6), "layer")
+    assert (first + second).tolist() == [6, 6]
+    exchange.begin(rehearsal_group(3, 3))
+    exchange.scatter(first, torch.ones(6), "layer")
+    assert scatter.num_under_way == 1, "another step: nothing is added"
+
+
+def test_memory_for_another_world_is_let_go_of():
+    workshop = Workshop(FORMATS["int8"], torch.device("cpu"))
+    for world_size in (4, 3):
+        workshop.serve(world_size)
+        lent = workshop.take(1000, world_size)
+        workshop.give_back(lent)
+        workshop.serve(world_size)
+        assert workshop.take(1000, world_size) is lent, "the same world: used again"
+        workshop.give_back(lent)
+    workshop.serve(4)
+    assert workshop.take(1000, 3) is not lent
