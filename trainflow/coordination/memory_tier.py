@@ -16,7 +16,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.sharded_recovery import Copies, Found, find_needed
-from trainflow.coordination.topology import choose_apart, choose_neighbours
+from trainflow.coordination.topology import choose_apart, choose_neighbours, rank_apart
 from trainflow.epochs import WHOLE, HeldShards, HeldState, PeerAddress, ShardId, Version
 
 _ANSWER_WITHIN_S = 3.0
@@ -222,7 +222,7 @@ class MemoryTier:
         wanted = min(self._settings.replicas, len(known) + len(further) - 1)
         answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if wanted else []
         addresses = {answer.node_id: answer.address for answer in answers}
-        ranked = {node_id: _rank_others([node_id], addresses.keys()) for node_id in node_ids}
+        ranked = _rank_neighbours(node_ids, addresses.keys())
         self._targets_of = choose_neighbours(ranked, addresses.keys(), wanted)
         self._targets = {other for others in self._targets_of.values() for other in others}
         self._nodes.send_copies(
@@ -265,18 +265,24 @@ class MemoryTier:
             self._is_short_told = False
 
 
-def _rank_others(node_ids: list[str], among: Collection[str] | None = None) -> list[str]:
-    """Return further nodes of the cluster, the best for copies first.
-
-    Args:
-        node_ids: those that hold the state.
-        among: which others count; None: all, with workers or without.
-    """
+def _rank_others(node_ids: list[str]) -> list[str]:
+    """Return further nodes of the cluster, with workers or without; the best for copies first."""
     labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
-    others = [each for each in labels if each not in node_ids and (among is None or each in among)]
+    others = [node_id for node_id in labels if node_id not in node_ids]
     holding = [labels.get(node_id, {}) for node_id in node_ids]
     ranked = choose_apart(holding, [labels[node_id] for node_id in others], len(others))
     return [others[index] for index in ranked]
+
+
+def _rank_neighbours(node_ids: list[str], among: Collection[str]) -> dict[str, list[str]]:
+    """Return for each node those among which its copies may be, the best first."""
+    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
+    others = [each for each in labels if each in among]
+    theirs = [labels[each] for each in others]
+    return {
+        node_id: [others[index] for index in rank_apart([labels.get(node_id, {})], theirs)]
+        for node_id in node_ids
+    }
 
 
 def _num_nodes() -> int:

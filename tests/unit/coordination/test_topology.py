@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainflow.coordination.placement import choose_snapshot_ranks
-from trainflow.coordination.topology import RACK, REGION, ZONE, choose_apart
+from trainflow.coordination.topology import RACK, REGION, ZONE, choose_apart, rank_apart
 
 
 def at(zone: str | None = None, rack: str | None = None, region: str | None = None):
@@ -59,6 +59,13 @@ def test_another_region_is_no_rack_of_its_own_beside_nodes_with_racks():
 def test_the_choice_is_of_distinct_nodes_as_many_as_there_are(holding, others, count):
     chosen = choose_apart(holding, others, count)
     assert len(set(chosen)) == len(chosen) == min(count, len(others))
+
+
+@given(labels, st.lists(labels, max_size=6))
+def test_others_are_ranked_each_by_itself(source, others):
+    ranked = rank_apart([source], others)
+    assert sorted(ranked) == list(range(len(others)))
+    assert ranked[:1] == choose_apart([source], others, 1)
 
 
 @given(st.integers(1, 6))
