@@ -32,7 +32,7 @@ class LocalDesk:
 
     def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """See `UploadDesk`."""
-        del version
+        del version, share_index
         return UploadAnswer(wanted=True, permit="benchmark")
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool:

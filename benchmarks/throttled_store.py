@@ -202,7 +202,7 @@ class Desk:
 
     def ask(self, version: Version, share_index: int) -> UploadAnswer:
         """See `UploadDesk`."""
-        return self._control.ask("node", version, 1)
+        return self._control.ask("node", version, 1, share_index)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         """See `UploadDesk`."""
