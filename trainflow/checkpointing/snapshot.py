@@ -3,9 +3,11 @@
 Pure.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from trainflow.epochs import ShardId, Version
 
@@ -60,6 +62,26 @@ class TensorRecord:
             int(num_bytes),
             Place(*whole_and_offset) if place else None,
         )
+
+
+class Description(NamedTuple):
+    """What a snapshot says of its payloads; see `Snapshot`."""
+
+    purpose: Json
+    skeleton: Json
+    tensors: tuple[TensorRecord, ...]
+
+
+@lru_cache(maxsize=16)
+def parse_description(text: bytes) -> Description:
+    """Read a description; of those that were read last it is at hand, since each chunk needs it.
+
+    Raises:
+        ValueError, KeyError or TypeError: it is none.
+    """
+    found = json.loads(text)
+    tensors = tuple(map(TensorRecord.unpack, found["tensors"]))
+    return Description(found["purpose"], found["skeleton"], tensors)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from trainflow.checkpointing.direct_file import BLOCK_BYTES
-from trainflow.checkpointing.snapshot import Json, Snapshot, TensorRecord
+from trainflow.checkpointing.snapshot import Json, Snapshot, TensorRecord, parse_description
 from trainflow.epochs import WHOLE, EpochId, ShardId, Version
 from trainflow.errors import StateError
 
@@ -290,14 +290,12 @@ class Slot:
                 f"{self.path}: got {len(self._map)} bytes, expected {start + num_payload}"
             )
         try:
-            description = json.loads(self._map[_PAGE : _PAGE + num_text])
-            tensors = tuple(map(TensorRecord.unpack, description["tensors"]))
-            purpose, skeleton = description["purpose"], description["skeleton"]
+            described = parse_description(self._map[_PAGE : _PAGE + num_text])
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{self.path}: got no description ({error}), expected one") from error
         version = Version(step, EpochId(incarnation, counter))
-        payloads = tuple(self._payloads(start, tensors))
-        return Snapshot(version, self.shard, purpose, skeleton, tensors, payloads)
+        payloads = tuple(self._payloads(start, described.tensors))
+        return Snapshot(version, self.shard, *described, payloads)
 
     def _payloads(self, start: int, tensors: Sequence[TensorRecord]) -> list[memoryview]:
         whole = memoryview(self._map)

@@ -48,6 +48,21 @@ def test_a_reader_in_another_mapping_sees_what_was_written(slot: Slot):
     assert tuple(bytes(view) for view in snapshot.payloads) == PAYLOADS
 
 
+def test_a_description_is_parsed_once_and_again_when_it_is_another(slot: Slot):
+    fill(slot)
+    first, again = slot.read(), slot.read()
+    assert first is not None
+    assert again is not None
+    assert again.tensors is first.tensors
+    slot.hold()
+    assert slot.take()
+    slot.begin(VERSION, {"dict": []}, TENSORS[2:])
+    slot.complete()
+    other = slot.read()
+    assert other is not None
+    assert (other.skeleton, other.tensors) == ({"dict": []}, TENSORS[2:])
+
+
 def test_half_a_snapshot_is_none(slot: Slot):
     slot.begin(VERSION, SKELETON, TENSORS)
     assert slot.state is SlotState.WRITING
