@@ -17,6 +17,7 @@ import torch
 
 from tests.distributed.jobs import make_job
 from trainflow.checkpointing import chunks as chunking
+from trainflow.checkpointing import uploader
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.part_reader import allocate, read_parts
 from trainflow.checkpointing.sharing import Share, ShareReport
@@ -114,8 +115,12 @@ class Desk(Protocol):
 
 
 def use_small_chunks() -> None:
-    """Make several chunks of a small state; for good, in a process of its own."""
+    """Make several chunks of a small state; for good, in a process of its own.
+
+    They are written one after the other, so that the n-th operation is the same one in each life.
+    """
     chunking.CHUNK_BYTES = CHUNK_BYTES
+    uploader._NUM_THREADS = 1
 
 
 def state_after(step: int) -> dict[str, Any]:

@@ -26,6 +26,13 @@ def train(session, args: Args) -> None:
     time.sleep(300)
 """
 ROOT = Path(__file__).parents[3]
+# Also where these tests themselves were started so that no SIGHUP ends them.
+COMMAND = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from trainflow.cli.main import main
+main()
+"""
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def test_nothing_is_left(
         [
             sys.executable,
             "-c",
-            "from trainflow.cli.main import main; main()",
+            COMMAND,
             *("checkpoints", name, store.url, *options),
         ],
         cwd=tmp_path,
@@ -68,7 +75,10 @@ def test_nothing_is_left(
             assert process.poll() is None
             assert time.monotonic() < deadline_s
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     pid = int((tmp_path / "pid").read_text())
     try:
         assert process.returncode == 128 + number, said

@@ -1,6 +1,7 @@
 """Signals as a wish."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -33,6 +34,14 @@ def test_a_library_that_takes_the_signals_is_overruled():
     assert signals.received == 1
 
 
+@pytest.fixture
+def heeded_hangup() -> Iterator[None]:
+    """Have a hangup end this process as ever, even where it was started under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_the_handlers_from_before_come_back():
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals() as signals:
@@ -42,7 +51,9 @@ def test_the_handlers_from_before_come_back():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_an_end_is_waited_for_by_what_cleans_up(number: signal.Signals, code: int):
+def test_an_end_is_waited_for_by_what_cleans_up(
+    number: signal.Signals, code: int, heeded_hangup: None
+):
     before = signal.getsignal(number)
     cleaned: list[bool] = []
 
