@@ -15,7 +15,7 @@ from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.shards import local_part
 from trainflow.data.batch import Batch
-from trainflow.epochs import EpochId
+from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 NUM_SAMPLES = 5000
 WIDTH = 64
@@ -100,7 +100,9 @@ def train(session: Session, args: Args) -> None:
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
             step.commit()
-            log.write(describe(committed_in(session), step.number))
+            made_in = committed_in(session)
+            if made_in != INITIAL_EPOCH:  # else another run has, which this one goes on from
+                log.write(describe(made_in, step.number))
     if session.rank == args.hold_after_loop:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()
