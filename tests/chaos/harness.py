@@ -111,6 +111,10 @@ class RunUnderTest:
     def wait_recovered(self, count: int = 1) -> dict[str, Any]:
         return self.wait(lambda s: len(events_of(s, "recovered")) >= count)
 
+    def wait_checkpoint(self, step: int) -> None:
+        """Wait until the state of this step or a later one is in storage."""
+        self.wait(lambda s: any(e["data"]["step"] >= step for e in events_of(s, "checkpoint")))
+
     def wait_file(self, pattern: str) -> Path:
         """Wait for a file in the run's folder."""
         wait_until(lambda: bool(list(self.work_dir.glob(pattern))), lambda: f"no {pattern}")
@@ -170,6 +174,15 @@ class RunUnderTest:
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
         shutil.rmtree(names.stamp_directory(self.run.job_id, node_id))
+
+    def lose_all(self) -> None:
+        """Kill every member and Keeper, with all that nodes have in memory."""
+        keepers = [self.keeper_of(rank) for rank in self.members()]
+        for node_id in self.kill_all():
+            self.empty_shared_memory(node_id)
+        for keeper in keepers:
+            if keeper is not None:
+                keeper.kill()
 
     def final_digests(self) -> set[str]:
         return {path.read_text() for path in self.work_dir.glob("final-*.txt")}

@@ -36,21 +36,12 @@ def start(cluster: LocalCluster, tmp_path: Path, store: CheckpointStore) -> Call
     return start
 
 
-def wait_checkpoint(run: RunUnderTest, step: int) -> None:
-    run.wait(lambda s: any(e["data"]["step"] >= step for e in events_of(s, "checkpoint")))
-
-
 def test_every_worker_and_all_memory_lost_goes_on_from_storage(
     start: Any, undisturbed: str
 ) -> None:
     run = start(sleep_s=0.05)  # an interval takes seconds, and bringing a checkpoint less
-    wait_checkpoint(run, 40)
-    keepers = [run.keeper_of(rank) for rank in run.members()]
-    for node_id in run.kill_all():
-        run.empty_shared_memory(node_id)
-    for keeper in keepers:
-        if keeper is not None:
-            keeper.kill()
+    run.wait_checkpoint(40)
+    run.lose_all()
     status = run.wait_recovered()
     (resumed,) = events_of(status, "resumed")
     assert "checkpoint" in resumed["data"]["source"]
@@ -105,7 +96,7 @@ def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_ke
 ) -> None:
     checkpoint = {"url": store.url, "every_steps": 4, "keep_last": 1, "drill_every_s": 0.05}
     run = RunUnderTest.start(cluster, tmp_path, checkpoint=checkpoint)
-    wait_checkpoint(run, 20)
+    run.wait_checkpoint(20)
     pid = run.coordinator_pid()
     assert pid is not None
     wait_until(lambda: drills_of(pid), lambda: "nothing is drilled")

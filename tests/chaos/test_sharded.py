@@ -139,13 +139,8 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
     checkpoint = {"url": store.url, "every_steps": EVERY_STEPS}
     slow = {"sleep_s": 0.05, "spares": 0}  # an interval takes seconds, and bringing them less
     run = RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, **slow, **FSDP)
-    run.wait(lambda s: any(e["data"]["step"] >= 40 for e in events_of(s, "checkpoint")))
-    keepers = [run.keeper_of(rank) for rank in run.members()]
-    for node_id in run.kill_all():
-        run.empty_shared_memory(node_id)
-    for keeper in keepers:
-        if keeper is not None:
-            keeper.kill()
+    run.wait_checkpoint(40)
+    run.lose_all()
     status = run.wait_recovered()
     (resumed,) = events_of(status, "resumed")
     assert "checkpoint" in resumed["data"]["source"]

@@ -6,10 +6,9 @@ Process: worker that restores.  Threads: any.  Blocks: on Keepers, for a bounded
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from trainflow.checkpointing.boxes import Box
-from trainflow.checkpointing.manifest import Chunk, Manifest, Shard, TensorEntry
+from trainflow.checkpointing.manifest import Chunk, Manifest, TensorEntry
 from trainflow.checkpointing.peer_memory import PeerMemory
-from trainflow.checkpointing.shard_assembly import assemble_shards
+from trainflow.checkpointing.shard_assembly import assemble_shards, place_shard
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.epochs import HeldState
 from trainflow.errors import CheckpointError
@@ -78,7 +77,6 @@ def _place_all(manifest: Manifest, memory: PeerMemory) -> dict[str, TensorEntry]
             continue
         if len(place.whole) != len(entry.shape) or len(place.offset) != len(entry.shape):
             raise CheckpointError(f"{path}: got a place {place}, expected one for {entry.shape}")
-        chunks = tuple(chunk for shard in entry.shards for chunk in shard.chunks)
-        shard = Shard(Box(place.offset, entry.shape), chunks)
-        placed[path] = TensorEntry(entry.dtype, place.whole, (shard,))
+        chunks = (chunk for shard in entry.shards for chunk in shard.chunks)
+        placed[path] = place_shard(entry.dtype, entry.shape, place, chunks)
     return placed

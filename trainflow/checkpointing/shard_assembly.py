@@ -6,11 +6,30 @@ own, cut along whatever dimension, and of a replicated tensor perhaps the same s
 Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from trainflow.checkpointing.boxes import Box, count_corners, is_partition
-from trainflow.checkpointing.manifest import MAX_CORNERS, Shard, TensorEntry
+from trainflow.checkpointing.boxes import Box, count_corners, is_partition, whole
+from trainflow.checkpointing.manifest import MAX_CORNERS, Chunk, Shard, TensorEntry
+from trainflow.checkpointing.snapshot import Place
 from trainflow.errors import CheckpointError
+
+
+def place_shard(
+    dtype: str, shape: tuple[int, ...], place: Place | None, chunks: Iterable[Chunk]
+) -> TensorEntry:
+    """Return a whole tensor with one shard of it.
+
+    Args:
+        dtype: its type.
+        shape: of the shard.
+        place: where that lies; None: it is all of the tensor.
+        chunks: the shard's bytes.
+    """
+    if place is None:
+        box, full = whole(shape), shape
+    else:
+        box, full = Box(place.offset, shape), place.whole
+    return TensorEntry(dtype, full, (Shard(box, tuple(chunks)),))
 
 
 def assemble_shards(held: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:

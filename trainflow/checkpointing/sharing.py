@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.chunks import CHUNK_BYTES, count_chunks, name_of, split
-from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
-from trainflow.checkpointing.shard_assembly import assemble_shards
+from trainflow.checkpointing.manifest import Chunk, TensorEntry
+from trainflow.checkpointing.shard_assembly import assemble_shards, place_shard
 from trainflow.checkpointing.snapshot import Snapshot, TensorRecord
 from trainflow.epochs import Version
 from trainflow.errors import CheckpointError
@@ -161,13 +160,7 @@ def _place_all(report: ShareReport) -> dict[str, TensorEntry]:
 
 
 def _place(tensor: TensorRecord, chunks: Sequence[Chunk]) -> TensorEntry:
-    """Return a tensor as a whole, with these chunks as its only shard."""
-    place = tensor.place
-    if place is None:
-        box, shape = whole(tensor.shape), tensor.shape
-    else:
-        box, shape = Box(place.offset, tensor.shape), place.whole
-    return TensorEntry(tensor.dtype, shape, (Shard(box, tuple(chunks)),))
+    return place_shard(tensor.dtype, tensor.shape, tensor.place, chunks)
 
 
 def _require_same_values(first: ShareReport, other: ShareReport) -> None:

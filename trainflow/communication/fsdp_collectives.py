@@ -126,8 +126,8 @@ class ShardExchange:
         return self._group
 
 
-class GatherParameters:
-    """FSDP2's all_gather of a unit's parameters."""
+class _OverExchange:
+    """What FSDP2 asks of both of its collectives."""
 
     def __init__(self, exchange: ShardExchange):
         self._exchange = exchange
@@ -135,8 +135,12 @@ class GatherParameters:
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return memory for the gathered parameters."""
+        """Return memory for what is sent or received."""
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class GatherParameters(_OverExchange):
+    """FSDP2's all_gather of a unit's parameters."""
 
     def __call__(
         self,
@@ -150,17 +154,8 @@ class GatherParameters:
         self._exchange.gather(output_tensor, input_tensor)
 
 
-class ScatterGradients:
+class ScatterGradients(_OverExchange):
     """FSDP2's reduce_scatter of one unit's gradients."""
-
-    def __init__(self, exchange: ShardExchange):
-        self._exchange = exchange
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """Return memory, for gradients or for their sums."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -138,7 +138,7 @@ def forget_gradients(module: nn.Module) -> None:
         for each in (each for group in groups for each in group.fsdp_params):
             each.unsharded_accumulated_grad = None
             if hasattr(each, "_unsharded_param"):
-                each._unsharded_param.grad = None  # noqa: SLF001
+                each._unsharded_param.grad = None  # noqa: SLF001  as above
 
 
 def _is_list(module: nn.Module) -> bool:
