@@ -11,7 +11,7 @@ from statistics import median
 
 from benchmarks.report import Row, interval_of_median
 
-STEP_COPIES = 18.0
+STEP_COPIES = 22.0
 """Length of a step in memory copies of the state; 15 are required, and times drift."""
 
 NUM_TRIAL_ROUNDS = 4

@@ -117,7 +117,14 @@ class RankBench:
         self._write("state", num_bytes=num_bytes_of(tensors_of(tree)))
 
     def calibrate(self) -> None:
-        """Copy until memory is warm, and find how much a step must compute."""
+        """Save until all memory is there that is kept, and find how much a step must compute."""
+        for saver in self._savers.values():
+            for _ in range(_NUM_WARM_SAVES):  # which make what is kept: memory, processes, groups
+                self._step += 1
+                saver.save(self._training.tree(), self._step)
+                with saver.guard():
+                    self._training.update(self._step)
+                self._end_turn(saver)
         copies_s = [self._time_copy() for _ in range(_NUM_WARM_COPIES)]
         self._slowest(lambda: self._training.compute(_NUM_WARM_PRODUCTS))
         products_s = self._slowest(lambda: self._training.compute(_NUM_WARM_PRODUCTS))
@@ -126,13 +133,6 @@ class RankBench:
             median(copies_s), median(updates_s), products_s / _NUM_WARM_PRODUCTS
         )
         self._write("step", num_products=self._num_products)
-        for saver in self._savers.values():
-            for _ in range(_NUM_WARM_SAVES):  # which make what is kept: memory, processes, groups
-                self._step += 1
-                saver.save(self._training.tree(), self._step)
-                with saver.guard():
-                    self._training.update(self._step)
-                self._end_turn(saver)
 
     def measure_pairs(self) -> None:
         """Run every system's pairs; after a few rounds, only those of its best variant."""

@@ -26,6 +26,7 @@ import ray
 
 from benchmarks.overhead_job import NUM_RANKS, SIZES, Args
 from benchmarks.report import Row, interval_of_median, publish
+from benchmarks.turns import block_medians
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run, connect, start_run
@@ -70,7 +71,7 @@ def measure_pairs(args: Args, snapshot_every_steps: int | None) -> list[tuple[fl
             _wait_ended(run)
         finally:
             ray.shutdown()
-    ours, bare = (_block_medians(args, system) for system in ("trainflow", "ddp"))
+    ours, bare = (block_medians(args.work_dir, system) for system in ("trainflow", "ddp"))
     return list(zip(ours, bare, strict=True))
 
 
@@ -103,15 +104,6 @@ def _wait_ended(run: Run) -> None:
         SYSTEM_CLOCK.sleep(0.2)
     if status["state"] != "succeeded":
         raise RuntimeError(f"TrainFlow's side ended as {status['state']}: {status['ending']}")
-
-
-def _block_medians(args: Args, system: str) -> list[float]:
-    """Return each block's median step time, the slower rank's."""
-    logs = [
-        [json.loads(line)["steps_s"] for line in path.read_text().splitlines()]
-        for path in sorted(args.work_dir.glob(f"{system}-*.jsonl"))
-    ]
-    return [max(median(steps) for steps in blocks) for blocks in zip(*logs, strict=True)]
 
 
 def measure(

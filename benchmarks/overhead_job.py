@@ -4,7 +4,6 @@ Process: every rank.  A rank runs a block of steps when it is its system's turn,
 each took; a block's first step, in which the ranks meet again, doesn't count.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.turns import Turns
+from benchmarks.turns import BlockClock, Side
 from trainflow import Session
-from trainflow.clock import SYSTEM_CLOCK
 
 NUM_RANKS = 2
 CLIP_NORM = 1.0
@@ -94,36 +92,8 @@ def open_dataset(args: Args) -> RandomTokens:
     return RandomTokens(SIZES[args.size].sequence_length)
 
 
-class BlockClock:
-    """Runs one rank's blocks and notes its step times."""
-
-    def __init__(self, args: Args, system: str, parity: int, rank: int):
-        self._args = args
-        self._turns = Turns(args.work_dir / "turns")
-        self._parity = parity
-        self._is_first = rank == 0
-        self._log = (args.work_dir / f"{system}-{rank}.jsonl").open("w", buffering=1)
-        self._durations_s: list[float] = []
-        self._last_s = 0.0
-
-    def before_step(self, number: int) -> None:
-        """Wait for the system's turn if a block begins with this step (from 0)."""
-        block, place = divmod(number, self._args.steps_a_block)
-        if place == 0:
-            self._turns.wait_turn(2 * block + self._parity)
-
-    def after_step(self, number: int) -> None:
-        """Note the time since the last step's end, and pass the turn on if it ends a block."""
-        block, place = divmod(number, self._args.steps_a_block)
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        if place > 0:
-            self._durations_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        if place == self._args.steps_a_block - 1:
-            self._log.write(json.dumps({"block": block, "steps_s": self._durations_s}) + "\n")
-            self._durations_s = []
-            if self._is_first:
-                self._turns.finish(2 * block + self._parity)
+def _side(args: Args, system: Literal["trainflow", "ddp"]) -> Side:
+    return Side(args.work_dir, system, int(system == "ddp"), args.steps_a_block)
 
 
 def train(session: Session, args: Args) -> None:
@@ -134,7 +104,7 @@ def train(session: Session, args: Args) -> None:
     for step in session.steps():
         with step:
             if clock is None:
-                clock = BlockClock(args, "trainflow", parity=0, rank=session.rank or 0)
+                clock = BlockClock(_side(args, "trainflow"), session.rank or 0)
             clock.before_step(step.number - 1)
             for batch in step.microbatches():
                 step.backward(model(**batch.inputs).loss, weight=batch.num_targets)
@@ -150,7 +120,7 @@ def train_bare(args: Args) -> None:
     model = DistributedDataParallel(build_model(size))
     optimizer = AdamW(model.parameters(), lr=3e-4)
     dataset = RandomTokens(size.sequence_length)
-    clock = BlockClock(args, "ddp", parity=1, rank=rank)
+    clock = BlockClock(_side(args, "ddp"), rank)
     for number in range(args.num_blocks * args.steps_a_block):
         clock.before_step(number)
         first = (number * NUM_RANKS + rank) * size.sequences

@@ -249,7 +249,7 @@ def run_keeper(plan: Plan) -> None:
 
 @dataclass
 class Memory:
-    """What the processes held over time, in bytes."""
+    """What the processes held for themselves over time, and what they share, in bytes."""
 
     worker: list[int]
     keeper: list[int]
@@ -257,8 +257,9 @@ class Memory:
 
     def look(self, worker: psutil.Process, keeper: psutil.Process, node: Path) -> None:
         """Add one look."""
-        self.worker.append(worker.memory_info().rss)
-        self.keeper.append(keeper.memory_info().rss)
+        for samples, process in ((self.worker, worker), (self.keeper, keeper)):
+            info = process.memory_info()
+            samples.append(info.rss - info.shared)
         self.slots.append(sum(path.stat().st_size for path in node.glob("*.snapshot")))
 
 
@@ -314,10 +315,10 @@ def rows_of(plan: Plan, memory: Memory) -> list[Row]:
         Row("trainflow", "snapshots_due", pairs[-1]["due"], "snapshots"),
         Row("trainflow", "snapshots_left_out", pairs[-1]["left_out"], "snapshots"),
         Row("trainflow", "checkpoints_made", num_made, "checkpoints"),
-        Row("trainflow", "worker_rss_growth", growth(memory.worker), "1"),
-        Row("trainflow", "keeper_rss_growth", growth(memory.keeper), "1"),
-        Row("trainflow", "worker_rss_most", max(memory.worker), "bytes"),
-        Row("trainflow", "keeper_rss_most", max(memory.keeper), "bytes"),
+        Row("trainflow", "worker_private_growth", growth(memory.worker), "1"),
+        Row("trainflow", "keeper_private_growth", growth(memory.keeper), "1"),
+        Row("trainflow", "worker_private_most", max(memory.worker), "bytes"),
+        Row("trainflow", "keeper_private_most", max(memory.keeper), "bytes"),
         Row("trainflow", "slots_most", max(memory.slots), "bytes"),
     ]
 

@@ -6,10 +6,13 @@ integer in a file that everyone maps: block b belongs to the first system if b i
 Process: every rank of both systems, and the harness.  Blocks: `wait_turn`.
 """
 
+import json
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from trainflow.clock import SYSTEM_CLOCK
 
@@ -41,3 +44,60 @@ class Turns:
     def finish(self, block: int) -> None:
         """End a block; called by one rank of the system that ran it."""
         _VALUE.pack_into(self._map, 0, block + 1)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two systems.
+
+    Attributes:
+        work_dir: where its times go, and the turns are.
+        system: its name.
+        parity: 0 if it begins, else 1.
+        steps_a_block: of both.
+    """
+
+    work_dir: Path
+    system: str
+    parity: int
+    steps_a_block: int
+
+
+class BlockClock:
+    """Runs one rank's blocks and notes its step times."""
+
+    def __init__(self, side: Side, rank: int):
+        self._side = side
+        self._turns = Turns(side.work_dir / "turns")
+        self._is_first = rank == 0
+        self._log = (side.work_dir / f"{side.system}-{rank}.jsonl").open("w", buffering=1)
+        self._durations_s: list[float] = []
+        self._last_s = 0.0
+
+    def before_step(self, number: int) -> None:
+        """Wait for the system's turn if a block begins with this step (from 0)."""
+        block, place = divmod(number, self._side.steps_a_block)
+        if place == 0:
+            self._turns.wait_turn(2 * block + self._side.parity)
+
+    def after_step(self, number: int) -> None:
+        """Note the time since the last step's end, and pass the turn on if it ends a block."""
+        block, place = divmod(number, self._side.steps_a_block)
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if place > 0:
+            self._durations_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if place == self._side.steps_a_block - 1:
+            self._log.write(json.dumps({"block": block, "steps_s": self._durations_s}) + "\n")
+            self._durations_s = []
+            if self._is_first:
+                self._turns.finish(2 * block + self._side.parity)
+
+
+def block_medians(work_dir: Path, system: str) -> list[float]:
+    """Return each block's median step time in seconds, the slower rank's."""
+    logs = [
+        [json.loads(line)["steps_s"] for line in path.read_text().splitlines()]
+        for path in sorted(work_dir.glob(f"{system}-*.jsonl"))
+    ]
+    return [max(median(steps) for steps in blocks) for blocks in zip(*logs, strict=True)]

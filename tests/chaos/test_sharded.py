@@ -12,6 +12,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 FSDP = {"parallel": {"mode": "fsdp"}}
+SLOW = {"sleep_s": 0.1}  # until the test lets it hurry: a new worker arrives before the end
 NODE_CPUS = 2
 EVERY_STEPS = 20
 
@@ -70,16 +71,17 @@ def test_a_group_goes_on_with_a_spare_and_else_another_alone(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Two groups of two: they hold the same, and end with the same, whoever was replaced."""
-    parallel = {"mode": "hsdp", "shard": 2}
-    run = RunUnderTest.start(cluster, tmp_path, target=4, spares=1, minimum=2, parallel=parallel)
-    run.wait_training(step=20, spares=1)
+    groups = {"target": 4, "minimum": 2, "parallel": {"mode": "hsdp", "shard": 2}}
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, **groups, **SLOW)
+    run.wait_training(step=10, spares=1)
     run.kill(1)
     (recovered,) = events_of(run.wait_recovered(), "recovered")
     assert recovered["data"]["steps_lost"] == 0
     assert recovered["data"]["world_size"] == 4
-    run.wait_training(step=40)
+    run.wait_training(step=20)
     run.kill(0, 2)
     run.wait_recovered(count=2)
+    run.wait(lambda status: status["world_size"] == 4)
     assert run.finish()["state"] == "succeeded"
     digests = [(tmp_path / f"final-{rank}.txt").read_text() for rank in range(4)]
     assert digests[0] != digests[1]
@@ -154,8 +156,8 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
 def test_the_world_shrinks_and_grows_back_from_memory(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, spares=0, **FSDP)
-    run.wait_training(step=30)
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, **FSDP, **SLOW)
+    run.wait_training(step=10)
     run.kill(1)
     run.wait(lambda status: status["world_size"] == 2)
     run.wait(lambda status: status["world_size"] == 3)

@@ -17,6 +17,7 @@ from trainflow.checkpointing.manifest import Chunk, Manifest, parse_manifest
 from trainflow.checkpointing.snapshot import Place, Snapshot
 from trainflow.checkpointing.wire import (
     FRAME_BYTES,
+    PIECE_BYTES,
     receive_answer,
     receive_into,
     send_frame,
@@ -280,7 +281,7 @@ def send_copy(
     snapshot: Snapshot,
     target: PeerAddress,
     origin: str,
-    before_frame: Callable[[int], None],
+    before: Callable[[int], None],
     kept: Version | None = None,
 ) -> None:
     """Give another node a copy of a snapshot, unless it has that state.
@@ -289,7 +290,7 @@ def send_copy(
         snapshot: stays as it is until this returns.
         target: that node's Keeper.
         origin: id of this node, letters and digits.
-        before_frame: called with the number of bytes about to be sent; may wait.
+        before: called with the number of bytes about to be sent; may wait.
         kept: of a shard, the state that isn't to be written over.
 
     Raises:
@@ -298,6 +299,8 @@ def send_copy(
     """
     connection = connect(target)
     with connection:
+        # What waits in a buffer can't be held back any more.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PIECE_BYTES)
         message = {
             "op": "store",
             "origin": origin,
@@ -309,9 +312,7 @@ def send_copy(
             return
         for payload in snapshot.payloads:
             for start in range(0, len(payload), FRAME_BYTES):
-                frame = payload[start : start + FRAME_BYTES]
-                before_frame(len(frame))
-                send_frame(connection, frame)
+                send_frame(connection, payload[start : start + FRAME_BYTES], before)
         receive_answer(connection, _nothing)
 
 

@@ -19,6 +19,9 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 FRAME_BYTES = 2 * 1024 * 1024
 """How much of a snapshot travels under one hash."""
 
+PIECE_BYTES = 256 * 1024
+"""How much of a frame is sent at once."""
+
 WAIT = {"ok": True, "wait": True}
 """Sent while an answer takes its time, so that silence stays a sign of trouble."""
 
@@ -80,9 +83,21 @@ def receive_answer(connection: socket.socket, while_waiting: Callable[[], None])
         while_waiting()
 
 
-def send_frame(connection: socket.socket, frame: memoryview) -> None:
-    """Send at most `FRAME_BYTES` and their hash. Raises OSError."""
-    connection.sendall(frame)
+def send_frame(
+    connection: socket.socket, frame: memoryview, before: Callable[[int], None] | None = None
+) -> None:
+    """Send at most `FRAME_BYTES` and their hash. Raises OSError.
+
+    Args:
+        connection: on which to send.
+        frame: stays as it is until this returns.
+        before: called with the number of bytes about to be sent; may wait.
+    """
+    for start in range(0, len(frame), PIECE_BYTES):
+        piece = frame[start : start + PIECE_BYTES]
+        if before is not None:
+            before(len(piece))
+        connection.sendall(piece)
     connection.sendall(xxhash.xxh3_128_digest(frame))
 
 

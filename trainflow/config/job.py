@@ -197,6 +197,9 @@ class SnapshotConfig(Section):
     max_bytes_per_s: PositiveInt | None = None
     """Most that a node sends to others for that; null bounds it by what training leaves."""
 
+    copy_within_s: PositiveFloat = 30.0
+    """Seconds for a node's copies to reach others; those that are behind take what they need."""
+
 
 class FailuresConfig(Section):
     """How much may go wrong, and how soon it is noticed."""

@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
+from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
@@ -83,12 +84,12 @@ class KeeperSettings:
     Attributes:
         lease_s: seconds unheard after which it kills its workers.
         checkpoint_url: where snapshots go that are for storage; None if none are.
-        max_bytes_per_s: most that it sends of snapshots to other nodes; None: what training leaves.
+        snapshot: when what it sends of snapshots to other nodes may go.
     """
 
     lease_s: float
     checkpoint_url: str | None
-    max_bytes_per_s: int | None
+    snapshot: SnapshotConfig
 
 
 class Keeper:
@@ -105,9 +106,7 @@ class Keeper:
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
-        self._memory = NodeMemory(
-            job_id, self._node_id, settings.checkpoint_url, settings.max_bytes_per_s
-        )
+        self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
 
     @ray.method(concurrency_group="control")

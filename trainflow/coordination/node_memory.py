@@ -13,9 +13,11 @@ from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import read_stamp
+from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
+from trainflow.coordination.copy_pace import CopyPace
 from trainflow.coordination.messages import Holding
-from trainflow.coordination.replication import Pace, Replicator
+from trainflow.coordination.replication import Replicator
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.coordination.upload_desk import RemoteDesk
 from trainflow.epochs import PeerAddress, Phase, Version
@@ -33,7 +35,7 @@ class NodeMemory:
     """
 
     def __init__(
-        self, job_id: str, node_id: str, checkpoint_url: str | None, max_bytes_per_s: int | None
+        self, job_id: str, node_id: str, checkpoint_url: str | None, snapshot: SnapshotConfig
     ):
         """Begin to serve, to copy and to upload."""
         self._node_id = node_id
@@ -41,7 +43,8 @@ class NodeMemory:
         self.held = HeldSnapshots(self._folder)
         self.residuals = HeldResiduals(self._folder)
         self._server = SnapshotServer(self.held, job_id, get_node_ip_address())
-        pace = Pace(max_bytes_per_s, self._is_link_wanted, SYSTEM_CLOCK)
+        limits = (snapshot.copy_within_s, snapshot.max_bytes_per_s)
+        pace = CopyPace(*limits, self._is_link_wanted, SYSTEM_CLOCK)
         self.replicator = Replicator(self.held, node_id, pace, SYSTEM_CLOCK)
         threading.Thread(target=self.replicator.run, name="copies", daemon=True).start()
         self._uploads: SnapshotService | None = None

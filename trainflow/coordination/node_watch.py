@@ -31,7 +31,7 @@ class NodeWatch:
         self._settings = KeeperSettings(
             lease_s=job.failures.lease_s,
             checkpoint_url=job.checkpoint.url,
-            max_bytes_per_s=job.snapshot.max_bytes_per_s,
+            snapshot=job.snapshot,
         )
         self._clock = clock
         self._keepers: dict[str, Any] = {}

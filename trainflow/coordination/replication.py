@@ -1,4 +1,4 @@
-"""Copy a node's newest snapshot to the memory of other nodes, on what training leaves of the link.
+"""Copy a node's newest snapshot to the memory of other nodes.
 
 Process: keeper.  Thread: one of its own.  Blocks: on the other node, for a bounded time.
 Fails: never the run; a copy that doesn't arrive is followed by one of a newer state.
@@ -6,13 +6,14 @@ Fails: never the run; a copy that doesn't arrive is followed by one of a newer s
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from trainflow.checkpointing.held_snapshots import HeldSnapshots, Wanted
 from trainflow.checkpointing.peer_memory import send_copy
 from trainflow.checkpointing.wire import NoRoomError
 from trainflow.clock import Clock
 from trainflow.coordination.background_priority import yield_to_training
+from trainflow.coordination.copy_pace import CopyPace
 from trainflow.epochs import WHOLE, PeerAddress, ShardId, Version
 from trainflow.errors import StateError
 
@@ -20,36 +21,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.02
 _AFTER_FAILURE_S = 1.0
-_YIELD_FOR_S = 0.005
-_YIELD_AT_MOST_S = 0.1
-
-
-class Pace:
-    """Says when the next bytes may go.
-
-    While ranks of this node wait for gradients the link is theirs: a frame waits, but never longer
-    than a tenth of a second, so that a copy gets through where training communicates all the time.
-    """
-
-    def __init__(
-        self, max_bytes_per_s: int | None, is_link_wanted: Callable[[], bool], clock: Clock
-    ):
-        self._max_bytes_per_s = max_bytes_per_s
-        self._is_link_wanted = is_link_wanted
-        self._clock = clock
-        self._next_at_s = clock.monotonic_s()
-
-    def before_frame(self, num_bytes: int) -> None:
-        """Wait until ``num_bytes`` may be sent."""
-        now_s = self._clock.monotonic_s()
-        if self._next_at_s > now_s:
-            self._clock.sleep(self._next_at_s - now_s)
-        yield_until_s = self._clock.monotonic_s() + _YIELD_AT_MOST_S
-        while self._is_link_wanted() and self._clock.monotonic_s() < yield_until_s:
-            self._clock.sleep(_YIELD_FOR_S)
-        if self._max_bytes_per_s is not None:
-            spent_s = num_bytes / self._max_bytes_per_s
-            self._next_at_s = max(self._next_at_s, self._clock.monotonic_s()) + spent_s
 
 
 class Replicator:
@@ -59,7 +30,7 @@ class Replicator:
         trouble: why a node has no room for its copy; None once all have taken theirs.
     """
 
-    def __init__(self, held: HeldSnapshots, origin: str, pace: Pace, clock: Clock):
+    def __init__(self, held: HeldSnapshots, origin: str, pace: CopyPace, clock: Clock):
         """Make a replicator that sends nothing yet; `run` does the work.
 
         Args:
@@ -117,10 +88,14 @@ class Replicator:
         worked = False
         troubles: list[OSError | StateError] = []
         left: list[OSError | StateError] = []
+        lacking = {
+            each: [t for t in targets if self._sent.get((t, each.shard)) != each.version]
+            for each in wanted
+        }
+        num_copies = sum(map(len, lacking.values()))
         for each in wanted:
-            lacking = [t for t in targets if self._sent.get((t, each.shard)) != each.version]
-            worked = worked or bool(lacking)
-            found = {target: self._send(each, target) for target in lacking}
+            worked = worked or bool(lacking[each])
+            found = {target: self._send(each, target, num_copies) for target in lacking[each]}
             failed = {target: error for target, error in found.items() if error is not None}
             troubles += failed.values()
             left += self._settle(each, failed, is_there=len(failed) < len(targets))
@@ -155,13 +130,17 @@ class Replicator:
             logger.info(text, wanted, len(failed), "; ".join(map(str, failed.values())))
         return again
 
-    def _send(self, wanted: Wanted, target: PeerAddress) -> OSError | StateError | None:
-        """Send one copy; returns what went wrong."""
+    def _send(
+        self, wanted: Wanted, target: PeerAddress, num_copies: int
+    ) -> OSError | StateError | None:
+        """Send one of several copies; returns what went wrong."""
         version, shard = wanted.version, wanted.shard
         origin = self._origin if shard == WHOLE else f"{self._origin}x{shard.index}x{shard.count}"
         try:
             with self._held.reading(version, shard) as snapshot:
-                send_copy(snapshot, target, origin, self._pace.before_frame, wanted.kept)
+                num_bytes = sum(len(payload) for payload in snapshot.payloads)
+                self._pace.begin(num_bytes, one_of=num_copies)
+                send_copy(snapshot, target, origin, self._pace.before, wanted.kept)
         except (OSError, StateError) as error:
             return error
         self._sent[target, shard] = version

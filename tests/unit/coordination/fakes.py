@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainflow.coordination.copy_pace import CopyPace
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.recovery_plan import plan_recovery
 from trainflow.coordination.run_state import Ending
@@ -32,6 +33,18 @@ class FakeClock:
 
     def sleep(self, duration_s: float) -> None:
         raise AssertionError("the coordinator must not block")
+
+
+class SleepyClock(FakeClock):
+    """Time passes only while somebody sleeps."""
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+def free_pace(clock: FakeClock) -> CopyPace:
+    """Return the pace of copies that have the link to themselves."""
+    return CopyPace(30.0, None, lambda: False, clock)
 
 
 class Method:

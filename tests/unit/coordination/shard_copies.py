@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.fakes import SleepyClock, free_pace
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import CopyState
 from trainflow.checkpointing.streaming import Streaming
 from trainflow.computation.snapshot_writer import SnapshotWriter
-from trainflow.coordination.replication import Pace, Replicator
+from trainflow.coordination.replication import Replicator
 from trainflow.coordination.sharded_recovery import Copies, Found, newest_whole
 from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, PeerAddress, ShardId, Version
 from trainflow.errors import StateError
@@ -23,13 +23,6 @@ def at(step: int, counter: int = 1) -> Version:
     return Version(step, EpochId(1, counter)) if step else INITIAL_VERSION
 
 
-class SleepyClock(FakeClock):
-    """Time passes only while somebody sleeps."""
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
-
-
 class Node:
     """One node's memory, and what a Keeper does with it."""
 
@@ -39,7 +32,7 @@ class Node:
         self.folder.mkdir()
         self.held = HeldSnapshots(self.folder, clock)
         self.server = SnapshotServer(self.held, "job-1", "127.0.0.1")
-        self.replicator = Replicator(self.held, name, Pace(None, lambda: False, clock), clock)
+        self.replicator = Replicator(self.held, name, free_pace(clock), clock)
 
     @property
     def address(self) -> PeerAddress:

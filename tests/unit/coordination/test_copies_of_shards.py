@@ -9,11 +9,11 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.full_disk import room_for
+from tests.unit.coordination.fakes import SleepyClock
 from tests.unit.coordination.shard_copies import (
     GONE,
     Node,
     Rank,
-    SleepyClock,
     at,
     commit,
     recoverable_from,

@@ -17,6 +17,7 @@ from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter
+from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
@@ -93,7 +94,7 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
 
 @pytest.fixture
 def keeper(clock: StillClock, coordinator: Coordinator) -> Keeper:
-    keeper = Keeper("job-1", KeeperSettings(10.0, checkpoint_url=None, max_bytes_per_s=None))
+    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig()))
     clock.rounds.get(timeout=WITHIN_S)
     return keeper
 

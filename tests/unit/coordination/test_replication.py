@@ -6,22 +6,13 @@ import pytest
 
 from tests.full_disk import room_for
 from tests.unit.checkpointing.snapshots import leave, version
-from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.fakes import SleepyClock, free_pace
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.wire import NoRoomError
-from trainflow.coordination.replication import Pace, Replicator
+from trainflow.coordination.replication import Replicator
 from trainflow.epochs import PeerAddress
 from trainflow.errors import StateError
-
-MIB = 1024 * 1024
-
-
-class SleepyClock(FakeClock):
-    """Time passes only while somebody sleeps."""
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 @pytest.fixture
@@ -37,8 +28,7 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def replicator(here: Path, clock: SleepyClock) -> Replicator:
-    pace = Pace(None, lambda: False, clock)
-    return Replicator(HeldSnapshots(here), "nodeA", pace, clock)
+    return Replicator(HeldSnapshots(here), "nodeA", free_pace(clock), clock)
 
 
 @pytest.fixture
@@ -80,25 +70,6 @@ def test_a_node_that_is_gone_keeps_no_other_from_its_copy(
     with pytest.raises(OSError, match="refused"):
         replicator.work_once()
     assert held.newest() == version(3)
-
-
-def test_the_budget_is_kept(clock: SleepyClock):
-    pace = Pace(10 * MIB, lambda: False, clock)
-    began_s = clock.now_s
-    for _ in range(50):
-        pace.before_frame(MIB)
-    assert clock.now_s - began_s == pytest.approx(4.9)
-
-
-def test_training_goes_first_but_not_for_ever(clock: SleepyClock):
-    busy = [True]
-    pace = Pace(None, lambda: busy[0], clock)
-    began_s = clock.now_s
-    pace.before_frame(MIB)
-    assert 0.1 <= clock.now_s - began_s < 0.11
-    busy[0] = False
-    pace.before_frame(MIB)
-    assert clock.now_s - began_s < 0.11
 
 
 def test_why_a_node_has_no_room_is_known_until_it_has(

@@ -1,0 +1,76 @@
+"""When the bytes of a copy may go, by what training wants and by what time is left."""
+
+import pytest
+
+from tests.unit.coordination.fakes import SleepyClock
+from trainflow.coordination.copy_pace import CopyPace
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def clock() -> SleepyClock:
+    return SleepyClock()
+
+
+def send(pace: CopyPace, num_pieces: int) -> None:
+    for _ in range(num_pieces):
+        pace.before(MIB)
+
+
+def test_the_budget_is_kept(clock: SleepyClock):
+    pace = CopyPace(30.0, 10 * MIB, lambda: False, clock)
+    began_s = clock.now_s
+    pace.begin(50 * MIB)
+    send(pace, 50)
+    assert clock.now_s - began_s == pytest.approx(4.9)
+
+
+def test_nothing_goes_while_training_wants_the_link(clock: SleepyClock):
+    began_s = clock.now_s
+    pace = CopyPace(100.0, None, lambda: clock.now_s < began_s + 0.3, clock)
+    pace.begin(100 * MIB)
+    send(pace, 1)
+    assert 0.3 <= clock.now_s - began_s < 0.31
+    send(pace, 99)
+    assert clock.now_s - began_s < 0.31, "the link was free"
+
+
+def test_a_copy_arrives_in_time_where_training_wants_the_link_always(clock: SleepyClock):
+    pace = CopyPace(10.0, None, lambda: True, clock)
+    pace.begin(100 * MIB)
+    began_s = clock.now_s
+    send(pace, 50)
+    assert clock.now_s - began_s == pytest.approx(5.0, abs=0.05)
+    send(pace, 50)
+    assert clock.now_s - began_s == pytest.approx(10.0, abs=0.05)
+
+
+def test_several_copies_of_a_state_share_the_time(clock: SleepyClock):
+    pace = CopyPace(10.0, None, lambda: True, clock)
+    began_s = clock.now_s
+    for _ in range(4):
+        pace.begin(100 * MIB, one_of=4)
+        send(pace, 100)
+    assert clock.now_s - began_s == pytest.approx(10.0, abs=0.05)
+
+
+def test_what_was_saved_while_the_link_was_free_is_left_to_training(clock: SleepyClock):
+    wanted = [False]
+    pace = CopyPace(10.0, None, lambda: wanted[0], clock)
+    began_s = clock.now_s
+    pace.begin(100 * MIB)
+    send(pace, 80)
+    assert clock.now_s == began_s
+    wanted[0] = True
+    clock.sleep(1.0)
+    send(pace, 1)
+    assert clock.now_s - began_s == pytest.approx(8.1, abs=0.05)
+
+
+def test_training_is_asked_for_now_and_then_alone(clock: SleepyClock):
+    asked: list[float] = []
+    pace = CopyPace(10.0, None, lambda: bool(asked.append(clock.now_s)), clock)
+    pace.begin(100 * MIB)
+    send(pace, 100)
+    assert len(asked) == 1
