@@ -30,6 +30,7 @@ from trainflow.checkpointing.peer_shards import PeerShards
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.reports import CheckpointUnusable
+from trainflow.computation.state_boxes import StateBoxes
 from trainflow.computation.state_tree import flatten_state, unflatten_state
 from trainflow.computation.training_state import TrainingState
 from trainflow.epochs import WHOLE, HeldShards, HeldState, ShardId, WhereKept
@@ -139,10 +140,7 @@ def _load(
     with _loading(stored):
         live = flatten_state(state.tree()).tensors
     entries = manifest.tensors
-    boxes = {
-        path: whole(entry.shape) if source.is_own else state.box_of(path, entry.shape)
-        for path, entry in entries.items()
-    }
+    boxes = _find_boxes(state, source)
     tensors = [_landing_place(entries[path], box, live.get(path)) for path, box in boxes.items()]
     wanted = {
         path: Part(box, tensor.view(-1).view(torch.uint8).numpy())
@@ -151,6 +149,15 @@ def _load(
     read_parts(manifest, wanted, fetch_and_tell, _NUM_THREADS, source.within_s, source.calls)
     with _loading(stored):
         state.load_tree(unflatten_state(manifest.skeleton, tensors), stored.version)
+
+
+def _find_boxes(state: TrainingState, source: _Source) -> dict[str, Box]:
+    """Return which part of each tensor in the source is this rank's, by path."""
+    entries = source.manifest.tensors
+    if source.is_own:
+        return {path: whole(entry.shape) for path, entry in entries.items()}
+    boxes = StateBoxes(state.models)
+    return {path: boxes.box_of(path, entry.shape) for path, entry in entries.items()}
 
 
 @contextmanager

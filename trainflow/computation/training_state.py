@@ -3,7 +3,7 @@
 Process: every rank.  Thread: training.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainflow.checkpointing.boxes import Box, whole
 from trainflow.communication.reduced_gradients import Reducer
 from trainflow.computation.loss_scaling import LossScaler
 from trainflow.computation.residual_state import ResidualState
-from trainflow.computation.shards import box_of, like, local_part
+from trainflow.computation.shards import like, local_part
 from trainflow.epochs import Version
 from trainflow.errors import StateError
 
@@ -81,6 +80,10 @@ class PreparedModel:
         """Buffers that are state (BatchNorm statistics), without those that can be made again."""
         named = self.module.named_buffers()
         return [buffer for name, buffer in named if name in self._persistent]
+
+    def optimized_parameters(self) -> list[Tensor]:
+        """Parameters in the optimizer's order, by which it names what it keeps of them."""
+        return _parameters_of(self.optimizer)
 
     @property
     def lr(self) -> float:
@@ -149,27 +152,6 @@ class TrainingState:
     loss_scaler: LossScaler | None = None
     residuals: ResidualState | None = None
     before_overwrite: Callable[[], None] = _nothing
-
-    def box_of(self, path: str, shape: tuple[int, ...]) -> Box:
-        """Return which part this rank holds of a tensor of the state.
-
-        Args:
-            path: in `tree`; what an optimizer keeps need not be there yet.
-            shape: of the whole tensor.
-        """
-        _, *keys = path.split("/")
-        parameter: Tensor | None = None
-        match keys:
-            case ["models", model, name] if model in self.models:
-                parameter = self.models[model].tensors().get(name)
-            case ["optimizers", model, "state", position, _] if model in self.models:
-                parameters = list(_parameters_of(self.models[model].optimizer))
-                parameter = parameters[int(position)] if int(position) < len(parameters) else None
-            case _:
-                pass
-        if parameter is None or tuple(parameter.shape) != shape:
-            return whole(shape)
-        return box_of(parameter)
 
     def begin_overwrite(self) -> None:
         """From here on live tensors are written to: they hold no committed state."""
@@ -309,12 +291,12 @@ def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
     return {"state": state, "groups": groups}
 
 
-def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _load_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
-    parameters = list(_parameters_of(optimizer))
+    parameters = _parameters_of(optimizer)
     for group, values in zip(optimizer.param_groups, tree["groups"], strict=True):
         group.update(values)
     for position, parameter in enumerate(parameters):

@@ -138,6 +138,23 @@ def test_another_process_has_the_whole_state_again(stored: StoredState):
     assert len(chunks_read) > 1
 
 
+def test_a_restore_goes_through_a_model_equally_often_whatever_it_holds(
+    stored: StoredState, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[str] = []
+    for name in ("tensors", "optimized_parameters"):
+        look = getattr(PreparedModel, name)
+
+        def count(model: PreparedModel, name: str = name, look: Any = look) -> Any:
+            looks.append(name)
+            return look(model)
+
+        monkeypatch.setattr(PreparedModel, name, count)
+    restore(make_state(seed=2), stored, after_each=lambda: None)
+    # Of what is live, of which part is whose, and of where it is put.
+    assert sorted(looks) == ["optimized_parameters", *["tensors"] * 3]
+
+
 def test_training_goes_on_alike(stored: StoredState):
     restored, kept = make_state(seed=2), train(make_state(seed=1))
     restore(restored, stored, after_each=lambda: None)
