@@ -171,6 +171,11 @@ class RunUnderTest:
         held = (_SHARED_MEMORY / self.run.job_id).glob("*/*.snapshot")
         return sorted(racks[node_id] for node_id in {path.parent.name for path in held})
 
+    def shards_sent(self) -> set[int]:
+        """Return the shards of which some node has been sent a copy."""
+        copies = (_SHARED_MEMORY / self.run.job_id).glob("*/copy-*.snapshot")
+        return {int(path.name.split("x")[1]) for path in copies}
+
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
         shutil.rmtree(names.stamp_directory(self.run.job_id, node_id))

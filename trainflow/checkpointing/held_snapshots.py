@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,6 +89,22 @@ class HeldSnapshots:
                 if other is None or other.version.recency < version.recency:
                     newest[shard] = Wanted(version, shard)
         return [replace(each, kept=kept.get(shard)) for shard, each in newest.items()]
+
+    def doubt_copies(self) -> None:
+        """From now on other nodes are to have copies: what set out last may not be there."""
+        sent = [
+            (slot, slot.shard, version)
+            for slot, version in self._whole()
+            if slot.copy_state is not CopyState.NONE and self._is_used(slot.path)
+        ]
+        last: dict[ShardId, Version] = {}
+        for _, shard, version in sent:
+            last[shard] = max(last.get(shard, version), version, key=lambda each: each.recency)
+        for slot, shard, version in sent:
+            with suppress(StateError), slot.reading():  # else its worker takes it
+                is_last = slot.version == version == last[shard]
+                if is_last and slot.copy_state is CopyState.DONE:
+                    slot.doubt_copy()
 
     def note_copied(self, version: Version, shard: ShardId) -> None:
         """Other nodes have it."""

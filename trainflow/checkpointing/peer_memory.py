@@ -316,6 +316,17 @@ def send_copy(
         receive_answer(connection, _nothing)
 
 
+def is_held(version: Version, shard: ShardId, target: PeerAddress) -> bool:
+    """Ask a Keeper whether it has a state, or a shard of it, whole.
+
+    Raises:
+        OSError: the Keeper is gone, or slow beyond all measure.
+        StateError: it doesn't say.
+    """
+    with connect(target) as connection:
+        return bool(request(connection, {"op": "holds"} | _name(version, shard))["there"])
+
+
 def connect(target: PeerAddress) -> socket.socket:
     """Connect to a Keeper and show its token. Raises OSError."""
     connection = socket.create_connection((target.host, target.port), timeout=_CONNECT_WITHIN_S)

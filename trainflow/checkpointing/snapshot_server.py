@@ -5,6 +5,7 @@ A connection begins with the token, and then asks any number of times:
     {"op": "describe", "version": V, "shard": S}                   a manifest, and shards' places
     {"op": "read", "version": V, "shard": S, "tensor": k, "start": a, "num_bytes": n}
         n bytes of tensor k
+    {"op": "holds", "version": V, "shard": S}                      whether it is "there"
     {"op": "store", "version": V, "shard": S, "kept": V or null, "origin": NAME, "skeleton": ...,
      "tensors": [...]}
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash;
@@ -128,6 +129,9 @@ class SnapshotServer:
             case "residuals":
                 parts = [part.pack() for part in self._residuals.find(version)]
                 send_message(connection, {"ok": True, "parts": parts})
+            case "holds":
+                is_there = self._held.holds(version, _parse_shard(request["shard"]))
+                send_message(connection, {"ok": True, "there": is_there})
             case "describe":
                 self._describe(connection, version, _parse_shard(request["shard"]))
             case "read":
@@ -136,8 +140,8 @@ class SnapshotServer:
                 self._take_copy(connection, version, request)
             case _:
                 raise ValueError(
-                    f"got op {request['op']!r}, expected describe, read, store, residuals or "
-                    "residual"
+                    f"got op {request['op']!r}, expected describe, holds, read, store, residuals "
+                    "or residual"
                 )
         return None
 

@@ -165,6 +165,10 @@ class Slot:
         """Only for the Keeper: other nodes have it."""
         self._fields[_COPY] = CopyState.DONE
 
+    def doubt_copy(self) -> None:
+        """Only for the Keeper: other nodes may not have it any more."""
+        self._fields[_COPY] = CopyState.WANTED
+
     def free(self) -> None:
         """Forget what it holds. Only for the Keeper, and what is damaged or a dead worker's."""
         self._fields[_STATE] = SlotState.FREE

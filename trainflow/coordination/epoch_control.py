@@ -369,8 +369,7 @@ class EpochControl:
         self._forming = None
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
-        snapshot_nodes = self._pool.nodes_of(spec.members[r] for r in spec.snapshot_ranks)
-        self._kept.on_formed(formed.plan, snapshot_nodes)
+        self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
         if formed.plan.goes_on_from_kept(self._record.last_step):
             self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:

@@ -20,6 +20,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
@@ -115,7 +116,7 @@ class Keeper:
         return self._memory.holding()
 
     @ray.method(concurrency_group="control")
-    def send_copies(self, targets: tuple[PeerAddress, ...]) -> None:
+    def send_copies(self, targets: CopyTargets) -> None:
         """Send copies of what is newest here to these Keepers, and no others."""
         self._memory.replicator.send_to(targets)
 

@@ -5,7 +5,8 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from trainflow.epochs import (
     HeldState,
     MemberReport,
     RecoveryPlan,
+    ShardId,
     StoredState,
     Version,
     WhereKept,
@@ -207,11 +209,23 @@ class KeptState:
             text = f"the state of step {step} is not in the memory of nodes: {message.reason}"
             self._record.add_event("snapshot_left_out", text, step=step)
 
-    def on_formed(self, plan: RecoveryPlan, snapshot_nodes: list[str]) -> None:
-        """An epoch has begun whose snapshots are taken on these nodes."""
+    def on_formed(self, plan: RecoveryPlan, node_of: Mapping[str, str]) -> None:
+        """An epoch has begun.
+
+        Args:
+            plan: how.
+            node_of: the node of each member, as far as it is known.
+        """
+        spec = plan.spec
         self._gap_told = False
-        self.checkpoints.on_epoch(plan.spec.epoch, plan.base.step)
-        self._background.start(self.memory.direct(snapshot_nodes))
+        self.checkpoints.on_epoch(spec.epoch, plan.base.step)
+        copying = [spec.members[rank] for rank in spec.snapshot_ranks]
+        snapshot_nodes = [node_of[member] for member in copying if member in node_of]
+        shards: dict[str, set[ShardId]] = defaultdict(set)
+        for rank, member in enumerate(spec.members):
+            if member in node_of:
+                shards[node_of[member]].add(spec.shard_of(rank))
+        self._background.start(self.memory.direct(snapshot_nodes, shards))
 
 
 def _newest_version(found: Found) -> Version | None:

@@ -5,18 +5,19 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import ray
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
+from trainflow.coordination.copy_targets import CopyTargets, find_members
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.sharded_recovery import Copies, Found, find_needed
-from trainflow.coordination.topology import choose_apart, choose_neighbours, rank_apart
+from trainflow.coordination.topology import choose_apart, choose_neighbours, find_apart, rank_apart
 from trainflow.epochs import WHOLE, HeldShards, HeldState, PeerAddress, ShardId, Version
 
 _ANSWER_WITHIN_S = 3.0
@@ -49,7 +50,9 @@ class MemoryTier:
         self._bad: set[tuple[Version, ShardId, PeerAddress]] = set()
         self._awaited: dict[Version, float] = {}  # not reached, though it may be there: until when
         self._snapshot_nodes: list[str] = []
+        self._shards: Mapping[str, Collection[ShardId]] = {}
         self._targets: set[str] = set()
+        self._unheard: set[str] = set()  # nodes with members that did not say what they hold
         self._targets_of: dict[str, list[str]] = {}  # of sharded state, by the node that sends
         self._is_outdated = False
         self._is_short_told = False
@@ -186,16 +189,20 @@ class MemoryTier:
                 bad = set(each.sources) - set(kept)
                 self._bad |= {(held.version, each.shard, source) for source in bad}
 
-    async def direct(self, snapshot_nodes: list[str]) -> None:
+    async def direct(
+        self, snapshot_nodes: list[str], shards: Mapping[str, Collection[ShardId]] | None = None
+    ) -> None:
         """Tell the Keepers where copies are to go, so that enough nodes hold each snapshot.
 
         Args:
             snapshot_nodes: nodes whose workers copy the state out: the first sends what is missing,
                 of sharded state each.
+            shards: by node, those that its members hold.
         """
         if self._settings.every_steps is None or not snapshot_nodes:
             return None
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
+        self._shards = shards or {}
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
         if self.is_sharded:
             return await self._direct_shards(snapshot_nodes)
@@ -206,14 +213,17 @@ class MemoryTier:
         willing = {answer.node_id: answer for answer in answers}
         targets = [willing[node_id] for node_id in others if node_id in willing][:missing]
         self._targets = {target.node_id for target in targets}
-        copies = {snapshot_nodes[0]: tuple(target.address for target in targets)}
+        copies = {snapshot_nodes[0]: CopyTargets(tuple(target.address for target in targets))}
         self._nodes.send_copies(copies)
         # That there are no more nodes is no news; that one of them takes no copies is.
         self._tell_shortage(min(missing, len(others)) - len(targets))
         return None
 
     async def _direct_shards(self, node_ids: list[str]) -> None:
-        """Have each node with members send its shards to others, those apart from it first."""
+        """Have each node with members send its shards to others, those apart from it first.
+
+        Where members on other nodes hold a shard, so many copies less are sent.
+        """
         known = sorted(self._nodes.node_ids)
         node_ids = [node_id for node_id in node_ids if node_id in known]  # those not lost since
         further = _rank_others(known)
@@ -224,10 +234,20 @@ class MemoryTier:
         addresses = {answer.node_id: answer.address for answer in answers}
         ranked = _rank_neighbours(node_ids, addresses.keys())
         self._targets_of = choose_neighbours(ranked, addresses.keys(), wanted)
+        members = find_members(self._shards, _leave_together_out(ranked), wanted)
+        self._unheard = self._shards.keys() - addresses.keys() if wanted else set[str]()
         self._targets = {other for others in self._targets_of.values() for other in others}
+        self._targets |= {m for each in members.values() for found in each.values() for m in found}
+
+        def serving(nodes: Iterable[str]) -> tuple[PeerAddress, ...]:
+            return tuple(addresses[node_id] for node_id in nodes)
+
         self._nodes.send_copies(
             {
-                node_id: tuple(addresses[other] for other in others)
+                node_id: CopyTargets(
+                    serving(others),
+                    {shard: serving(found) for shard, found in members[node_id].items()},
+                )
                 for node_id, others in self._targets_of.items()
             }
         )
@@ -240,12 +260,14 @@ class MemoryTier:
             return
         gone = not self._targets <= self._nodes.node_ids
         if self._is_outdated or gone or self._is_short():
-            await self.direct(self._snapshot_nodes)
+            await self.direct(self._snapshot_nodes, self._shards)
 
     def _is_short(self) -> bool:
         """Whether there are fewer copies than there might be: one may have missed the question."""
         if not self.is_sharded:
             return len(self._targets) < self._num_missing
+        if not self._unheard.isdisjoint(self._nodes.node_ids):
+            return True
         wanted = min(self._settings.replicas, _num_nodes() - 1)
         return any(len(others) < wanted for others in self._targets_of.values())
 
@@ -283,6 +305,17 @@ def _rank_neighbours(node_ids: list[str], among: Collection[str]) -> dict[str, l
         node_id: [others[index] for index in rank_apart([labels.get(node_id, {})], theirs)]
         for node_id in node_ids
     }
+
+
+def _leave_together_out(ranked: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return for each node the others that aren't known to fail together with it, if there are."""
+    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
+    found: dict[str, list[str]] = {}
+    for node_id, ranking in ranked.items():
+        others = [other for other in ranking if other != node_id]
+        theirs = [labels.get(other, {}) for other in others]
+        found[node_id] = [others[index] for index in find_apart(labels.get(node_id, {}), theirs)]
+    return found
 
 
 def _num_nodes() -> int:

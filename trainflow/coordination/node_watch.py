@@ -15,10 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor, KeeperSettings
 from trainflow.coordination.messages import Holding
-from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
 
@@ -142,10 +142,10 @@ class NodeWatch:
         done, _ = await asyncio.wait(asked, timeout=timeout_s)
         return [task.result() for task in asked if task in done and task.exception() is None]
 
-    def send_copies(self, copies: Mapping[str, tuple[PeerAddress, ...]]) -> None:
+    def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""
         for node_id, keeper in self._keepers.items():
-            keeper.send_copies.remote(copies.get(node_id, ()))
+            keeper.send_copies.remote(copies.get(node_id, CopyTargets()))
 
     @property
     def node_ids(self) -> set[str]:

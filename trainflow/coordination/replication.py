@@ -6,14 +6,15 @@ Fails: never the run; a copy that doesn't arrive is followed by one of a newer s
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from trainflow.checkpointing.held_snapshots import HeldSnapshots, Wanted
-from trainflow.checkpointing.peer_memory import send_copy
+from trainflow.checkpointing.peer_memory import is_held, send_copy
 from trainflow.checkpointing.wire import NoRoomError
 from trainflow.clock import Clock
 from trainflow.coordination.background_priority import yield_to_training
 from trainflow.coordination.copy_pace import CopyPace
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.epochs import WHOLE, PeerAddress, ShardId, Version
 from trainflow.errors import StateError
 
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.02
 _AFTER_FAILURE_S = 1.0
+_MEMBER_WITHIN_S = 5.0
+
+
 
 
 class Replicator:
@@ -44,14 +48,22 @@ class Replicator:
         self._pace = pace
         self._clock = clock
         self.trouble: str | None = None
-        self._targets: tuple[PeerAddress, ...] = ()
+        self._targets = CopyTargets()
+        self._changing = threading.Lock()
+        self._awaited_since_s: dict[ShardId, tuple[Version, float]] = {}
         self._sent: dict[tuple[PeerAddress, ShardId], Version] = {}
         self._failed: dict[tuple[PeerAddress, ShardId], Version] = {}  # what was last tried in vain
         self._stopped = threading.Event()
 
-    def send_to(self, targets: tuple[PeerAddress, ...]) -> None:
-        """From now on these nodes are to have copies, and no others."""
-        self._targets = targets
+    def send_to(self, targets: CopyTargets) -> None:
+        """From now on these nodes are to have copies, and no others.
+
+        Where they are others than before, what set out last may not be there, and is looked for.
+        """
+        with self._changing:
+            if targets != self._targets:
+                self._targets = targets
+                self._held.doubt_copies()
 
     def stop(self) -> None:
         """End `run` after what it is doing."""
@@ -82,23 +94,24 @@ class Replicator:
             StateError: it doesn't take the copy; what its people can mend is left in `trouble`.
         """
         targets, newest = self._targets, self._held.newest(WHOLE)
-        wanted = self._held.find_wanted() if targets else []
+        wanted = self._held.find_wanted() if targets.others else []
         if newest is not None:
             wanted = [Wanted(newest)]
         worked = False
         troubles: list[OSError | StateError] = []
         left: list[OSError | StateError] = []
-        lacking = {
-            each: [t for t in targets if self._sent.get((t, each.shard)) != each.version]
-            for each in wanted
-        }
-        num_copies = sum(map(len, lacking.values()))
+        num_copies = sum(len(self._find_lacking(each, targets.of(each.shard))) for each in wanted)
         for each in wanted:
-            worked = worked or bool(lacking[each])
-            found = {target: self._send(each, target, num_copies) for target in lacking[each]}
+            if targets is not self._targets:  # some of them may be gone, and cost time
+                return True
+            if self._awaits_members(each, targets):
+                continue
+            lacking = self._find_lacking(each, targets.of(each.shard))
+            worked = worked or bool(lacking)
+            found = {target: self._send(each, target, num_copies) for target in lacking}
             failed = {target: error for target, error in found.items() if error is not None}
             troubles += failed.values()
-            left += self._settle(each, failed, is_there=len(failed) < len(targets))
+            left += self._settle(each, failed, targets)
         lacks_room = next((error for error in troubles if isinstance(error, NoRoomError)), None)
         if lacks_room is not None or not troubles:
             self.trouble = None if lacks_room is None else str(lacks_room)
@@ -106,8 +119,38 @@ class Replicator:
             raise left[0]
         return worked
 
+    def _find_lacking(self, wanted: Wanted, among: Iterable[PeerAddress]) -> list[PeerAddress]:
+        """Return those that aren't known to have it."""
+        return [each for each in among if self._sent.get((each, wanted.shard)) != wanted.version]
+
+    def _awaits_members(self, wanted: Wanted, targets: CopyTargets) -> bool:
+        """Look whether members on other nodes have their own; True while one may soon.
+
+        They complete a step together. One that lags far behind is sent a copy as any other node.
+        """
+        version, shard = wanted.version, wanted.shard
+        is_late = False
+        for target in self._find_lacking(wanted, targets.members.get(shard, ())):
+            try:
+                is_there = is_held(version, shard, target)
+            except (OSError, StateError) as error:  # it is told where the copy can't be sent
+                logger.debug("%s does not say what it holds: %s", target.host, error)
+                continue
+            if is_there:
+                self._sent[target, shard] = version
+            is_late |= not is_there
+        awaited, since_s = self._awaited_since_s.get(shard, (None, 0.0))
+        now_s = self._clock.monotonic_s()
+        if awaited != version:
+            since_s = now_s
+            self._awaited_since_s[shard] = version, now_s
+        return is_late and now_s < since_s + _MEMBER_WITHIN_S
+
     def _settle(
-        self, wanted: Wanted, failed: Mapping[PeerAddress, OSError | StateError], *, is_there: bool
+        self,
+        wanted: Wanted,
+        failed: Mapping[PeerAddress, OSError | StateError],
+        targets: CopyTargets,
     ) -> list[OSError | StateError]:
         """Note what was copied; returns why some nodes have to be tried again.
 
@@ -121,10 +164,12 @@ class Replicator:
             and self._failed.get((target, wanted.shard)) != wanted.version
         ]
         self._failed |= {(target, wanted.shard): wanted.version for target in failed}
+        is_there = len(failed) < len(targets.of(wanted.shard))
         if wanted.shard == WHOLE or not is_there:
             return list(failed.values())
-        if not again:
-            self._held.note_copied(wanted.version, wanted.shard)
+        with self._changing:
+            if not again and targets is self._targets:  # else others are to have it now
+                self._held.note_copied(wanted.version, wanted.shard)
         if failed and not again:
             text = "%s: %d nodes fewer than others have a copy: %s"
             logger.info(text, wanted, len(failed), "; ".join(map(str, failed.values())))

@@ -49,6 +49,19 @@ def rank_apart(holding: Sequence[Labels], others: Sequence[Labels]) -> list[int]
     return sorted(range(len(others)), key=lambda index: _unfitness(others[index], holding))
 
 
+def find_apart(source: Labels, others: Sequence[Labels]) -> list[int]:
+    """Return indices of the others that aren't known to fail together with ``source``.
+
+    Where all of them are, there is nothing to choose: all count.
+    """
+    apart = [
+        index
+        for index, other in enumerate(others)
+        if _compare(source, other, (REGION, ZONE, RACK)) != _SAME
+    ]
+    return apart or list(range(len(others)))
+
+
 def choose_neighbours(
     ranked: Mapping[str, Sequence[str]], willing: Collection[str], count: int
 ) -> dict[str, list[str]]:

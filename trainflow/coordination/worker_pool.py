@@ -163,11 +163,11 @@ class WorkerPool:
             self._start(self._watch_presence(description))
         entry.description = description
 
-    def nodes_of(self, worker_ids: Iterable[str]) -> list[str]:
-        """Return on which nodes these workers are, as far as that is known."""
+    def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
+        """Return on which node each of these workers is, as far as that is known."""
         entries = [self.entries.get(worker_id) for worker_id in worker_ids]
         described = [entry.description for entry in entries if entry is not None]
-        return [description.node_id for description in described if description is not None]
+        return {each.worker_id: each.node_id for each in described if each is not None}
 
     def drop(self, worker_id: str) -> None:
         """Forget a worker and make sure that its actor is dead."""

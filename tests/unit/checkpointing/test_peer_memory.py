@@ -21,7 +21,12 @@ from trainflow.checkpointing.chunks import CHUNK_BYTES
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Part, read_parts
-from trainflow.checkpointing.peer_memory import PeerMemory, UnreachableMemoryError, send_copy
+from trainflow.checkpointing.peer_memory import (
+    PeerMemory,
+    UnreachableMemoryError,
+    is_held,
+    send_copy,
+)
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import Slot
 from trainflow.checkpointing.wire import (
@@ -32,7 +37,7 @@ from trainflow.checkpointing.wire import (
     send_message,
 )
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.epochs import EpochId, HeldState, PeerAddress, Version
+from trainflow.epochs import WHOLE, EpochId, HeldState, PeerAddress, ShardId, Version
 from trainflow.errors import CheckpointError, StateError
 
 HOST = "127.0.0.1"
@@ -547,3 +552,17 @@ def test_those_who_wait_for_a_keeper_say_that_they_are_alive_and_give_up_in_time
         PeerMemory(nobody, lambda: heard.append(None), clock).read_manifest()
     assert 3 <= len(heard) == len(naps_s) <= 20
     assert sum(naps_s) <= 10.0
+
+
+def test_a_node_says_whether_it_has_a_state_and_takes_no_room_for_it(nodes: list[Node]):
+    leave(nodes[0].folder, "slot0-1.0", 3)
+    address, before = nodes[0].server.address, sorted(nodes[0].folder.iterdir())
+    assert is_held(version(3), WHOLE, address)
+    assert not is_held(version(4), WHOLE, address)
+    assert not is_held(version(3), ShardId(0, 2), address)
+    assert sorted(nodes[0].folder.iterdir()) == before
+    with (
+        peer_memory.connect(address) as connection,
+        pytest.raises(StateError, match="got op 'hold', expected describe, holds"),
+    ):
+        peer_memory.request(connection, {"op": "hold", "version": [3, 1, 1]})

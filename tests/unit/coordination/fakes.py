@@ -1,7 +1,7 @@
 """Actors without Ray: their calls return futures that a test answers."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,9 +127,9 @@ class FakePool:
         self.entries[worker_id] = WorkerEntry(worker_id, actor)
         return self.entries[worker_id]
 
-    def nodes_of(self, worker_ids: Iterable[str]) -> list[str]:
-        entries = [self.entries[worker_id] for worker_id in worker_ids]
-        return [entry.description.node_id for entry in entries if entry.description]
+    def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
+        entries = {worker_id: self.entries[worker_id] for worker_id in worker_ids}
+        return {k: each.description.node_id for k, each in entries.items() if each.description}
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:
@@ -138,18 +138,18 @@ class FakePool:
 
 @dataclass
 class FakeKept:
-    """Nothing is kept but what a test puts there; notes where snapshots are taken."""
+    """Nothing is kept but what a test puts there; notes where members are."""
 
     newest: StoredState | HeldState | None = None
-    snapshot_nodes: list[str] = field(default_factory=list)
+    node_of: Mapping[str, str] = field(default_factory=dict)
 
     async def plan(
         self, spec: EpochSpec, reports: Sequence[MemberReport], **known: Any
     ) -> RecoveryPlan:
         return plan_recovery(spec, reports, stored=self.newest, **known)
 
-    def on_formed(self, _plan: RecoveryPlan, snapshot_nodes: list[str]) -> None:
-        self.snapshot_nodes = snapshot_nodes
+    def on_formed(self, _plan: RecoveryPlan, node_of: Mapping[str, str]) -> None:
+        self.node_of = node_of
 
 
 @dataclass

@@ -11,6 +11,7 @@ from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.snapshot_slots import CopyState
 from trainflow.checkpointing.streaming import Streaming
 from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.replication import Replicator
 from trainflow.coordination.sharded_recovery import Copies, Found, newest_whole
 from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, PeerAddress, ShardId, Version
@@ -38,11 +39,13 @@ class Node:
     def address(self) -> PeerAddress:
         return self.server.address
 
-    def send_to(self, *targets: "Node | PeerAddress") -> None:
-        """From now on these have copies."""
-        self.replicator.send_to(
-            tuple(each.address if isinstance(each, Node) else each for each in targets)
-        )
+    def send_to(
+        self, *targets: "Node | PeerAddress", members: "dict[int, Node] | None" = None
+    ) -> None:
+        """From now on these have copies; of one of two shards a member on another node has one."""
+        others = tuple(each.address if isinstance(each, Node) else each for each in targets)
+        held = {ShardId(k, 2): (node.address,) for k, node in (members or {}).items()}
+        self.replicator.send_to(CopyTargets(others, held))
 
     def copy(self) -> str:
         """Send what is wanted; returns what is said of what could not be sent."""

@@ -11,9 +11,10 @@ from tests.unit.coordination.fakes import FakePool, FakeWorker, describe
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import adoption
 from trainflow.coordination.adoption import Estate
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, Version
+from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
 from trainflow.errors import CoordinationError
 
 IDS = ("slot0-1.0", "slot1-1.1", "slot2-1.2")
@@ -45,7 +46,7 @@ class FakeNodes:
     async def ask_holdings(self, timeout_s: float) -> list[Holding]:
         return []
 
-    def send_copies(self, copies: dict[str, tuple[PeerAddress, ...]]) -> None:
+    def send_copies(self, copies: dict[str, CopyTargets]) -> None:
         """There is nothing to copy."""
 
 

@@ -109,6 +109,7 @@ def test_the_first_epoch_begins_once_all_members_are_formed(play: Play):
     assert scene.control.state is RunState.RUNNING
     assert scene.control.members == scene.ids
     assert [worker.plans[0].base for worker in scene.workers] == [INITIAL_VERSION] * 3
+    assert scene.kept.node_of == {member: f"node of {member}" for member in scene.ids}
 
 
 def test_a_lost_member_is_replaced_in_a_new_epoch_and_the_recovery_is_recorded(play: Play):

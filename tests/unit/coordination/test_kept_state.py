@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.background import Background
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
@@ -35,6 +37,10 @@ from trainflow.errors import CheckpointVersionError, StoreError
 SPEC = EpochSpec(EpochId(1, 5), ("w0", "w1"), "127.0.0.1", 1)
 PLAN = RecoveryPlan(SPEC, INITIAL_VERSION)
 NOTHING = [MemberReport("w0", None), MemberReport("w1", None)]
+
+
+def formed_by(*snapshot_ranks: int) -> RecoveryPlan:
+    return replace(PLAN, spec=replace(SPEC, snapshot_ranks=snapshot_ranks))
 
 
 def version(step: int, epoch: int = 1) -> Version:
@@ -72,8 +78,8 @@ class FakeNodes:
         for node in node_ids:
             self.holdings[node] = Holding(node, address(node), None)
 
-    def send_copies(self, copies: dict[str, tuple[PeerAddress, ...]]) -> None:
-        self.copies = copies
+    def send_copies(self, copies: dict[str, CopyTargets]) -> None:
+        self.copies = {node: targets.others for node, targets in copies.items()}
 
 
 class FakeCheckpoints:
@@ -214,11 +220,11 @@ def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
     monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
     nodes = FakeNodes(a=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
-    scene.kept.on_formed(PLAN, ["a"])
+    scene.kept.on_formed(formed_by(0), {"w0": "a", "w1": "a"})
     scene.background.finish()
     assert nodes.node_ids == {"a", "b"}
     assert nodes.copies == {"a": (address("b"),)}
-    scene.kept.on_formed(PLAN, ["a", "b"])
+    scene.kept.on_formed(formed_by(0, 1), {"w0": "a", "w1": "b"})
     scene.background.finish()
     assert nodes.copies == {"a": ()}
 

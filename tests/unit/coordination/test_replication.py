@@ -10,6 +10,7 @@ from tests.unit.coordination.fakes import SleepyClock, free_pace
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.checkpointing.wire import NoRoomError
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.replication import Replicator
 from trainflow.epochs import PeerAddress
 from trainflow.errors import StateError
@@ -45,7 +46,7 @@ def test_the_newest_is_sent_once_and_what_lies_between_is_left_out(
 ):
     held, address = there
     assert not replicator.work_once(), "nobody is to have a copy"
-    replicator.send_to((address,))
+    replicator.send_to(CopyTargets((address,)))
     assert not replicator.work_once(), "there is nothing to send"
     leave(here, "slot0-1.0", 3)
     assert replicator.work_once()
@@ -55,7 +56,7 @@ def test_the_newest_is_sent_once_and_what_lies_between_is_left_out(
     leave(here, "slot0-1.0", 5, 2)
     assert replicator.work_once()
     assert held.newest() == version(5)
-    replicator.send_to(())
+    replicator.send_to(CopyTargets())
     leave(here, "slot0-1.0", 6)
     assert not replicator.work_once()
 
@@ -65,7 +66,7 @@ def test_a_node_that_is_gone_keeps_no_other_from_its_copy(
 ):
     held, address = there
     gone = PeerAddress("127.0.0.1", 9, "token")
-    replicator.send_to((gone, address))
+    replicator.send_to(CopyTargets((gone, address)))
     leave(here, "slot0-1.0", 3)
     with pytest.raises(OSError, match="refused"):
         replicator.work_once()
@@ -76,17 +77,17 @@ def test_why_a_node_has_no_room_is_known_until_it_has(
     replicator: Replicator, here: Path, there: tuple[HeldSnapshots, PeerAddress]
 ):
     held, address = there
-    replicator.send_to((address,))
+    replicator.send_to(CopyTargets((address,)))
     leave(here, "slot0-1.0", 3)
     with room_for(100_000), pytest.raises(NoRoomError):
         replicator.work_once()
     assert replicator.trouble is not None
     assert "enlarge" in replicator.trouble
-    replicator.send_to((PeerAddress("127.0.0.1", 9, "token"),))
+    replicator.send_to(CopyTargets((PeerAddress("127.0.0.1", 9, "token"),)))
     with pytest.raises(OSError, match="refused"):
         replicator.work_once()
     assert replicator.trouble is not None, "that another is gone makes no room"
-    replicator.send_to((address,))
+    replicator.send_to(CopyTargets((address,)))
     assert replicator.work_once()
     assert replicator.trouble is None
     assert held.newest() == version(3)
@@ -97,7 +98,7 @@ def test_that_a_node_needs_no_copy_is_no_trouble(
 ):
     _, address = there
     leave(tmp_path / "there", "slot1-1.0", 4)
-    replicator.send_to((address,))
+    replicator.send_to(CopyTargets((address,)))
     leave(here, "slot0-1.0", 3)
     with pytest.raises(StateError, match="expected a newer one"):
         replicator.work_once()

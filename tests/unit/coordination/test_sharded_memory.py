@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.unit.coordination.test_kept_state import FakeCheckpoints
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import memory_tier
+from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
@@ -27,6 +29,7 @@ from trainflow.epochs import (
     HeldState,
     MemberReport,
     PeerAddress,
+    RecoveryPlan,
     ShardId,
     Version,
 )
@@ -59,6 +62,7 @@ class Nodes:
         self.back_at_s: dict[str, tuple[float, Holding]] = {}
         self.waited_s: list[float] = []
         self.copies: dict[str, list[str]] = {}
+        self.members: dict[str, dict[ShardId, list[str]]] = {}
 
     @property
     def node_ids(self) -> set[str]:
@@ -77,8 +81,12 @@ class Nodes:
         for node_id in node_ids - self.holdings.keys():
             self.holdings[node_id] = holding(node_id)
 
-    def send_copies(self, copies: dict[str, tuple[PeerAddress, ...]]) -> None:
-        self.copies = {node: [each.host for each in targets] for node, targets in copies.items()}
+    def send_copies(self, copies: dict[str, CopyTargets]) -> None:
+        self.copies = {node: [each.host for each in to.others] for node, to in copies.items()}
+        self.members = {
+            node: {shard: [each.host for each in found] for shard, found in to.members.items()}
+            for node, to in copies.items()
+        }
 
 
 class Scene:
@@ -206,6 +214,68 @@ def test_the_further_one_is_the_best(tmp_path: Path, cluster: list[dict[str, Any
     asyncio.run(scene.memory.direct(["n00"]))
     assert scene.nodes.copies == {"n00": ["n02"]}
     assert scene.nodes.node_ids == {"n00", "n02"}
+
+
+GROUPS = {f"n{k:02}": {ShardId(k % 2, 2)} for k in range(4)}  # two, each on two nodes
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_where_members_hold_a_shard_so_many_copies_less_are_sent(
+    tmp_path: Path, cluster: list[dict[str, Any]], replicas: int
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *map(holding, GROUPS), replicas=replicas)
+    asyncio.run(scene.memory.direct([*GROUPS], GROUPS))
+    pairs = {"n00": "n02", "n01": "n03", "n02": "n00", "n03": "n01"}
+    assert scene.nodes.members == {n: {ShardId(k % 2, 2): [pairs[n]]} for k, n in enumerate(pairs)}
+    assert {len(others) for others in scene.nodes.copies.values()} == {replicas}
+
+
+def test_what_fails_with_a_node_counts_only_where_all_do(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    for node, rack in zip(cluster, "1122", strict=False):
+        node["Labels"] = {RACK: rack}
+    del cluster[4:]
+    everywhere = {node: {ShardId(0, 2)} for node in GROUPS}
+    scene = Scene(tmp_path, *map(holding, GROUPS), replicas=3)
+    asyncio.run(scene.memory.direct([*GROUPS], everywhere))
+    assert scene.nodes.members["n00"] == {ShardId(0, 2): ["n02", "n03"]}
+    for node in cluster:
+        node["Labels"] = {RACK: "1"}
+    asyncio.run(scene.memory.direct([*GROUPS], everywhere))
+    assert scene.nodes.members["n00"] == {ShardId(0, 2): ["n01", "n02", "n03"]}
+
+
+def test_once_a_group_is_lost_the_other_s_shards_are_sent(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *map(holding, GROUPS))
+    spec = EpochSpec(EpochId(1, 2), ("a", "b", "c", "d"), "host", 1, (0, 1, 2, 3), shard_size=2)
+    node_of = dict(zip(spec.members, GROUPS, strict=True))
+    scene.kept.on_formed(RecoveryPlan(spec, at(8)), node_of)
+    assert scene.nodes.members["n00"] == {ShardId(0, 2): ["n02"]}
+    left = replace(spec, members=("c", "d"), snapshot_ranks=(0, 1))
+    scene.kept.on_formed(RecoveryPlan(left, at(8)), node_of)
+    assert scene.nodes.members == {"n02": {}, "n03": {}}
+    assert {len(others) for others in scene.nodes.copies.values()} == {1}
+
+
+def test_a_member_s_keeper_that_missed_the_question_is_asked_again(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *map(holding, GROUPS))
+    scene.nodes.silent = {"n02"}
+    asyncio.run(scene.memory.direct([*GROUPS], GROUPS))
+    assert scene.nodes.members["n00"] == {}
+    scene.nodes.silent = set()
+    scene.pass_time(6.0)
+    assert scene.nodes.members["n00"] == {ShardId(0, 2): ["n02"]}
+    scene.nodes.members = {}
+    scene.pass_time(60.0)
+    assert scene.nodes.members == {}, "nothing has changed"
 
 
 def test_a_keeper_that_missed_the_question_has_a_target_once_it_answers(
