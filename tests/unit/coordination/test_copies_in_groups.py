@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from tests.unit.coordination.fakes import SleepyClock, free_pace
 from tests.unit.coordination.shard_copies import (
     Node,
     Rank,
-    SleepyClock,
     at,
     commit,
     recoverable_from,
 )
 from trainflow.checkpointing.snapshot_slots import CopyState
 from trainflow.coordination import replication
-from trainflow.coordination.replication import Pace, Replicator
+from trainflow.coordination.replication import Replicator
 from trainflow.epochs import INITIAL_VERSION
 
 MakeNode = Callable[[str], Node]
@@ -200,8 +200,7 @@ def test_a_keeper_that_was_restarted_asks_and_sends_nothing(run: Run, clock: Sle
         run.copy()
         run.commit(step)
     run.copy()
-    pace = Pace(None, lambda: False, clock)
-    run.a.replicator = Replicator(run.a.held, "a", pace, clock)
+    run.a.replicator = Replicator(run.a.held, "a", free_pace(clock), clock)
     run.copy()
     run.commit(4)
     assert recoverable(run) == {at(3)}, "it was not told yet where copies go"
