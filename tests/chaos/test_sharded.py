@@ -71,7 +71,8 @@ def test_a_group_goes_on_with_a_spare_and_else_another_alone(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Two groups of two: they hold the same, and end with the same, whoever was replaced."""
-    groups = {"target": 4, "minimum": 2, "parallel": {"mode": "hsdp", "shard": 2}}
+    parallel = {"mode": "hsdp", "shard": 2, "gather": "fp8"}
+    groups = {"target": 4, "minimum": 2, "parallel": parallel}
     run = RunUnderTest.start(cluster, tmp_path, spares=1, **groups, **SLOW)
     run.wait_training(step=10, spares=1)
     run.wait(lambda status: status["steps"][-1]["copy_lag"] is not None)

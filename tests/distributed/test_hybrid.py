@@ -46,6 +46,19 @@ def test_what_travels_between_groups_is_compressed(run: Run, smooth: Outcome, co
     assert digests[:2] == digests[2:]
 
 
+def test_groups_gather_parameters_in_fp8_and_hold_the_same(run: Run, smooth: Outcome):
+    parallel = HYBRID["parallel"] | {"gather": "fp8"}
+    outcome = run(train_sharded, **(HYBRID | {"parallel": parallel}))
+    assert outcome.crashes == {}
+    plain, sent = (steps[MAX_STEPS].wire_bytes for steps in (smooth.steps, outcome.steps))
+    assert sent < 0.7 * plain, "of parameters a quarter, of gradients all"
+    for number, report in outcome.steps.items():
+        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.05)
+    digests = [result["digest"] for result in outcome.by_rank]
+    assert digests[:2] == digests[2:]
+    assert digests != [result["digest"] for result in smooth.by_rank]
+
+
 @pytest.mark.parametrize(
     "where",
     [

@@ -117,9 +117,14 @@ def train_and_gather(session: Session, _: Any = None) -> dict[str, Any]:
     return {"weights": weights, "own": own}
 
 
-@pytest.mark.parametrize("faults", [(), (fail_at(0, MAX_STEPS, Where.IN_TAIL),)])
-def test_the_whole_model_is_gathered_on_the_first_rank(run: Run, faults):
-    outcome = run(train_and_gather, *faults, spares=len(faults), **FSDP)
+@pytest.mark.parametrize(
+    ("faults", "gather"),
+    [((), "fp32"), ((fail_at(0, MAX_STEPS, Where.IN_TAIL),), "fp32"), ((), "fp8")],
+)
+def test_the_whole_model_is_gathered_on_the_first_rank(run: Run, faults, gather):
+    """And exactly, in whatever form its layers are gathered."""
+    parallel = {"mode": "fsdp", "gather": gather}
+    outcome = run(train_and_gather, *faults, spares=len(faults), parallel=parallel)
     assert outcome.crashes == {}
     first, *others = outcome.by_rank
     assert [result["weights"] for result in others] == [{}, {}]
@@ -194,8 +199,11 @@ def test_gradients_travel_compressed(run: Run, smooth, compression):
         assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.2)
 
 
-def test_parameters_gathered_in_bf16_are_half_the_bytes_and_near(run: Run, smooth, tmp_path: Path):
-    parallel = {"mode": "fsdp", "gather": "bf16"}
+@pytest.mark.parametrize(("gather", "share"), [("bf16", 0.75), ("fp8", 0.45)], ids=["bf16", "fp8"])
+def test_parameters_gathered_in_fewer_bits_are_fewer_bytes_and_near(
+    run: Run, smooth, tmp_path: Path, gather: str, share: float
+):
+    parallel = {"mode": "fsdp", "gather": gather}
     fault = fail_at(1, 4, Where.IN_BACKWARD)
     job = make_job(world=3, parallel=parallel)
     case = Case(train_sharded, job, num_samples=MAX_STEPS * BATCH)
@@ -203,11 +211,20 @@ def test_parameters_gathered_in_bf16_are_half_the_bytes_and_near(run: Run, smoot
     outcome = run_case(case, tmp_path / "whole")
     assert outcome.crashes == {}
     plain, sent = (steps[MAX_STEPS].wire_bytes for steps in (smooth.steps, outcome.steps))
-    assert sent < 0.75 * plain, "of parameters half, of gradients all"
+    assert sent < share * plain, "of parameters half or a quarter, of gradients all"
     for number, report in outcome.steps.items():
         assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.05)
         assert report.loss != smooth.steps[number].loss
     assert_as_smooth(run(train_sharded, fault, spares=1, parallel=parallel), outcome)
+
+
+def test_parameters_gathered_in_fp8_are_cut_anew_where_the_world_shrinks(run: Run, smooth):
+    parallel = {"mode": "fsdp", "gather": "fp8"}
+    outcome = run(train_sharded, fail_at(1, 4, Where.IN_BACKWARD), parallel=parallel)
+    assert outcome.crashes == {}
+    assert_every_sample_used_once(outcome)
+    for number, report in outcome.steps.items():
+        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.1)
 
 
 @pytest.mark.parametrize("step", [1, 4, MAX_STEPS])

@@ -19,9 +19,10 @@ from tests.distributed.test_sharded import (
 )
 from trainflow.computation.session import Session
 
-WIDTH = 96
+WIDTH = 128  # large enough for a layer to travel in fewer bits
 FULL = {"activation_checkpointing": "full"}
 SELECTIVE = {"activation_checkpointing": "selective"}
+FP8 = {"gather": "fp8"}
 
 
 class Block(nn.Module):
@@ -65,18 +66,23 @@ def train_blocks(session: Session, _: Any = None) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def smooth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Return what comes of three ranks, by mode, where nothing goes wrong or is done twice."""
-    found: dict[str, Outcome] = {}
-    for mode in ("ddp", "fsdp"):
-        job = make_job(world=3, parallel={"mode": mode})
+def smooth(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Outcome]:
+    """Return what comes of three ranks where nothing goes wrong or is done twice; see `alike`."""
+    found: dict[tuple[str, str], Outcome] = {}
+    for mode, gather in (("ddp", "fp32"), ("fsdp", "fp32"), ("fsdp", "fp8")):
+        job = make_job(world=3, parallel={"mode": mode, "gather": gather})
         case = Case(train_blocks, job, num_samples=MAX_STEPS * BATCH)
-        found[mode] = run_case(case, tmp_path_factory.mktemp(mode))
-    return found | {"zero1": found["fsdp"], "zero2": found["fsdp"]}
+        found[mode, gather] = run_case(case, tmp_path_factory.mktemp(f"{mode}-{gather}"))
+    return found
+
+
+def alike(mode: str, settings: dict[str, str]) -> tuple[str, str]:
+    """Return the mode and the type of gathers to whose bits a run must come."""
+    return "ddp" if mode == "ddp" else "fsdp", settings.get("gather", "fp32")
 
 
 @pytest.mark.parametrize(
-    ("mode", "recomputed"),
+    ("mode", "settings"),
     [
         ("zero1", {}),
         ("zero1", FULL),
@@ -86,18 +92,23 @@ def smooth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         ("fsdp", SELECTIVE),
         ("ddp", FULL),
         ("ddp", SELECTIVE),
+        ("zero1", FP8),
+        ("zero2", FP8),
+        ("fsdp", {**FP8, **FULL}),
     ],
 )
-def test_bits_stay(run: Run, smooth, mode: str, recomputed: dict[str, str]):
-    outcome = run(train_blocks, parallel={"mode": mode, **recomputed})
-    assert_as_smooth(outcome, smooth[mode])
-    for result, expected in zip(outcome.by_rank, smooth[mode].by_rank, strict=True):
+def test_bits_stay(run: Run, smooth, mode: str, settings: dict[str, str]):
+    outcome = run(train_blocks, parallel={"mode": mode, **settings})
+    expectation = smooth[alike(mode, settings)]
+    assert_as_smooth(outcome, expectation)
+    recomputed = "activation_checkpointing" in settings
+    for result, expected in zip(outcome.by_rank, expectation.by_rank, strict=True):
         assert set(result["are_shards"]) == {mode != "ddp"}, "an evaluation leaves nothing gathered"
         assert result["runs"] == expected["runs"] * (2 if recomputed else 1)
 
 
 @pytest.mark.parametrize(
-    ("where", "mode", "recomputed"),
+    ("where", "mode", "settings"),
     [
         (Where.IN_MICROBATCH, "zero1", {}),
         (Where.IN_SECOND_MICROBATCH, "zero1", {}),
@@ -111,17 +122,19 @@ def test_bits_stay(run: Run, smooth, mode: str, recomputed: dict[str, str]):
         (Where.IN_BACKWARD, "fsdp", FULL),
         (Where.IN_BACKWARD, "fsdp", SELECTIVE),
         (Where.IN_BACKWARD, "ddp", FULL),
+        (Where.IN_MICROBATCH, "zero1", FP8),
+        (Where.AFTER_RECORD, "zero2", {**FP8, **SELECTIVE}),
     ],
 )
-def test_a_kill_in_a_step(run: Run, smooth, where: Where, mode: str, recomputed: dict[str, str]):
-    parallel = {"mode": mode, **recomputed}
+def test_a_kill_in_a_step(run: Run, smooth, where: Where, mode: str, settings: dict[str, str]):
+    parallel = {"mode": mode, **settings}
     outcome = run(train_blocks, fail_at(1, 4, where), spares=1, parallel=parallel)
-    assert_as_smooth(outcome, smooth[mode])
+    assert_as_smooth(outcome, smooth[alike(mode, settings)])
     assert outcome.members == ("w0", "w3", "w2")
 
 
 def test_a_world_whose_layers_stay_gathered_shrinks_from_memory(run: Run, smooth):
     fault = fail_at(1, 4, Where.IN_BACKWARD)
     outcome = run(train_blocks, fault, parallel={"mode": "zero2", **FULL})
-    assert_near(outcome, smooth["zero2"])
+    assert_near(outcome, smooth["fsdp", "fp32"])
     assert_every_sample_used_once(outcome)

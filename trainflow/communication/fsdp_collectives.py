@@ -24,6 +24,12 @@ from torch import Tensor
 
 from trainflow.communication.group import Group
 from trainflow.communication.hybrid_sum import EXACT, HybridScatter
+from trainflow.communication.parameter_gather import (
+    PLAIN,
+    ParameterGather,
+    ParameterPart,
+    UnitGather,
+)
 from trainflow.communication.subgroup import split
 
 if TYPE_CHECKING:
@@ -40,10 +46,12 @@ class ShardExchange:
         scatter: how gradients are summed.
         waiting: entered while parameters are gathered: this rank waits for others, in the middle
             of computing.
+        gathering: how parameters travel.
         sums_at_once: gradients are summed before backward goes on, since FSDP2 copies the sums off
             the device as soon as it has them.
 
     Attributes:
+        gathering: how parameters travel.
         wire: names what travels.
         wire_bytes: sent so far in the step.
         plain_bytes: the same, if nothing were compressed.
@@ -54,11 +62,13 @@ class ShardExchange:
         scatter: HybridScatter,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         *,
+        gathering: ParameterGather = PLAIN,
         sums_at_once: bool = False,
     ):
         self._waiting = waiting
         self._sums_at_once = sums_at_once
-        self.wire = scatter.wire
+        self.gathering = gathering
+        self.wire = f"{scatter.wire}; parameters {gathering.wire}"
         self._chosen = scatter
         self._scatter = scatter
         self._group: Group | None = None
@@ -87,13 +97,13 @@ class ShardExchange:
         self._wait_for_all_but(0)
         return self._succeeded and self._connected.failure is None
 
-    def gather(self, output: Tensor, part: Tensor) -> None:
-        """Fill ``output`` with every rank's part; blocks."""
+    def gather(self, output: Tensor, part: Tensor, unit: UnitGather) -> None:
+        """Fill ``output`` with every rank's part of a unit; blocks."""
         sharers, _ = split(self._connected)
-        self._count(part.nbytes * (sharers.world_size - 1))
+        num_ranks = sharers.world_size
+        self._count(PLAIN.wire_bytes(part, num_ranks), unit.wire_bytes(part, num_ranks))
         with self._waiting():
-            # As bytes: not every library knows every type.
-            sharers.all_gather(output.view(torch.uint8), part.clone().view(torch.uint8)).wait()
+            unit.gather(output, part, sharers)
 
     def scatter(self, output: Tensor, parts: Tensor, unit: object) -> None:
         """Begin to sum gradients; `finish` ends it, if it isn't to be done at once.
@@ -116,9 +126,9 @@ class ShardExchange:
         while len(self._handles) > num_left:
             self._succeeded = self._handles.popleft().wait() and self._succeeded
 
-    def _count(self, plain_bytes: int, wire_bytes: int | None = None) -> None:
+    def _count(self, plain_bytes: int, wire_bytes: int) -> None:
         self.plain_bytes += plain_bytes
-        self.wire_bytes += plain_bytes if wire_bytes is None else wire_bytes
+        self.wire_bytes += wire_bytes
 
     @property
     def _connected(self) -> Group:
@@ -140,7 +150,11 @@ class _OverExchange:
 
 
 class GatherParameters(_OverExchange):
-    """FSDP2's all_gather of a unit's parameters."""
+    """FSDP2's all_gather of one unit's parameters."""
+
+    def __init__(self, exchange: ShardExchange, parts: Sequence[ParameterPart]):
+        super().__init__(exchange)
+        self._unit = exchange.gathering.of_unit(parts)
 
     def __call__(
         self,
@@ -151,7 +165,7 @@ class GatherParameters(_OverExchange):
     ) -> None:
         """Gather; done when it returns."""
         del group, async_op
-        self._exchange.gather(output_tensor, input_tensor)
+        self._exchange.gather(output_tensor, input_tensor, self._unit)
 
 
 class ScatterGradients(_OverExchange):

@@ -13,6 +13,7 @@ from torch import nn
 from trainflow.communication.aggregation import choose_aggregators
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.hybrid_sum import choose_scatter
+from trainflow.communication.parameter_gather import choose_gather
 from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.rank_context import RankContext
@@ -61,6 +62,7 @@ def make_sharded(name: str, blueprint: Blueprint, context: RankContext) -> Shard
     exchange = ShardExchange(
         choose_scatter(job.communication, device),
         context.stamps.waiting,
+        gathering=choose_gather(job.parallel, device),
         sums_at_once=sharding.offloads,
     )
     blueprint = replace(blueprint, model=_recomputing(name, blueprint.model, job))

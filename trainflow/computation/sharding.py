@@ -23,6 +23,7 @@ from trainflow.communication.fsdp_collectives import (
     ShardExchange,
 )
 from trainflow.communication.mesh import RankMesh
+from trainflow.communication.parameter_gather import ParameterPart
 from trainflow.config.parallel import ParallelConfig
 
 _HOST = torch.device("cpu")
@@ -36,7 +37,7 @@ class Sharding:
         stays_in_forward: a unit's parameters stay gathered from forward to backward.
         stays_in_step: and from one microbatch to the next.
         offloads: shards lie in the host's memory, and a GPU computes.
-        in_bf16: units are gathered and computed with in bf16; what the model returns is fp32.
+        in_bf16: units are computed with in bf16; what the model returns is fp32.
     """
 
     stays_in_forward: bool = False
@@ -52,7 +53,7 @@ class Sharding:
             stays_in_forward=parallel.mode in {"zero1", "zero2"},
             stays_in_step=parallel.mode == "zero1",
             offloads=offloads,
-            in_bf16=parallel.gather == "bf16",
+            in_bf16=parallel.gather != "fp32",
         )
 
     def precision(self, *, is_root: bool) -> MixedPrecisionPolicy:
@@ -101,9 +102,13 @@ def shard(
     for unit in find_units(module):
         fully_shard(unit, **how, mp_policy=sharding.precision(is_root=False))
     root = fully_shard(module, **how, mp_policy=sharding.precision(is_root=True))
-    gather: Any = GatherParameters(exchange)  # FSDP2's own types of these aren't public
     for unit in module.modules():
         if isinstance(unit, FSDPModule):
+            parts = [
+                ParameterPart.of(each.sharded_param.shape, each.padded_sharded_param_size.numel())
+                for each in _records_of(unit)
+            ]
+            gather: Any = GatherParameters(exchange, parts)  # FSDP2's own types aren't public
             unit.set_custom_all_gather(gather)
             scatter: Any = ScatterGradients(exchange)
             unit.set_custom_reduce_scatter(scatter)
@@ -131,14 +136,17 @@ def forget_gradients(module: nn.Module) -> None:
     FSDP2's `reset_iter_state` says so, and in torch 2.13 doesn't: the next step would add to them.
     """
     for unit in module.modules():
-        if not isinstance(unit, FSDPModule):
-            continue
-        fsdp: Any = unit
-        groups = fsdp._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  there is no other way
-        for each in (each for group in groups for each in group.fsdp_params):
+        for each in _records_of(unit) if isinstance(unit, FSDPModule) else ():
             each.unsharded_accumulated_grad = None
             if hasattr(each, "_unsharded_param"):
                 each._unsharded_param.grad = None  # noqa: SLF001  as above
+
+
+def _records_of(unit: FSDPModule) -> list[Any]:
+    """Return FSDP2's own records of the parameters that a unit gathers, in the order it does."""
+    fsdp: Any = unit
+    groups = fsdp._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  there is no other way
+    return [each for group in groups for each in group.fsdp_params]
 
 
 def _is_list(module: nn.Module) -> bool:

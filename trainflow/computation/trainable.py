@@ -45,6 +45,7 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
         )
     if job.parallel.is_sharded:
         _require_shardable(name, module, trainable)
+        _require_gatherable(name, module, job)
     half = [key for key, each in trainable if each.dtype == torch.float16]
     if half and job.training.precision == "fp16":
         raise TrainingError(
@@ -70,4 +71,18 @@ def _require_shardable(
             f"prepare({name!r}): got trainable parameters of {' and '.join(dtypes)}, expected one "
             "type where parallel.mode shards them, since a layer's travel together; call "
             "module.float(), and compute in another type with session.autocast()"
+        )
+
+
+def _require_gatherable(name: str, module: nn.Module, job: JobConfig) -> None:
+    odd = [
+        f"{key}: {each.dtype}"
+        for key, each in module.named_parameters()
+        if not each.is_floating_point()
+    ]
+    if odd and job.parallel.gather == "fp8":
+        raise TrainingError(
+            f"prepare({name!r}): got parallel.gather: fp8 and parameters that are no floats "
+            f"({', '.join(odd)}), expected floats alone; keep the others as buffers, or set "
+            "gather: bf16"
         )

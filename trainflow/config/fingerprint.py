@@ -15,7 +15,7 @@ _ALTERING: dict[str, frozenset[str] | None] = {
     "entrypoint": None,
     "args": None,
     "training": None,
-    "parallel": frozenset({"mode"}),
+    "parallel": frozenset({"mode", "gather"}),
     "data": frozenset({"url", "validation_url", "dataset", "order"}),
     "communication": frozenset(CommunicationConfig.model_fields) - {"backend"},
 }

@@ -34,9 +34,10 @@ class ParallelConfig(Section):
     """What of a layer's forward is thrown away and computed again in backward: none; full: all but
     its input; selective: all but its input and the results of matrix products and attention."""
 
-    gather: Literal["fp32", "bf16"] = "fp32"
-    """Type that parameters of a sharded model are gathered and computed with in; shards, sums and
-    the optimizer stay fp32. bf16 sends half, and computes all of a layer in bf16."""
+    gather: Literal["fp32", "bf16", "fp8"] = "fp32"
+    """Type that parameters of a sharded model are gathered in; shards, sums and the optimizer stay
+    fp32. bf16 sends half, and computes all of a layer in bf16; so does fp8, which sends a quarter:
+    matrices as 8 bits a number, in blocks that share a scale."""
 
     cpu_offload: bool = False
     """Parameters, gradients and optimizer states of a sharded model lie in the host's memory, and

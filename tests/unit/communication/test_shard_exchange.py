@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from trainflow.communication.compression.block_format import FORMATS
+from trainflow.communication.compression.block_format import FORMATS, FP8
 from trainflow.communication.compression.pipeline import Workshop
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.hybrid_sum import EXACT
+from trainflow.communication.parameter_gather import PLAIN, ParameterPart, QuantisedGather
 from trainflow.communication.rehearsal import rehearsal_group
 
 
@@ -64,6 +65,22 @@ def test_sums_of_a_unit_that_comes_again_are_there_before_they_are_added():
     exchange.begin(rehearsal_group(3, 3))
     exchange.scatter(first, torch.ones(6), "layer")
     assert scatter.num_under_way == 1, "another step: nothing is added"
+
+
+def test_what_is_gathered_in_fewer_bits_is_counted_beside_what_it_would_be():
+    parts = [ParameterPart.of((129, 128), 43 * 128)]
+    gathering = QuantisedGather(FP8, torch.device("cpu"))
+    exchange = ShardExchange(EXACT, gathering=gathering)
+    assert exchange.wire != ShardExchange(EXACT).wire, "ranks that gather otherwise are told"
+    exchange.begin(rehearsal_group(3, 3))
+    part = torch.ones(43 * 128, dtype=torch.bfloat16)
+    output = torch.zeros(3 * 43 * 128, dtype=torch.bfloat16)
+    exchange.gather(output, part, gathering.of_unit(parts))
+    assert (output == 1).all()
+    assert exchange.plain_bytes == 2 * part.nbytes
+    assert exchange.wire_bytes < 0.6 * exchange.plain_bytes
+    exchange.gather(output, part, PLAIN)
+    assert exchange.plain_bytes == 4 * part.nbytes
 
 
 def test_memory_for_another_world_is_let_go_of():

@@ -10,9 +10,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import CheckpointError
 
 from trainflow.checkpointing.boxes import Box
+from trainflow.communication.compression.block_format import FP8
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.hybrid_sum import EXACT
 from trainflow.communication.mesh import RankMesh
+from trainflow.communication.parameter_gather import QuantisedGather
 from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.meta_parameters import materialise, meta_parameters
@@ -142,9 +144,9 @@ class Counting(ShardExchange):
         self.num_gathers = 0
         self.fails = False
 
-    def gather(self, output, part):
+    def gather(self, output, part, unit):
         self.num_gathers += 1
-        super().gather(output, part)
+        super().gather(output, part, unit)
         if self.fails:
             self._connected.fail("a rank is gone")
             output.zero_()
@@ -179,6 +181,52 @@ def test_a_forward_before_the_commit_does_not_change_what_is_copied_after_it(sha
         model.handle(torch.arange(4))
     assert model.prepared.reducer.finish() is not None
     assert are_shards(model)
+
+
+class Observed(nn.Linear):
+    """Keeps the weights that it computes with."""
+
+    def __init__(self):
+        super().__init__(128, 128)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(self.weight.detach().clone())
+        return super().forward(x)
+
+
+class Large(nn.Module):
+    """Its matrices are large enough to be rounded; a layer runs twice, the head is tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(130, 128)
+        self.layers = nn.ModuleList([Observed()])
+        self.head = nn.Linear(128, 130, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        assert self.head.weight is self.embed.weight
+        x = self.embed(tokens)
+        for _ in range(2):
+            x = torch.tanh(self.layers[0](x))
+        return self.head(x)
+
+
+def test_what_runs_twice_computes_with_the_same_rounded_bits_and_shards_stay_exact():
+    exchange = ShardExchange(EXACT, gathering=QuantisedGather(FP8, CPU))
+    model = sharded(0, 3, Large, exchange, Sharding(in_bf16=True))
+    model.lay_out(Layout(0, 3), with_values=True)
+    before = [local_part(each).detach().clone() for each in model.handle.parameters()]
+    run_forward(model).backward()
+    assert model.prepared.reducer.finish() is not None
+    first, second = model.handle.layers[0].seen
+    assert torch.equal(first, second)
+    shard = local_part(model.handle.layers[0].weight).detach()
+    assert not torch.equal(first[: len(shard)], shard.bfloat16()), "rounded on its own rank too"
+    assert torch.allclose(first[: len(shard)].float(), shard, rtol=0.067, atol=1e-6)
+    after = [local_part(each) for each in model.handle.parameters()]
+    assert all(torch.equal(*both) for both in zip(before, after, strict=True))
 
 
 class Picky(nn.Module):

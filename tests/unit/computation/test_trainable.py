@@ -42,3 +42,14 @@ def test_a_model_with_nothing_to_train_is_refused():
     model = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(TrainingError, match=r"prepare\('model'\): got a model without trainable"):
         find_trainable("model", model, make_job())
+
+
+def test_what_is_no_float_is_refused_where_parameters_travel_as_fp8():
+    model = make_model(torch.float32)
+    codes = nn.Parameter(torch.zeros(4, dtype=torch.int8), requires_grad=False)
+    model.register_parameter("codes", codes)
+    refusal = r"gather: fp8 and .*no floats \(codes: torch.int8\).*buffers, or set gather: bf16"
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", model, make_job(parallel={"mode": "fsdp", "gather": "fp8"}))
+    job = make_job(parallel={"mode": "fsdp", "gather": "bf16"})
+    assert len(find_trainable("model", model, job)) == 4

@@ -40,6 +40,13 @@ def test_where_values_are_kept_until_they_are_needed_alters_nothing():
     assert changed_settings(before, config()) == {}
 
 
+def test_the_type_that_parameters_are_gathered_in_alters_the_run():
+    before, now = ({"parallel": {"mode": "fsdp", "gather": each}} for each in ("fp32", "fp8"))
+    changed = changed_settings(config(**before), config(**now))
+    assert changed == {"parallel.gather": ("fp32", "fp8")}
+    assert fingerprint(make_job(**before)) != fingerprint(make_job(**now))
+
+
 def test_a_setting_of_another_release_is_a_difference():
     before = config()
     before["training"]["since_removed"] = 1

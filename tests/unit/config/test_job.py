@@ -87,6 +87,7 @@ def test_a_configuration_survives_a_round_trip_through_json():
         {"parallel": {"mode": "zero2", "activation_checkpointing": "full"}},
         {"parallel": {"mode": "fsdp", "cpu_offload": True}, "workers__resources": {"GPU": 0.5}},
         {"parallel": {"mode": "zero1", "gather": "bf16"}},
+        {"parallel": {"mode": "hsdp", "gather": "fp8"}, "workers": {"minimum": 3, "target": 6}},
         {"parallel": {"mode": "hsdp", "shard": 2}, "workers": {"minimum": 2, "target": 6}},
         {"parallel": {"mode": "hsdp", "replicate": 3}, "workers": {"minimum": 2, "target": 6}},
         {"parallel": {"mode": "hsdp"}, "workers": {"minimum": 3, "target": 6}},
@@ -134,6 +135,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"workers__resources": {"GPU": 1.5}}, "workers.resources.GPU", "a whole number"),
         ({"parallel__mode": "tp"}, "parallel.mode", "'ddp', 'zero1', 'zero2', 'fsdp' or 'hsdp'"),
         ({"parallel__activation_checkpointing": True}, "parallel", "'none', 'selective' or 'full'"),
+        ({"parallel__gather": "int8"}, "parallel.gather", "'fp32', 'bf16' or 'fp8'"),
         ({"parallel__cpu_offload": 1}, "parallel.cpu_offload", "valid boolean"),
         ({"communication__backend": "mpi"}, "communication.backend", "'auto', 'gloo' or 'nccl'"),
         ({"communication__bucket_bytes": 0}, "communication.bucket_bytes", "greater than 0"),
@@ -261,6 +263,12 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
         (
             {"parallel": {"gather": "bf16"}},
             "parallel.gather: got 'bf16'",
+            "fp32 with parallel.mode = ddp",
+            "set training.precision",
+        ),
+        (
+            {"parallel": {"gather": "fp8"}},
+            "parallel.gather: got 'fp8'",
             "fp32 with parallel.mode = ddp",
             "set training.precision",
         ),
