@@ -104,11 +104,12 @@ class Replicator:
         for each in wanted:
             if targets is not self._targets:  # some of them may be gone, and cost time
                 return True
-            if self._awaits_members(each, targets):
+            found = self._ask_members(each, targets)
+            if found is None:
                 continue
             lacking = self._find_lacking(each, targets.of(each.shard))
             worked = worked or bool(lacking)
-            found = {target: self._send(each, target, num_copies) for target in lacking}
+            found |= {t: self._send(each, t, num_copies) for t in lacking if t not in found}
             failed = {target: error for target, error in found.items() if error is not None}
             troubles += failed.values()
             left += self._settle(each, failed, targets)
@@ -123,18 +124,24 @@ class Replicator:
         """Return those that aren't known to have it."""
         return [each for each in among if self._sent.get((each, wanted.shard)) != wanted.version]
 
-    def _awaits_members(self, wanted: Wanted, targets: CopyTargets) -> bool:
-        """Look whether members on other nodes have their own; True while one may soon.
+    def _ask_members(
+        self, wanted: Wanted, targets: CopyTargets
+    ) -> dict[PeerAddress, OSError | StateError | None] | None:
+        """Look whether members on other nodes have their own; None while one may soon.
 
         They complete a step together. One that lags far behind is sent a copy as any other node.
+
+        Returns:
+            What went wrong with nodes that don't answer.
         """
         version, shard = wanted.version, wanted.shard
+        failed: dict[PeerAddress, OSError | StateError | None] = {}
         is_late = False
         for target in self._find_lacking(wanted, targets.members.get(shard, ())):
             try:
                 is_there = is_held(version, shard, target)
-            except (OSError, StateError) as error:  # it is told where the copy can't be sent
-                logger.debug("%s does not say what it holds: %s", target.host, error)
+            except (OSError, StateError) as error:
+                failed[target] = error
                 continue
             if is_there:
                 self._sent[target, shard] = version
@@ -144,7 +151,7 @@ class Replicator:
         if awaited != version:
             since_s = now_s
             self._awaited_since_s[shard] = version, now_s
-        return is_late and now_s < since_s + _MEMBER_WITHIN_S
+        return None if is_late and now_s < since_s + _MEMBER_WITHIN_S else failed
 
     def _settle(
         self,

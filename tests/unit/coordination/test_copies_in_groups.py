@@ -168,11 +168,18 @@ def test_targets_that_change_while_a_copy_is_sent_are_looked_at_before_it_counts
     assert recoverable_from(last) == at(1)
 
 
-def test_until_new_targets_are_known_the_lost_group_s_shards_count_for_nothing_new(run: Run):
+def test_until_new_targets_are_known_the_lost_group_s_shards_count_for_nothing_new(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
     for step in (1, 2, 3):
         run.copy()
         run.commit(step)
     run.lose_the_second_group()
+
+    def send_in_vain(*_: Any) -> None:
+        raise AssertionError("a node that has just not answered is tried again")
+
+    monkeypatch.setattr(replication, "send_copy", send_in_vain)
     assert "refused" in run.a.copy(), "it is not known yet that the node is gone"
     for step in (4, 5):
         commit(run.ranks, at(step, 1))
