@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class Args(BaseModel):
     nan_at: tuple[int, ...] = ()
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
+    die_after: int | None = None
+    """Step that rank 0 commits, and whose report it doesn't live to send, the first time."""
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -58,6 +61,20 @@ def hang_once(session: Session, args: Args, step: int) -> None:
         mark.touch()
         while True:
             SYSTEM_CLOCK.sleep(1)
+
+
+def die_unheard(session: Session, args: Args, step: int) -> None:
+    """Have rank 0 die between a commit and its report, once all others have committed too."""
+    mark = args.work_dir / "died"
+    if step != args.die_after or mark.exists():
+        return
+    if session.rank != 0:
+        (args.work_dir / f"committed-{session.rank}").touch()
+        return
+    while len(list(args.work_dir.glob("committed-*"))) < session.world_size - 1:
+        SYSTEM_CLOCK.sleep(0.01)
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hold(work_dir: Path) -> None:
@@ -103,6 +120,7 @@ def train(session: Session, args: Args) -> None:
             made_in = committed_in(session)
             if made_in != INITIAL_EPOCH:  # else another run has, which this one goes on from
                 log.write(describe(made_in, step.number))
+            die_unheard(session, args, step.number)
     if session.rank == args.hold_after_loop:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()

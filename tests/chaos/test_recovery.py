@@ -65,6 +65,22 @@ def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: 
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
+    cluster: LocalCluster, tmp_path: Path, mode: str
+) -> None:
+    at, parallel = 25, {"mode": mode}
+    run = RunUnderTest.start(cluster, tmp_path, die_after=at, max_steps=60, parallel=parallel)
+    run.wait_recovered()
+    status = run.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert [line["step"] for line in status["steps"]] == list(range(1, 61))
+    unheard, after = status["steps"][at - 1 : at + 1]
+    assert unheard["rank"] != 0, "rank 0 is dead, and had not told it"
+    assert unheard["epoch"] < after["epoch"], "it was committed before, and not done again"
+    assert run.used_samples() == run.expected_samples()
+
+
 def expect_seen_as_a_hang(status: dict[str, Any]) -> None:
     """The verdict comes first and is the cause; how soon, benchmarks/recovery.py measures."""
     hang, failure, recovered = (events_of(status, k)[0] for k in ("hang", "failure", "recovered"))

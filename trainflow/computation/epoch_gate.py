@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainflow.communication.group import Group
+from trainflow.computation.reports import StepReport
 from trainflow.epochs import (
     WHOLE,
     EpochId,
@@ -43,12 +44,25 @@ class Standing:
         tail_done: it has run the code after that version's commit to its end.
         finished: it knows that every rank has left the last step.
         shard: which part of that version it holds.
+        steps: that it has committed on the way there, oldest first.
     """
 
     version: Version | None
     tail_done: bool = False
     finished: bool = False
     shard: ShardId = WHOLE
+    steps: tuple[StepReport, ...] = ()
+
+    def steps_up_to(self, base: Version, after: int) -> tuple[StepReport, ...]:
+        """Return what there is to say of the steps that led to ``base``, if it has committed that.
+
+        Args:
+            base: the last of them made it.
+            after: only later ones.
+        """
+        if all(each.version != base for each in self.steps):
+            return ()
+        return tuple(each for each in self.steps if after < each.step <= base.step)
 
     def report(
         self,

@@ -107,6 +107,11 @@ class StepReport:
     sums: GradientSums | None = None
     copy_lag: int | None = None
 
+    @property
+    def version(self) -> Version:
+        """Of the state that the step made."""
+        return Version(self.step, self.epoch)
+
 
 @dataclass(frozen=True)
 class EvaluationReport:

@@ -7,6 +7,7 @@ waits in ``steps`` until it is given a rank.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -25,13 +26,14 @@ from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.preparing import make_replicated, make_sharded
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import EvaluationReport, Joined, StepReport
+from trainflow.computation.reports import EvaluationReport, Joined
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
+from trainflow.computation.step_history import StepHistory, describe_step
 from trainflow.computation.training_state import Registered, Stateful, TrainingState
-from trainflow.computation.transaction import Transaction
+from trainflow.computation.transaction import Outcome, Transaction
 from trainflow.computation.whole_weights import gather_weights
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
@@ -76,6 +78,7 @@ class Session:
         self._tried = 0
         self._retry = 0
         self._joined: Joined | None = None
+        self._history = StepHistory()
         seed_everything(context.job.training.seed)
         self._stamp(Phase.STARTING)
 
@@ -268,8 +271,8 @@ class Session:
         yield Step(transaction.number, self._count_try(transaction.number, mode), mode, transaction)
         if mode is StepMode.TAIL or transaction.outcome is not None:
             self._tail_done = transaction.left_whole
-        if mode is StepMode.LIVE and transaction.outcome is not None:
-            self._after_commit(transaction, group)
+        if mode is StepMode.LIVE and transaction.reached is not None:
+            self._after_commit(transaction.reached, group, is_safe=transaction.outcome is not None)
 
     def _count_try(self, number: int, mode: StepMode) -> int:
         """Return how often this step was abandoned before; a tail or a rehearsal is no try."""
@@ -279,37 +282,18 @@ class Session:
         self._tried = number
         return self._retry
 
-    def _after_commit(self, transaction: Transaction, group: Group) -> None:
-        outcome = transaction.outcome
-        assert outcome is not None, "only called after a commit"
-        flags = outcome.decision.flags
-        self._pausing = bool(flags & Flag.PAUSE)
+    def _after_commit(self, outcome: Outcome, group: Group, *, is_safe: bool) -> None:
+        snapshots = self._context.snapshots
+        lag = None if snapshots is None else snapshots.copy_lag(outcome.committed.number)
+        report = describe_step(outcome, group, lag)
+        self._history.note(report)
+        if not is_safe:  # it may have to come again; if it hasn't, it is asked for
+            return
+        self._pausing = report.pausing
         joined, self._joined = self._joined, None
         if group.rank == 0 or joined is not None:
-            committed, snapshots = outcome.committed, self._context.snapshots
-            self._context.report(
-                StepReport(
-                    step=committed.number,
-                    epoch=group.spec.epoch,
-                    rank=group.rank,
-                    world_size=committed.world_size,
-                    committed_at_s=outcome.committed_at_s,
-                    applied=committed.applied,
-                    loss=committed.loss,
-                    grad_norm=committed.grad_norm,
-                    lr=committed.lr,
-                    weight=outcome.decision.total_weight,
-                    compute_s=outcome.compute_s,
-                    wait_s=outcome.wait_s,
-                    wire_bytes=outcome.wire_bytes,
-                    sums=outcome.sums,
-                    scalars=outcome.scalars,
-                    pausing=self._pausing,
-                    joined=joined,
-                    copy_lag=snapshots and snapshots.copy_lag(committed.number),
-                )
-            )
-        if flags & Flag.STOP:
+            self._context.report(replace(report, joined=joined))
+        if outcome.decision.flags & Flag.STOP:
             raise SessionClosed
 
     def _join_epoch(self) -> Iterator[Step]:
@@ -320,10 +304,12 @@ class Session:
             tail_done=self._tail_done,
             finished=self._finished,
             shard=self._shard,
+            steps=self._history.reports,
         )
         assignment = self._context.gate.park(standing)
         group, plan = assignment.group, assignment.plan
         self._group, self._pausing = group, False
+        self._history.go_on_from(plan.base)
         self._tail_done = not plan.replay_tail
         self._stamp(Phase.HEALING)
         self._lay_out(plan)

@@ -63,6 +63,7 @@ class Transaction:
         base = 0 if state.version is None else state.version.step
         self.number = base if mode is StepMode.TAIL else base + 1
         self.outcome: Outcome | None = None
+        self.reached: Outcome | None = None  # the same, also where it is not known to be safe
         self.left_whole = False
         self._start: StepStart | None = None
         self._started_at_s = time.monotonic()
@@ -188,7 +189,7 @@ class Transaction:
         decision = self._agree(gradients, wait_from_s)
         waited_s = time.monotonic() - wait_from_s
         committed = self._apply(gradients, decision)
-        self.outcome = Outcome(
+        self.reached = self.outcome = Outcome(
             committed,
             time.time(),
             decision,

@@ -326,6 +326,7 @@ class EpochControl:
                     committed_step=self._record.last_step,
                 ),
                 at_boundary=at_boundary,
+                record=self._record,
                 now_s=self._clock.unix_s,
             )
         except NoLiveStateError as error:

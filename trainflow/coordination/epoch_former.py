@@ -10,7 +10,9 @@ from typing import Any
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.missed_reports import make_up_for_reports
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
+from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, RecoveryPlan
 
 MakePlan = Callable[[Sequence[MemberReport]], Awaitable[RecoveryPlan]]
@@ -68,15 +70,17 @@ async def form_epoch(
     make_plan: MakePlan,
     *,
     at_boundary: bool,
+    record: RunRecord,
     now_s: Any,  # noqa: ANN401  a clock's unix_s
 ) -> FormedEpoch:
-    """Park and connect every member, plan, release.
+    """Park and connect every member, plan, note what was committed up to there, release.
 
     Args:
         spec: the epoch.
         actors: handles of its members by worker id.
         make_plan: makes the plan from what the members report.
         at_boundary: the members were asked to pause; let them park by themselves.
+        record: of the steps that are known to be committed.
         now_s: the clock.
 
     Raises:
@@ -88,5 +92,6 @@ async def form_epoch(
         *[actors[member].form.remote(spec, at_boundary=at_boundary) for member in spec.members]
     )
     plan = await make_plan(reports)
+    await make_up_for_reports(record, plan, reports, actors)
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
     return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())

@@ -25,8 +25,6 @@ _AFTER_FAILURE_S = 1.0
 _MEMBER_WITHIN_S = 5.0
 
 
-
-
 class Replicator:
     """Keeps other nodes' copies as new as the link allows; states in between are left out.
 

@@ -11,6 +11,7 @@ import json
 import logging
 from collections import defaultdict, deque
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
-from trainflow.epochs import EpochId
+from trainflow.epochs import EpochId, Version
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ class RunRecord:
         self._note_trouble(self._events_file.append(event))
 
     def add_step(self, report: StepReport) -> None:
-        """Append a committed step; a repeated report is dropped."""
-        if report.step <= self.last_step:
+        """Append a committed step; one that is known is dropped, and one of a void history."""
+        if report.step <= self.last_step or self._is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
@@ -88,6 +89,11 @@ class RunRecord:
             self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
+
+    def _is_void(self, version: Version) -> bool:
+        """Whether a later epoch has begun from an earlier state, and does that step again."""
+        later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
+        return any(base_step < version.step for _, base_step in later)
 
     def begin_after(self, step: int, source: str, epoch: EpochId) -> None:
         """Training begins after ``step``, from what was kept; steps beyond it are done again."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ray
 from ray.util import get_node_ip_address
 
+from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.messages import Ready, WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import PresenceSocket
 from trainflow.coordination.reporter import Reporter
-from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan
+from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Version
 
 if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
@@ -108,6 +109,12 @@ class Worker:
     def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         """Connect for an epoch and stand still; see `EpochGate.form`."""
         return self._gate.form(spec, at_boundary=at_boundary)
+
+    @_in_group("control")
+    def steps_up_to(self, base: Version, after: int) -> tuple[StepReport, ...]:
+        """Tell of steps that this worker has committed, while it is parked; see `Standing`."""
+        standing = self._gate.standing
+        return () if standing is None else standing.steps_up_to(base, after)
 
     @_in_group("control")
     def begin(self, plan: RecoveryPlan) -> None:

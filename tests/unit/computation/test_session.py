@@ -19,10 +19,12 @@ from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group
 from trainflow.computation.data_feed import DataFeed, open_data_feed
-from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.epoch_gate import EpochGate, SessionClosed, Standing
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.stamps import StampWriter, read_stamp
+from trainflow.computation.step_history import StepHistory
+from trainflow.computation.transaction import Transaction
 from trainflow.coordination.hang_detection import Progress, judge_progress
 from trainflow.epochs import (
     INITIAL_VERSION,
@@ -241,6 +243,71 @@ def test_what_a_commit_moved_stays_moved_when_its_snapshot_fails_with_the_epoch(
         if step.replayed:
             break
     assert model.calls == num_microbatches > 0
+
+
+def train_until_the_epoch_ends(
+    context: RankContext, begin: Begin, *, after: int
+) -> tuple[list[Any], Standing]:
+    """Train to a step; returns what was told, and what the rank holds as the next epoch comes."""
+    told: list[Any] = []
+    held: list[Standing | None] = []
+    session = Session(replace(context, report=told.append))
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+
+    def look_and_close() -> None:
+        context.gate.form(spec(2))
+        held.append(context.gate.standing)
+        context.gate.close()
+
+    coordinator = threading.Thread(target=look_and_close)
+
+    def train() -> None:
+        for step in session.steps():
+            with step:
+                for batch in step.microbatches():
+                    step.backward(mean_loss(model, batch), weight=batch.num_targets)
+                step.commit()
+            if step.number == after and session._group is not None:
+                session._group.abort("as if a peer were gone")
+                coordinator.start()
+
+    begin(RecoveryPlan(spec(1), INITIAL_VERSION))
+    with pytest.raises(SessionClosed):
+        train()
+    coordinator.join(TIMEOUT_S)
+    assert held[0] is not None
+    return told, held[0]
+
+
+def test_what_is_kept_of_steps_is_what_was_told(context: RankContext, begin: Begin):
+    told, standing = train_until_the_epoch_ends(context, begin, after=2)
+    assert [report.step for report in told] == [1, 2]
+    assert standing.steps == tuple(replace(report, joined=None) for report in told)
+    assert standing.version == Version(2, EpochId(1, 1))
+    assert standing.steps_up_to(standing.version, 1) == (told[1],)
+
+
+def test_a_commit_that_may_have_to_come_again_is_kept_and_not_told(
+    context: RankContext, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    def fail_with_the_epoch(transaction: Transaction, *_: object) -> None:
+        transaction._is_sharded = True  # then it waits for the others' copies
+        transaction._group.abort("as if a peer were gone")
+
+    monkeypatch.setattr(Transaction, "_snapshot", fail_with_the_epoch)
+    told, standing = train_until_the_epoch_ends(context, begin, after=1)
+    assert told == []
+    assert standing.version is None
+    assert [report.version for report in standing.steps] == [Version(1, EpochId(1, 1))]
+
+
+def test_an_epoch_makes_steps_void_that_came_after_its_base(
+    context: RankContext, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    bases: list[Version] = []
+    monkeypatch.setattr(StepHistory, "go_on_from", lambda _, base: bases.append(base))
+    train_until_the_epoch_ends(context, begin, after=1)
+    assert bases == [INITIAL_VERSION]
 
 
 def test_the_wait_for_the_others_at_the_end_is_one(

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainflow.computation.epoch_gate import Standing
+from trainflow.computation.reports import StepReport
 from trainflow.coordination.copy_pace import CopyPace
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.recovery_plan import plan_recovery
@@ -71,11 +73,13 @@ class FakeWorker:
         self.formed: list[EpochSpec] = []
         self.plans: list[RecoveryPlan] = []
         self.requested: list[Flag] = []
+        self.steps: tuple[StepReport, ...] = ()
         self.on_begin: Callable[[RecoveryPlan], None] = lambda plan: None
         self.description: WorkerDescription | None = describe(worker_id)
         self.form = Method(self._form)
         self.begin = Method(self._begin)
         self.request = Method(self.requested.append)
+        self.steps_up_to = Method(self._steps_up_to)
         self.describe = Method(self._describe)
         self.wait_trained = Method(lambda: None)
 
@@ -84,6 +88,9 @@ class FakeWorker:
         if self.stuck:
             await asyncio.Event().wait()
         return MemberReport(self.worker_id, self.version, tail_done=True)
+
+    def _steps_up_to(self, base: Version, after: int) -> tuple[StepReport, ...]:
+        return Standing(self.version, steps=self.steps).steps_up_to(base, after)
 
     def _begin(self, plan: RecoveryPlan) -> None:
         self.plans.append(plan)

@@ -18,6 +18,7 @@ from tests.unit.coordination.fakes import (
     settle,
     until,
 )
+from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_detection import Progress
@@ -132,6 +133,31 @@ def test_a_lost_member_is_replaced_in_a_new_epoch_and_the_recovery_is_recorded(p
     assert recovered["kind"] == "recovered"
     assert recovered["data"]["causes"] == ["lost in a test"]
     assert recovered["data"]["steps_lost"] == 0
+
+
+def test_a_step_that_rank_0_did_not_live_to_report_is_known_before_the_next_epoch_begins(
+    play: Play,
+):
+    known: list[int] = []
+
+    async def act(scene: Scene) -> None:
+        spare = FakeWorker("slot3-1.3", None)
+        spare.on_begin = lambda _: known.append(scene.record.last_step)
+        scene.pool.entries |= FakePool([spare]).entries
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        assert scene.control.epoch is not None
+        unheard = replace(STEP, step=2, epoch=scene.control.epoch, rank=1)
+        for each in scene.workers:
+            each.version, each.steps = unheard.version, (unheard,)
+        scene.lose(0)
+        await settle()
+        scene.commit_everywhere(3)
+
+    scene = play(act, FRESH)
+    assert known == [2]
+    assert [line["step"] for line in scene.record.steps_since(0)] == [1, 2, 3]
 
 
 def test_members_are_told_which_of_them_share_a_node(play: Play):
