@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from trainflow.computation.sharding import find_units
+from trainflow.computation.sharding import find_units, has_forward
 from trainflow.config.parallel import Recomputed
 from trainflow.errors import TrainingError
 
@@ -62,7 +62,7 @@ def recompute_units(name: str, module: nn.Module, what: Recomputed) -> None:
     """
     if what == "none":
         return
-    units = [each for each in dict.fromkeys(find_units(module)) if _has_forward(each)]
+    units = [each for each in dict.fromkeys(find_units(module)) if has_forward(each)]
     if not units:
         raise TrainingError(
             f"prepare({name!r}): got parallel.activation_checkpointing: {what}, and a model that "
@@ -161,8 +161,3 @@ def choose_policy(
         drops_out = kwargs.get("dropout_p") or (len(args) > place and args[place])
         return CheckpointPolicy.PREFER_RECOMPUTE if drops_out else CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _has_forward(unit: nn.Module) -> bool:
-    """Whether it is called itself, and not only what it contains."""
-    return type(unit).forward is not nn.Module.forward

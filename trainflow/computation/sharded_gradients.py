@@ -4,6 +4,10 @@ FSDP2 sums them unit by unit while backward goes on (`communication.fsdp_collect
 that accumulate over microbatches stay on the rank until the last one. Each rank ends with the sums
 of its own shards.
 
+Of a unit that runs in a step, what gets no gradient gets zero. For one that doesn't, nothing is
+sent, and its gradients are None. FSDP2 by itself would go by whether a rank has ever gathered it,
+which a rank that has taken another's place may not have.
+
 Process: every rank.  Thread: training.  Blocks: only in `finish`.
 Ranks: each runs equally many backwards in a step, so that all gather the same parameters.
 Fails: never raises in backward. If a collective failed, `finish` returns None.
@@ -23,7 +27,7 @@ from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients, SumTimes
-from trainflow.computation.sharding import forget_gradients, free_gathered
+from trainflow.computation.sharding import fill_up_gradients, forget_gradients, free_gathered
 from trainflow.computation.shards import local_part
 
 
@@ -55,8 +59,12 @@ class ShardedGradients:
         self.times = SumTimes()
         described = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters]
         self._has_run = False  # until then FSDP2 has nothing to reset, and says so by failing
+        self._is_armed = False
         self._module: Any = root  # a module too, which its type leaves out
-        self._module.register_forward_pre_hook(self._note_run)
+        self._units = [each for each in self._module.modules() if isinstance(each, FSDPModule)]
+        for unit in self._units:
+            any_unit: Any = unit  # as above
+            any_unit.register_forward_pre_hook(self._note_run)
         self.fingerprint = zlib.crc32(repr((described, exchange.wire)).encode())
 
     def connect(self, group: Group, *, exact: bool = False) -> None:
@@ -69,7 +77,10 @@ class ShardedGradients:
     def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
         """Forget the last step's gradients; see `Reducer`."""
         self.connect(group, exact=exact)
-        self._root.set_requires_gradient_sync(False)
+        self._is_armed = False
+        for unit in self._units:
+            unit.set_requires_gradient_sync(True, recurse=False)  # of nothing, unless it runs
+            unit.set_reduce_scatter_unused_params(False, recurse=False)
         self._group = group
         self._unscale = 1.0 / loss_scale
         self.times = SumTimes()
@@ -78,6 +89,8 @@ class ShardedGradients:
 
     def arm(self) -> None:
         """The next backward is this rank's last one in the step: sum gradients as they come."""
+        self._is_armed = True
+        fill_up_gradients(self._module)
         self._root.set_requires_gradient_sync(True)
 
     def finish(self) -> ReducedGradients | None:
@@ -125,8 +138,11 @@ class ShardedGradients:
         del world_size
         return self._exchange.wire_bytes
 
-    def _note_run(self, *_: object) -> None:
+    def _note_run(self, unit: FSDPModule, _: object) -> None:
         self._has_run = True
+        if torch.is_grad_enabled():
+            unit.set_requires_gradient_sync(self._is_armed, recurse=False)
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
 
     def _gather_descriptions(self, group: Group, flats: Sequence[Tensor]) -> Tensor | None:
         """Return of each rank's part the 2-norm and the bits of a hash, by rank, in fp64 (N, 2).

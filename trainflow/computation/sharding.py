@@ -3,6 +3,7 @@
 Process: every rank.  Thread: training.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,30 @@ def find_units(module: nn.Module) -> Iterator[nn.Module]:
             yield from find_units(child)
 
 
+def find_gathered(module: nn.Module) -> list[nn.Module]:
+    """Return the units that are gathered by themselves; the model itself has all else.
+
+    That has what is called not as a whole, and what others use a part of, as where weights are
+    tied across layers: it must stay one parameter.
+    """
+    users: dict[object, set[nn.Module]] = defaultdict(set)
+    for each in module.modules():
+        for used in (*each.children(), *each.parameters(recurse=False)):
+            users[used].add(each)
+
+    def stands_alone(unit: nn.Module) -> bool:
+        inside = set(unit.modules())
+        parts = (*unit.parameters(), *(inside - {unit}))
+        return has_forward(unit) and all(users[part] <= inside for part in parts)
+
+    return [unit for unit in dict.fromkeys(find_units(module)) if stands_alone(unit)]
+
+
+def has_forward(unit: nn.Module) -> bool:
+    """Whether it is called itself, and not only what it contains."""
+    return type(unit).forward is not nn.Module.forward
+
+
 def shard(
     module: nn.Module, mesh: RankMesh, exchange: ShardExchange, sharding: Sharding
 ) -> FSDPModule:
@@ -99,7 +124,7 @@ def shard(
         "reshard_after_forward": frees,
         "offload_policy": policy,
     }
-    for unit in find_units(module):
+    for unit in find_gathered(module):
         fully_shard(unit, **how, mp_policy=sharding.precision(is_root=False))
     root = fully_shard(module, **how, mp_policy=sharding.precision(is_root=True))
     for unit in module.modules():
@@ -115,7 +140,6 @@ def shard(
             # Plain sums, which nothing is done to: they may still be on their way.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-            unit.set_reduce_scatter_unused_params(True)
             unit.set_reshard_after_backward(not sharding.stays_in_step, recurse=False)
     return root
 
@@ -135,11 +159,31 @@ def forget_gradients(module: nn.Module) -> None:
 
     FSDP2's `reset_iter_state` says so, and in torch 2.13 doesn't: the next step would add to them.
     """
-    for unit in module.modules():
-        for each in _records_of(unit) if isinstance(unit, FSDPModule) else ():
-            each.unsharded_accumulated_grad = None
-            if hasattr(each, "_unsharded_param"):
-                each._unsharded_param.grad = None  # noqa: SLF001  as above
+    for each in (each for records in _records_of_units(module) for each in records):
+        each.unsharded_accumulated_grad = None
+        if hasattr(each, "_unsharded_param"):
+            each._unsharded_param.grad = None  # noqa: SLF001  as in `_records_of`
+
+
+def fill_up_gradients(module: nn.Module) -> None:
+    """Where some of a unit's parameters have sums of earlier microbatches, give the others zeros.
+
+    FSDP2 keeps these sums in the type that travels, and in torch 2.13 refuses to send them together
+    with gradients of another type, which those may have, or get, that have none yet.
+    """
+    for records in _records_of_units(module):
+        kept = [each.unsharded_accumulated_grad for each in records]
+        some = next((grad for grad in kept if grad is not None), None)
+        if some is None:
+            continue
+        for each, grad in zip(records, kept, strict=True):
+            whole = each._unsharded_param  # noqa: SLF001  as in `_records_of`
+            if grad is None and whole.requires_grad:
+                each.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=some.dtype)
+
+
+def _records_of_units(module: nn.Module) -> Iterator[list[Any]]:
+    return (_records_of(unit) for unit in module.modules() if isinstance(unit, FSDPModule))
 
 
 def _records_of(unit: FSDPModule) -> list[Any]:

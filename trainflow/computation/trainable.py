@@ -65,6 +65,12 @@ def _require_shardable(
             f"prepare({name!r}): got parameters without dimensions ({', '.join(scalars)}), "
             "expected none where parallel.mode shards them; give them one, as torch.zeros(1)"
         )
+    strided = [key for key, each in module.named_parameters() if not each.is_contiguous()]
+    if strided:
+        raise TrainingError(
+            f"prepare({name!r}): got parameters that aren't contiguous ({', '.join(strided)}), "
+            "expected contiguous ones where parallel.mode shards them; make each with .contiguous()"
+        )
     dtypes = sorted({str(each.dtype) for _, each in trainable})
     if len(dtypes) > 1:
         raise TrainingError(

@@ -20,7 +20,7 @@ from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.meta_parameters import materialise, meta_parameters
 from trainflow.computation.recomputation import recompute_units
 from trainflow.computation.sharded_model import Layout, ShardedModel
-from trainflow.computation.sharding import Sharding, find_units
+from trainflow.computation.sharding import Sharding, find_gathered, find_units
 from trainflow.computation.shards import box_of, like, local_part, place_of
 from trainflow.config.parallel import ParallelConfig
 
@@ -74,6 +74,44 @@ def test_parameters_on_the_meta_device_keep_ties_and_buffers():
 def test_layers_of_lists_are_gathered_one_by_one():
     module = Net()
     assert list(find_units(module)) == list(module.layers)
+
+
+class Holder(nn.Module):
+    """Is not called itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+
+def tie(module: Net) -> Net:
+    """Tie a layer to what is in none."""
+    module.layers[0][0].bias = module.own = nn.Parameter(torch.zeros(6))
+    return module
+
+
+def share(module: Net) -> Net:
+    """Have a layer's part called from elsewhere too."""
+    module.own = module.layers[0][0]
+    return module
+
+
+def hold(module: Net) -> Net:
+    module.layers[0] = Holder()
+    return module
+
+
+@pytest.mark.parametrize("change", [tie, share, hold])
+def test_what_is_not_a_layers_alone_is_gathered_with_the_model(change):
+    module = change(Net())
+    assert find_gathered(module) == [module.layers[1]]
+
+
+def test_a_layer_that_comes_several_times_is_one():
+    module = Net()
+    module.layers.append(module.layers[0])
+    module.others = nn.ModuleList([module.layers[0]])
+    assert find_gathered(module) == list(module.layers[:2])
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4, 7])
@@ -227,6 +265,45 @@ def test_what_runs_twice_computes_with_the_same_rounded_bits_and_shards_stay_exa
     assert torch.allclose(first[: len(shard)].float(), shard, rtol=0.067, atol=1e-6)
     after = [local_part(each) for each in model.handle.parameters()]
     assert all(torch.equal(*both) for both in zip(before, after, strict=True))
+
+
+class Partial(Net):
+    """Runs some of its layers, the first of which has a parameter without use."""
+
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        self.layers[0].unused = nn.Parameter(torch.ones(5))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers[: self.num_layers]:
+            x = x + layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("sharding", [FREES, Sharding(in_bf16=True)])
+def test_what_has_no_use_gets_zero_and_a_layer_that_does_not_run_nothing(sharding):
+    model = sharded(0, 3, Partial, sharding=sharding)
+    gradients = model.prepared.reducer
+
+    def run_step() -> set[str]:
+        gradients.begin(rehearsal_group(3, 3))
+        for is_last in (False, True):
+            if is_last:
+                gradients.arm()
+            model.handle(torch.arange(4)).square().sum().backward()
+        assert gradients.finish() is not None
+        return {name for name, each in model.handle.named_parameters() if each.grad is not None}
+
+    have = run_step()
+    assert have == {"embed.weight", "layers.0.unused", "layers.0.0.weight", "layers.0.0.bias"}
+    model.handle.num_layers = 2
+    with torch.no_grad():
+        model.handle(torch.arange(4))
+    model.handle.num_layers = 1
+    assert run_step() == have, "it was gathered, on this rank"
 
 
 class Picky(nn.Module):

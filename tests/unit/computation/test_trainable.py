@@ -53,3 +53,26 @@ def test_what_is_no_float_is_refused_where_parameters_travel_as_fp8():
         find_trainable("model", model, make_job(parallel={"mode": "fsdp", "gather": "fp8"}))
     job = make_job(parallel={"mode": "fsdp", "gather": "bf16"})
     assert len(find_trainable("model", model, job)) == 4
+
+
+def with_parameter(parameter: nn.Parameter) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_parameter("odd", parameter)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "refusal"),
+    [
+        (with_parameter(nn.Parameter(torch.zeros(()))), r"dimensions \(odd\).*torch\.zeros\(1\)"),
+        (
+            with_parameter(nn.Parameter(torch.zeros(2, 3).t())),
+            r"contiguous \(odd\).*\.contiguous\(\)",
+        ),
+        (make_model(torch.bfloat16), r"torch\.bfloat16 and torch\.float32.*expected one type"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_where_it_would_be(module: nn.Module, refusal: str):
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", module, make_job(parallel={"mode": "fsdp"}))
+    assert find_trainable("model", module, make_job())
