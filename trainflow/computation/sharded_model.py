@@ -13,6 +13,7 @@ from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.group import Group
 from trainflow.communication.mesh import RankMesh
 from trainflow.computation.blueprint import Blueprint
+from trainflow.computation.device_room import count_needs, require_room, total_bytes
 from trainflow.computation.meta_parameters import materialise, meta_parameters
 from trainflow.computation.model_handle import ModelHandle
 from trainflow.computation.seeding import RandomState
@@ -97,11 +98,15 @@ class ShardedModel:
     def _build(self, layout: Layout, *, with_values: bool) -> PreparedModel:
         module = self._make_module(with_values=with_values)
         self._find_trainable(module)  # refuses what can't be sharded, too
+        needs = count_needs(module, layout.count, self._sharding)
+        room_bytes = total_bytes(self._device)
+        require_room(needs, room_bytes, self._sharding)
         mesh = RankMesh(self._device, layout.index, layout.count)
         root = shard(module, mesh, self._exchange, self._sharding)
         materialise(module, self._sharding.home(self._device))
         trainable = self._find_trainable(module)
         made = self._blueprint.optimizer([parameter for _, parameter in trainable])
+        require_room(needs.with_states(made), room_bytes, self._sharding)
         make_scheduler = self._blueprint.scheduler
         self._gradients = ShardedGradients(root, trainable, self._exchange, self._device)
         scheduler = None if make_scheduler is None else make_scheduler(made)
