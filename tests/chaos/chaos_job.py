@@ -12,6 +12,7 @@ import xxhash
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from tests.chaos.deaths import Death, DieAt
 from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.shards import local_part
@@ -26,12 +27,15 @@ class Args(BaseModel):
     work_dir: Path
     sleep_s: float = 0.01
     """A microbatch waits for so long, until there is a file named hurry."""
+    sleep_from: int = 1
+    """Step from which on it does."""
     raise_at: int | None = None
     nan_at: tuple[int, ...] = ()
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
     die_after: int | None = None
     """Step that rank 0 commits, and whose report it doesn't live to send, the first time."""
+    die_at: DieAt | None = None
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -77,6 +81,12 @@ def die_unheard(session: Session, args: Args, step: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait(args: Args, step: int) -> None:
+    """Make a microbatch last as long as the job is to."""
+    if step >= args.sleep_from and not (args.work_dir / "hurry").exists():
+        SYSTEM_CLOCK.sleep(args.sleep_s)
+
+
 def hold(work_dir: Path) -> None:
     """Tell that this process waits, and wait until there is a file named release."""
     (work_dir / f"holding-{os.getpid()}").touch()
@@ -104,11 +114,13 @@ def own_indices(batch: Batch) -> tuple[int, ...]:
 def train(session: Session, args: Args) -> None:
     model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
+    death = Death(session, args.die_at, args.work_dir)
     for step in session.steps():
         with step:
             hang_once(session, args, step.number)
+            death.begin(step.number)
             for batch in step.microbatches():
-                SYSTEM_CLOCK.sleep(0 if (args.work_dir / "hurry").exists() else args.sleep_s)
+                wait(args, step.number)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")

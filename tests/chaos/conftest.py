@@ -1,4 +1,4 @@
-"""One cluster of three simulated nodes for all chaos tests, and one run that nothing disturbs."""
+"""One cluster of three simulated nodes for all chaos tests, and runs that nothing disturbs."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.chaos.harness import RunUnderTest, remove_remains
+from tests.chaos.harness import RunUnderTest, remove_remains, shard_digests
 from tests.testbed.s3_server import S3Server
 from trainflow.coordination.driver import connect
 from trainflow.coordination.local_cluster import LocalCluster
@@ -38,6 +38,19 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     assert len(digests) == 1, "ranks end with different weights"
     assert test.used_samples() == test.expected_samples()
     return digests.pop()
+
+
+@pytest.fixture(scope="session")
+def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the digests of the shards of a run in which nothing fails, by rank."""
+    parallel = {"mode": "fsdp"}
+    test = RunUnderTest.start(
+        cluster, tmp_path_factory.mktemp("smooth"), sleep_s=0.0, parallel=parallel
+    )
+    status = test.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert test.used_samples() == test.expected_samples()
+    return shard_digests(test)
 
 
 @pytest.fixture

@@ -248,6 +248,13 @@ def remove_remains() -> None:
         shutil.rmtree(_SHARED_MEMORY / job_id, ignore_errors=True)
 
 
+def shard_digests(run: RunUnderTest) -> list[str]:
+    """Return the digests of what each of three ranks holds of a sharded model at the end."""
+    digests = [(run.work_dir / f"final-{rank}.txt").read_text() for rank in range(3)]
+    assert len(set(digests)) == len(digests), "ranks hold the same"
+    return digests
+
+
 def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [event for event in status["events"] if event["kind"] == kind]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import RunUnderTest, events_of
+from tests.chaos.harness import RunUnderTest, events_of, shard_digests
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
 from trainflow.coordination.local_cluster import LocalCluster
@@ -12,19 +12,9 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 FSDP = {"parallel": {"mode": "fsdp"}}
-SLOW = {"sleep_s": 0.1}  # until the test lets it hurry: a new worker arrives before the end
 NODE_CPUS = 2
 EVERY_STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the digests of the shards of a run in which nothing fails, by rank."""
-    test = RunUnderTest.start(cluster, tmp_path_factory.mktemp("smooth"), sleep_s=0.0, **FSDP)
-    status = test.finish()
-    assert status["state"] == "succeeded", status["ending"]
-    assert test.used_samples() == test.expected_samples()
-    return shard_digests(test)
+SLOW = {"sleep_s": 0.1}  # until the test lets it hurry: a new worker arrives before the end
 
 
 @pytest.fixture
@@ -32,10 +22,12 @@ def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
     return RunUnderTest.start(cluster, tmp_path, minimum=3, **FSDP)
 
 
-def shard_digests(run: RunUnderTest) -> list[str]:
-    digests = [(run.work_dir / f"final-{rank}.txt").read_text() for rank in range(3)]
-    assert len(set(digests)) == len(digests), "ranks hold the same"
-    return digests
+def remove_chunks(store: CheckpointStore) -> int:
+    """Remove what checkpoints are made of; returns how many files that were."""
+    chunks = [path for path in (Path(store.url) / "chunks").rglob("*") if path.is_file()]
+    for path in chunks:
+        path.unlink()
+    return len(chunks)
 
 
 def test_a_killed_rank_is_replaced_and_no_step_is_lost(
@@ -164,12 +156,27 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
 def test_the_world_shrinks_and_grows_back_from_memory(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, spares=0, **FSDP, **SLOW)
-    run.wait_training(step=10)
+    """There is a checkpoint, and it can't be read."""
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    settings = {
+        "spares": 0,
+        "max_steps": 2 * EVERY_STEPS - 1,  # no other checkpoint but that of the end
+        "checkpoint": {"url": store.url, "every_steps": EVERY_STEPS},
+        "sleep_from": EVERY_STEPS,
+        "sleep_s": 1.0,
+    }
+    run = RunUnderTest.start(cluster, tmp_path, **settings, **FSDP)
+    run.wait_checkpoint(EVERY_STEPS)
+    assert remove_chunks(store) > 0
     run.kill(1)
     run.wait(lambda status: status["world_size"] == 2)
-    run.wait(lambda status: status["world_size"] == 3)
-    assert run.finish()["state"] == "succeeded"
+    status = run.wait(lambda status: status["world_size"] == 3)
+    sources = [event["data"]["source"] for event in events_of(status, "resumed")]
+    assert sources
+    assert all("memory" in source for source in sources), sources
+    status = run.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert not events_of(status, "checkpoint_unusable")
     assert run.used_samples() == run.expected_samples()
     shard_digests(run)
 
