@@ -171,6 +171,11 @@ class RunUnderTest:
         held = (_SHARED_MEMORY / self.run.job_id).glob("*/*.snapshot")
         return sorted(racks[node_id] for node_id in {path.parent.name for path in held})
 
+    def rack_of(self, rank: int) -> str:
+        """Return the rack of a member's node."""
+        racks = {node["NodeID"]: node["Labels"].get(RACK, "") for node in ray.nodes()}
+        return racks[self.members()[rank]["node_id"]]
+
     def shards_sent(self) -> set[int]:
         """Return the shards of which some node has been sent a copy."""
         copies = (_SHARED_MEMORY / self.run.job_id).glob("*/copy-*.snapshot")

@@ -53,7 +53,7 @@ def test_groups_gather_parameters_in_fp8_and_hold_the_same(run: Run, smooth: Out
     plain, sent = (steps[MAX_STEPS].wire_bytes for steps in (smooth.steps, outcome.steps))
     assert sent < 0.7 * plain, "of parameters a quarter, of gradients all"
     for number, report in outcome.steps.items():
-        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.05)
+        assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.1)
     digests = [result["digest"] for result in outcome.by_rank]
     assert digests[:2] == digests[2:]
     assert digests != [result["digest"] for result in smooth.by_rank]

@@ -62,6 +62,7 @@ class HeldSnapshots:
         self._began_at_s = clock.monotonic_s()
         self._sent_at_s: dict[str, float] = {}  # by origin
         self._recoverable: Version | None = None
+        self._takes_copies = True
 
     def newest(self, shard: ShardId | None = None) -> Version | None:
         """Return the newest state that is here whole, or a shard of it; None if there is none.
@@ -332,8 +333,15 @@ class HeldSnapshots:
             self._left_out.add(path)
             logger.warning("%s is left out: %s", path, reason)
 
+    def take_no_more(self) -> None:
+        """From here on no file is made: not by a copy either that is just arriving."""
+        with self._lock:
+            self._takes_copies = False
+
     def _open(self, path: Path, *, create: bool) -> Slot:
         with self._lock:
+            if create and not self._takes_copies:
+                raise StateError("got a copy, expected none: the job is over")
             slot = self._slots.get(path)
             if slot is not None and slot.is_there:
                 return slot

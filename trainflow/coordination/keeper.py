@@ -158,6 +158,7 @@ class Keeper:
     def clean_up(self) -> None:
         """The job is over: kill its workers, and remove what it has in this machine's memory."""
         self._kill_all()
+        self._memory.close()
         shutil.rmtree(self._stamps.parent, ignore_errors=True)
 
     @ray.method(concurrency_group="control")

@@ -71,6 +71,12 @@ class NodeMemory:
         """Return the states of which this node has yet to bring a share to storage."""
         return () if self._uploads is None else self._uploads.waiting()
 
+    def close(self) -> None:
+        """Send and take no more copies, so that what is removed now stays away."""
+        self.replicator.stop()
+        self._server.close()
+        self.held.take_no_more()
+
     def _is_link_wanted(self) -> bool:
         stamps = [read_stamp(path) for path in self._folder.glob("*.stamp")]
         return any(stamp is not None and stamp.phase is Phase.COMMUNICATE for stamp in stamps)

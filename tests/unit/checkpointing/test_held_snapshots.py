@@ -236,6 +236,18 @@ def test_a_slot_whose_file_is_gone_is_made_anew(held: HeldSnapshots, tmp_path: P
     assert Slot(path).version == version(3)
 
 
+def test_a_copy_that_arrives_once_the_job_is_over_leaves_no_file(
+    held: HeldSnapshots, tmp_path: Path
+):
+    receive(held, version(1))
+    held.take_no_more()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(StateError, match="the job is over"):
+        receive(held, version(2))
+    assert names(tmp_path) == []
+
+
 def test_a_history_that_was_given_up_hides_no_newer_one(
     held: HeldSnapshots, tmp_path: Path, clock: FakeClock
 ):

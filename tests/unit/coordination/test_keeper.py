@@ -54,6 +54,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.beats: list[dict[str, Any]] = []
+        self.there_at_close: list[bool] = []
         self.error: Exception | None = None
         self.heartbeat = SimpleNamespace(remote=self._beat)
 
@@ -87,6 +88,7 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
         ready=lambda: (),
         replicator=replicator,
         address=PeerAddress("127.0.0.1", 7, "token"),
+        close=lambda: coordinator.there_at_close.append(folder.exists()),
     )
     monkeypatch.setattr(keeper_module, "NodeMemory", lambda *_: memory)
     return coordinator
@@ -123,6 +125,15 @@ def test_a_round_that_fails_is_not_its_last(
     clock.now_s += 1.5
     clock.next_round()
     assert len(coordinator.beats) == 3
+
+
+def test_nothing_is_taken_any_more_before_what_is_there_is_removed(
+    keeper: Keeper, coordinator: Coordinator, stamps: StampWriter, killed: list[int], tmp_path: Path
+):
+    keeper.clean_up()
+    assert killed == [os.getpid()]
+    assert coordinator.there_at_close == [True]
+    assert not (tmp_path / "job-1").exists()
 
 
 def test_a_beat_tells_that_another_node_takes_no_copies(
