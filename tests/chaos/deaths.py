@@ -88,7 +88,7 @@ class Death:
 def die_while_streaming(_keeper: object) -> None:
     """Have the Keeper that this is called in die in the middle of the next frame that it sends."""
 
-    def send_half(connection: socket.socket, frame: memoryview) -> None:
+    def send_half(connection: socket.socket, frame: memoryview, _before: object) -> None:
         connection.sendall(frame[: len(frame) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
