@@ -43,7 +43,7 @@ def test_a_keeper_that_dies_while_it_streams_a_copy_goes_on_with_it(
     assert keeper is not None
     actor = keeper_on(run, run.members()[1]["node_id"])
     actor.__ray_call__.remote(die_while_streaming)
-    keeper.wait(timeout=10.0)
+    keeper.wait(timeout=30.0)
     run.kill(1)
     status = run.wait_recovered()
     (recovered,) = events_of(status, "recovered")
