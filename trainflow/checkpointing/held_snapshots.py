@@ -247,6 +247,11 @@ class HeldSnapshots:
                 except (OSError, StateError) as error:
                     logger.debug("%s stays for now: %s", slot.path, error)
 
+    def take_no_more(self) -> None:
+        """From here on no file is made: not by a copy either that is just arriving."""
+        with self._lock:
+            self._takes_copies = False
+
     def _slots_for_copies(self, origin: str, shard: ShardId, kept: Version | None) -> list[Slot]:
         """Return those that may be written over, what is worth least first.
 
@@ -332,11 +337,6 @@ class HeldSnapshots:
         if path not in self._left_out:
             self._left_out.add(path)
             logger.warning("%s is left out: %s", path, reason)
-
-    def take_no_more(self) -> None:
-        """From here on no file is made: not by a copy either that is just arriving."""
-        with self._lock:
-            self._takes_copies = False
 
     def _open(self, path: Path, *, create: bool) -> Slot:
         with self._lock:

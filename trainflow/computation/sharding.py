@@ -161,8 +161,8 @@ def forget_gradients(module: nn.Module) -> None:
     """
     for each in (each for records in _records_of_units(module) for each in records):
         each.unsharded_accumulated_grad = None
-        if hasattr(each, "_unsharded_param"):
-            each._unsharded_param.grad = None  # noqa: SLF001  as in `_records_of`
+        if hasattr(each, "unsharded_param"):  # it has been gathered
+            each.unsharded_param.grad = None
 
 
 def fill_up_gradients(module: nn.Module) -> None:
@@ -177,7 +177,7 @@ def fill_up_gradients(module: nn.Module) -> None:
         if some is None:
             continue
         for each, grad in zip(records, kept, strict=True):
-            whole = each._unsharded_param  # noqa: SLF001  as in `_records_of`
+            whole = each.unsharded_param
             if grad is None and whole.requires_grad:
                 each.unsharded_accumulated_grad = torch.zeros_like(whole, dtype=some.dtype)
 

@@ -9,6 +9,7 @@ from trainflow.clock import Clock
 
 _LOOK_EVERY_S = 0.005
 _FREE_FOR_S = 0.002
+_SILENT_AT_MOST_S = 20.0
 
 
 class CopyPace:
@@ -55,7 +56,11 @@ class CopyPace:
         if self._next_at_s > now_s:
             self._clock.sleep(self._next_at_s - now_s)
         self._num_sent += num_bytes
-        while not self._is_due() and not self._is_link_free():
+        # The other node takes a longer silence for the end of the connection.
+        until_s = self._clock.monotonic_s() + _SILENT_AT_MOST_S
+        while self._clock.monotonic_s() < until_s and not self._is_due():
+            if self._is_link_free():
+                break
             self._clock.sleep(_LOOK_EVERY_S)
         if self._max_bytes_per_s is not None:
             spent_s = num_bytes / self._max_bytes_per_s

@@ -1,6 +1,6 @@
 """Ranks that hold a shard each, their nodes' memory and the copies between them, in one process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -58,6 +58,9 @@ class Node:
     def holds(self, index: int) -> list[Version]:
         """Return the versions of which one of two shards is here."""
         return [version for version, shard in self.held.all_held() if shard == ShardId(index, 2)]
+
+
+MakeNode = Callable[[str], Node]
 
 
 class Rank:

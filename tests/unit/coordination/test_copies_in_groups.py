@@ -1,13 +1,12 @@
 """Groups of ranks that hold the same shards: what a member elsewhere has is not sent there."""
 
-from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.coordination.fakes import SleepyClock, free_pace
 from tests.unit.coordination.shard_copies import (
+    MakeNode,
     Node,
     Rank,
     at,
@@ -18,26 +17,6 @@ from trainflow.checkpointing.snapshot_slots import CopyState
 from trainflow.coordination import replication
 from trainflow.coordination.replication import Replicator
 from trainflow.epochs import INITIAL_VERSION
-
-MakeNode = Callable[[str], Node]
-
-
-@pytest.fixture
-def clock() -> SleepyClock:
-    return SleepyClock()
-
-
-@pytest.fixture
-def make_node(tmp_path: Path, clock: SleepyClock) -> Generator[MakeNode]:
-    made: list[Node] = []
-
-    def make(name: str) -> Node:
-        made.append(Node(tmp_path, name, clock))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.server.close()
 
 
 class Run:

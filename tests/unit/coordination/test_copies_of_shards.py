@@ -1,7 +1,6 @@
 """No single loss of a node takes a state with it that ranks hold for recoverable."""
 
 import threading
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.full_disk import room_for
 from tests.unit.coordination.fakes import SleepyClock
 from tests.unit.coordination.shard_copies import (
     GONE,
+    MakeNode,
     Node,
     Rank,
     at,
@@ -26,26 +26,6 @@ from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.replication import Replicator
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_VERSION, ShardId
-
-MakeNode = Callable[[str], Node]
-
-
-@pytest.fixture
-def clock() -> SleepyClock:
-    return SleepyClock()
-
-
-@pytest.fixture
-def make_node(tmp_path: Path, clock: SleepyClock) -> Generator[MakeNode]:
-    made: list[Node] = []
-
-    def make(name: str) -> Node:
-        made.append(Node(tmp_path, name, clock))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.server.close()
 
 
 class Run:

@@ -8,11 +8,6 @@ from trainflow.coordination.copy_pace import CopyPace
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-def clock() -> SleepyClock:
-    return SleepyClock()
-
-
 def send(pace: CopyPace, num_pieces: int) -> None:
     for _ in range(num_pieces):
         pace.before(MIB)
@@ -44,6 +39,14 @@ def test_a_copy_arrives_in_time_where_training_wants_the_link_always(clock: Slee
     assert clock.now_s - began_s == pytest.approx(5.0, abs=0.05)
     send(pace, 50)
     assert clock.now_s - began_s == pytest.approx(10.0, abs=0.05)
+
+
+def test_no_silence_is_so_long_that_the_other_node_gives_up(clock: SleepyClock):
+    pace = CopyPace(3600.0, None, lambda: True, clock)
+    pace.begin(MIB)
+    began_s = clock.now_s
+    send(pace, 1)
+    assert clock.now_s - began_s == pytest.approx(20.0, abs=0.05)
 
 
 def test_several_copies_of_a_state_share_the_time(clock: SleepyClock):

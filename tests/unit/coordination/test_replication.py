@@ -17,11 +17,6 @@ from trainflow.errors import StateError
 
 
 @pytest.fixture
-def clock() -> SleepyClock:
-    return SleepyClock()
-
-
-@pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
