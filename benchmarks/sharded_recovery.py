@@ -53,10 +53,14 @@ _PEER_TIMEOUT_S = 300.0
 
 def measure_trainflow(plan: Plan, seed: int) -> dict[str, Outcome]:
     """Measure TrainFlow in each layout, and compare with runs in which nothing dies."""
-    kills = {FSDP: plan.num_kills, HSDP: plan.num_other_kills, ZERO1: plan.num_other_kills}
+    kills = [
+        (FSDP, plan.num_kills),
+        (HSDP, plan.num_other_kills),
+        (ZERO1, plan.num_other_kills),
+    ]
     return {
         layout.name: _measure_layout(layout, num_kills, seed, plan.size)
-        for layout, num_kills in kills.items()
+        for layout, num_kills in kills
         if num_kills
     }
 
