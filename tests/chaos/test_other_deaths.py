@@ -34,9 +34,17 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
 ) -> None:
     run = RunUnderTest.start(cluster, tmp_path, hang_at=25)
     run.wait_training(step=20, spares=2)
-    worker = run.members()[1]
-    hang = events_of(run.wait_recovered(), "hang")[0]
+    members = run.members()
+    worker = members[1]
+    status = run.wait_recovered()
+    hang = events_of(status, "hang")[0]
     assert hang["text"].startswith(f"{worker['worker_id']}: no progress in data of step 25")
+    assert "rank 1: hang_once (tests/chaos/chaos_job.py:" in hang["text"]
+    assert "ranks 0, 2: train (tests/chaos/chaos_job.py:" in hang["text"]
+    (stacks,) = (Path(status["directory"], name).read_text() for name in hang["data"]["stacks"])
+    for rank, member in members.items():
+        assert f"{member['worker_id']}, rank {rank}, process {member['pid']}" in stacks
+    assert stacks.count("in hang_once") == 1
     expect_as_undisturbed(run, undisturbed)
     assert not psutil.pid_exists(worker["pid"])
 

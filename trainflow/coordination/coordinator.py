@@ -34,6 +34,8 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.failure_budget import FailureBudget
+from trainflow.coordination.hang_evidence import HangEvidence
+from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
@@ -94,10 +96,11 @@ class Coordinator:
             self._job, self._pool, self._record, self._kept, SYSTEM_CLOCK, superior=self
         )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
+        evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
+        self._response = HangResponse(self._hangs, evidence, self._control, self._background, self)
         budget = FailureBudget(self._job.failures.max_failures, self._job.failures.window_s)
         self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
-        loop = asyncio.get_running_loop()
-        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
         self._background.start(self._live())
@@ -114,7 +117,7 @@ class Coordinator:
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
-        self._judge_hangs()
+        self._response.look()
         self._control.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
@@ -381,13 +384,6 @@ class Coordinator:
         self._control.on_finished(worker_id)
         if self._control.all_finished():
             self._background.start(self._finish())
-
-    def _judge_hangs(self) -> None:
-        for worker_id, evidence in self._hangs.find_hung().items():
-            self._record.add_event("hang", f"{worker_id}: {evidence}", worker=worker_id)
-            self._on_gone(worker_id, f"hung: {evidence}")
-        if self._hangs.is_deadlocked(self._control.members, self._control.epoch):
-            self._control.break_epoch(self._control.epoch, "every member waits for another")
 
     async def _respawn(self, bundle: int) -> None:
         """Start a replacement once training goes on, so as not to compete with its recovery."""

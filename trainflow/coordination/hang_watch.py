@@ -36,6 +36,10 @@ class HangWatch:
             None if configured == "auto" else configured,
         )
 
+    def knows(self, worker_id: str) -> bool:
+        """Whether it isn't known to be gone."""
+        return worker_id in self._pool.entries
+
     def find_hung(self) -> dict[str, str]:
         """Return the workers that hang, with the evidence."""
         progress = self._nodes.progress_of(set(self._pool.entries))

@@ -25,6 +25,7 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
+from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _LOOK_EVERY_S = 0.1
 _HEARTBEAT_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 1.0
 _GIVEN_UP_AFTER_S = 3600.0
+_STACKS_WITHIN_S = 0.7
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Keeper:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._stamps = names.stamp_directory(job_id, self._node_id)
         self._lock = threading.Lock()
+        self._dumping = threading.Lock()
         self._promised = 0
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None
@@ -140,6 +143,12 @@ class Keeper:
     @ray.method(concurrency_group="control")
     def ping(self) -> None:
         """Answer, which is all that a peer wants to know."""
+
+    @ray.method(concurrency_group="control")
+    def dump_stacks(self, worker_ids: tuple[str, ...]) -> dict[str, StackDump]:
+        """Have workers of this node show where they stand."""
+        with self._dumping:
+            return dump_stacks(self._stamps, worker_ids, SYSTEM_CLOCK, _STACKS_WITHIN_S)
 
     @ray.method(concurrency_group="control")
     def fence(self, incarnation: int, worker_id: str) -> bool:
@@ -250,7 +259,7 @@ class Keeper:
         for path in self._stamps.glob("*.stamp"):
             stamp = read_stamp(path)
             if stamp is not None and not Path(f"/proc/{stamp.pid}").exists():
-                path.unlink(missing_ok=True)  # killed, and nobody was there to note it
+                self._remove_traces(path.stem)  # killed, and nobody was there to note it
             elif stamp is not None:
                 found[path.stem] = Progress(
                     stamp.pid,
@@ -263,16 +272,19 @@ class Keeper:
         return found
 
     def _kill(self, worker_id: str) -> bool:
-        path = self._stamps / f"{worker_id}.stamp"
-        stamp = read_stamp(path)
+        stamp = read_stamp(self._stamps / f"{worker_id}.stamp")
         if stamp is None:
             return False  # it may stamp yet: without its file nobody would ever find it
-        path.unlink(missing_ok=True)
+        self._remove_traces(worker_id)
         try:
             os.kill(stamp.pid, signal.SIGKILL)
         except ProcessLookupError:
             return False
         return True
+
+    def _remove_traces(self, worker_id: str) -> None:
+        (self._stamps / f"{worker_id}.stamp").unlink(missing_ok=True)
+        locate_stacks(self._stamps, worker_id).unlink(missing_ok=True)
 
 
 def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference

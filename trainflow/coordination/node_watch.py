@@ -5,7 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -19,6 +19,7 @@ from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor, KeeperSettings
 from trainflow.coordination.messages import Holding
+from trainflow.coordination.stack_dumps import StackDump
 
 _BACK_WITHIN_S = 0.5
 
@@ -141,6 +142,21 @@ class NodeWatch:
             return []
         done, _ = await asyncio.wait(asked, timeout=timeout_s)
         return [task.result() for task in asked if task in done and task.exception() is None]
+
+    async def ask_stacks(
+        self, worker_ids: Collection[str], timeout_s: float
+    ) -> dict[str, StackDump]:
+        """Have these workers write their stacks; returns what their Keepers tell in time."""
+        asked: list[asyncio.Future[dict[str, StackDump]]] = []
+        for node_id, keeper in self._keepers.items():
+            here = tuple(each for each in self._progress.get(node_id, ()) if each in worker_ids)
+            if here:
+                asked.append(asyncio.ensure_future(keeper.dump_stacks.remote(here)))
+        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
+        dumps: dict[str, StackDump] = {}
+        for task in done:
+            dumps |= {} if task.exception() is not None else task.result()
+        return dumps
 
     def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""

@@ -20,6 +20,7 @@ from trainflow.coordination import names
 from trainflow.coordination.messages import Ready, WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import PresenceSocket
 from trainflow.coordination.reporter import Reporter
+from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Version
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Worker:
         sys.path[:0] = [path for path in spec.import_paths if path not in sys.path]
         from torch.distributed import TCPStore  # noqa: PLC0415  the paths above come first
 
+        from trainflow.computation.stack_file import StackFile  # noqa: PLC0415
         from trainflow.computation.stamps import StampWriter  # noqa: PLC0415
         from trainflow.coordination.worker_runtime import make_gate  # noqa: PLC0415
 
@@ -63,9 +65,9 @@ class Worker:
             self._host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
         self._reporter = Reporter(spec.job_id, spec.worker_id)
-        self._stamps = StampWriter(
-            names.stamp_directory(spec.job_id, self._node_id) / f"{spec.worker_id}.stamp"
-        )
+        folder = names.stamp_directory(spec.job_id, self._node_id)
+        self._stacks = StackFile(locate_stacks(folder, spec.worker_id))
+        self._stamps = StampWriter(folder / f"{spec.worker_id}.stamp")
         job = JobConfig.model_validate_json(spec.job_json)
         self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter)
         self._trained = threading.Event()
@@ -82,6 +84,7 @@ class Worker:
             host=self._host,
             stamps=self._stamps,
             reporter=self._reporter,
+            stacks=self._stacks,
         )
         self._trained.set()
 
@@ -130,6 +133,7 @@ class Worker:
     def close(self) -> None:
         """End training here: the training function is unwound and ``run`` returns."""
         self._gate.close()
+        self._stacks.close()
         self._stamps.close()
 
     @_in_group("watch")

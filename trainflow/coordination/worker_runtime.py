@@ -27,6 +27,7 @@ from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.stack_file import StackFile
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
@@ -74,12 +75,19 @@ def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -
 
 
 def run_training(
-    spec: WorkerSpec, *, gate: EpochGate, host: str, stamps: StampWriter, reporter: Reporter
+    spec: WorkerSpec,
+    *,
+    gate: EpochGate,
+    host: str,
+    stamps: StampWriter,
+    reporter: Reporter,
+    stacks: StackFile,
 ) -> None:
     """Run the training function in TorchTrainer, and hold its final state until the run is over."""
     job = JobConfig.model_validate_json(spec.job_json)
 
     def train() -> None:
+        stacks.name_training_thread()
         session = _open_session(spec, job, gate=gate, host=host, stamps=stamps, reporter=reporter)
         entrypoint = resolve_entrypoint(job.entrypoint)
         _run_entrypoint(session, lambda: entrypoint.function(session, session.args))

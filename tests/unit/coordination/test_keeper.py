@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from tests.unit.coordination.standing import WORKER_ID, start_standing
 from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import SnapshotConfig
@@ -23,6 +26,7 @@ from trainflow.coordination import reporter as reporter_module
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.reporter import Reporter
+from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import PeerAddress
 
 WITHIN_S = 10.0
@@ -198,6 +202,24 @@ def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
     with closing(StampWriter(path)):
         keeper.end_workers()
         assert killed == [os.getpid()]
+
+
+def test_a_worker_that_is_killed_shows_its_stacks_before_and_leaves_no_file(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keeper_module, "SYSTEM_CLOCK", SYSTEM_CLOCK)
+    folder = tmp_path / "job-1" / "node-1"
+    process = start_standing(folder)
+    try:
+        shown = keeper.dump_stacks((WORKER_ID, "slot9-1.9"))
+        assert shown.keys() == {WORKER_ID}
+        assert "stand_still" in shown[WORKER_ID].text
+        assert keeper.fence(5, WORKER_ID)
+        assert process.wait(WITHIN_S) == -signal.SIGKILL
+        assert not locate_stacks(folder, WORKER_ID).exists()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Inbox:

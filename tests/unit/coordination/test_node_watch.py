@@ -5,11 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
 from trainflow.coordination import node_watch
+from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.stack_dumps import StackDump
+from trainflow.epochs import EpochId, Phase
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -53,3 +57,42 @@ def test_what_is_still_under_way_when_the_run_ends_makes_no_keeper(made: list[st
 
     asyncio.run(act())
     assert len(made) == 1
+
+
+def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    silent = asyncio.Event()
+
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        async def dump(worker_ids: tuple[str, ...]) -> dict[str, StackDump]:
+            asked.append((node_id, worker_ids))
+            if node_id == "fails":
+                raise RayError
+            if node_id == "silent":
+                await silent.wait()
+            return {worker_id: StackDump(1, node_id) for worker_id in worker_ids}
+
+        ignore = SimpleNamespace(remote=nothing)
+        return SimpleNamespace(introduce=ignore, dump_stacks=SimpleNamespace(remote=dump))
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+
+    async def act() -> dict[str, StackDump]:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        nodes.ensure({"a", "fails", "silent", "idle"})
+        here = Progress(1, 1, EpochId(1, 1), Phase.COMPUTE, 0.0, 0.0)
+        nodes.hear("a", {"w0": here, "w1": here, "w2": here}, knows_peers=True)
+        nodes.hear("fails", {"w3": here}, knows_peers=True)
+        nodes.hear("silent", {"w4": here}, knows_peers=True)
+        nodes.hear("idle", {"w5": here}, knows_peers=True)
+        return await nodes.ask_stacks(["w0", "w2", "w3", "w4", "w9"], 0.05)
+
+    assert asyncio.run(act()) == {"w0": StackDump(1, "a"), "w2": StackDump(1, "a")}
+    assert sorted(asked) == [("a", ("w0", "w2")), ("fails", ("w3",)), ("silent", ("w4",))]
+
+
+def test_without_workers_nobody_is_asked_for_stacks(made: list[str]):
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    assert asyncio.run(nodes.ask_stacks(["w0"], 0.05)) == {}

@@ -1,0 +1,159 @@
+"""From the verdict to the loss: once, with evidence if there is any, and without it else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import settle
+from trainflow.coordination.background import Background
+from trainflow.coordination.hang_evidence import HangEvidence
+from trainflow.coordination.hang_response import HangResponse
+from trainflow.coordination.run_record import RunRecord
+from trainflow.epochs import EpochId
+
+EPOCH = EpochId(1, 1)
+
+
+class Stage:
+    """A run of two members; Keepers tell of stacks when the test lets them."""
+
+    def __init__(self, record: RunRecord):
+        self.members = ("a", "b")
+        self.epoch = EPOCH
+        self.record = record
+        self.hung: dict[str, str] = {}
+        self.known = {"a", "b", "spare"}
+        self.deadlocked = False
+        self.may_answer = asyncio.Event()
+        self.asked: list[list[str]] = []
+        self.lost: list[tuple[str, str, list[str]]] = []
+        self.broken: list[EpochId] = []
+        self.failures: list[str] = []
+        parts: Any = self
+        evidence = HangEvidence(parts, record, "jobs.lm:train")
+        self.response = HangResponse(
+            parts, evidence, parts, Background(self.failures.append), parts
+        )
+
+    def find_hung(self) -> dict[str, str]:
+        return {each: self.hung[each] for each in self.hung if each in self.known}
+
+    def knows(self, worker_id: str) -> bool:
+        return worker_id in self.known
+
+    def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId) -> bool:
+        return self.deadlocked
+
+    async def ask_stacks(self, worker_ids: Sequence[str], timeout_s: float) -> dict[str, Any]:
+        self.asked.append(list(worker_ids))
+        await self.may_answer.wait()
+        return {}
+
+    def lose(self, worker_ids: Sequence[str], cause: str) -> None:
+        self.lost += [(each, cause, self.kinds()) for each in worker_ids]
+        self.known -= set(worker_ids)
+
+    def break_epoch(self, epoch: EpochId, text: str) -> None:
+        self.broken.append(epoch)
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.record.events_since(0)]
+
+
+Play = Callable[[Callable[[Stage], Awaitable[None]]], Stage]
+
+
+@pytest.fixture
+def play(record: RunRecord) -> Play:
+    def run(act: Callable[[Stage], Awaitable[None]]) -> Stage:
+        async def main() -> Stage:
+            stage = Stage(record)
+            await act(stage)
+            return stage
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung = {"b": "no progress"}
+        for _ in range(3):  # heartbeats go on meanwhile
+            stage.response.look()
+            await settle()
+        assert not stage.lost
+        stage.may_answer.set()
+        await settle()
+
+    stage = play(act)
+    assert stage.asked == [["b", "a"]], "each hang is looked into once"
+    assert stage.lost == [("b", "hung: no progress", ["hang"])]
+    (event,) = stage.record.events_since(0)
+    assert event["text"].startswith("b: no progress. ranks 0, 1: its Keeper has not told")
+    assert event["data"] == {"worker": "b", "stacks": ["stacks/1.txt"]}
+
+
+def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung = {"b": "no progress"}
+        stage.response.look()
+        await settle()
+        stage.hung["spare"] = "it has not run"
+        stage.response.look()
+        stage.may_answer.set()
+        await settle()
+
+    stage = play(act)
+    assert stage.asked == [["b", "a"], ["spare", "a", "b"]]
+    assert {worker_id for worker_id, *_ in stage.lost} == {"b", "spare"}
+
+
+def test_evidence_that_can_t_be_had_stops_no_recovery(play: Play, monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: Any) -> dict[str, Any]:
+        raise KeyError("unforeseen")
+
+    async def act(stage: Stage) -> None:
+        monkeypatch.setattr(stage, "ask_stacks", fail)
+        stage.hung = {"b": "no progress"}
+        stage.response.look()
+        await settle()
+
+    stage = play(act)
+    assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
+    assert not stage.failures
+    assert "no stacks could be had" in stage.record.events_since(0)[0]["text"]
+
+
+def test_one_that_dies_while_it_is_asked_has_another_cause(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung = {"b": "no progress"}
+        stage.response.look()
+        await settle()
+        stage.known.remove("b")
+        stage.may_answer.set()
+        await settle()
+
+    stage = play(act)
+    assert (stage.lost, stage.kinds()) == ([], [])
+
+
+def test_an_epoch_in_which_all_wait_is_broken_once_they_have_shown_where(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.deadlocked = True
+        for _ in range(3):
+            stage.response.look()
+            await settle()
+        assert not stage.broken
+        stage.may_answer.set()
+        await settle()
+        assert stage.broken == [EPOCH]
+        stage.response.look()  # as long as it stands: it may not have been possible before
+
+    stage = play(act)
+    assert stage.asked == [["a", "b"]]
+    assert stage.broken == [EPOCH, EPOCH]
+    assert stage.kinds() == ["deadlock"]
+    assert not stage.lost

@@ -1,0 +1,69 @@
+"""Who hangs is lost, once every rank has shown where it stands.
+
+Process: coordinator.  Thread: its event loop; what takes time is a task.
+"""
+
+from collections.abc import Mapping
+
+from trainflow.coordination.background import Background
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.hang_evidence import HangEvidence
+from trainflow.coordination.hang_watch import HangWatch
+from trainflow.coordination.superior import Superior
+from trainflow.epochs import EpochId
+
+_DEADLOCK = "every member waits for another"
+
+
+class HangResponse:
+    """Acts on what a `HangWatch` finds, each hang once."""
+
+    def __init__(
+        self,
+        watch: HangWatch,
+        evidence: HangEvidence,
+        control: EpochControl,
+        background: Background,
+        superior: Superior,
+    ):
+        self._watch = watch
+        self._evidence = evidence
+        self._control = control
+        self._background = background
+        self._superior = superior
+        # Their verdict is given; heartbeats that come while stacks are awaited tell of them again.
+        self._judged: set[str | EpochId] = set()
+        self._shown: set[EpochId] = set()
+
+    def look(self) -> None:
+        """See who hangs by now; called with each heartbeat."""
+        found = self._watch.find_hung()
+        hung = {each: found[each] for each in found if each not in self._judged}
+        if hung:
+            self._judged |= hung.keys()
+            self._background.start(self._end(hung))
+        epoch = self._control.epoch
+        if epoch is not None and self._watch.is_deadlocked(self._control.members, epoch):
+            self._on_deadlock(epoch)
+
+    def _on_deadlock(self, epoch: EpochId) -> None:
+        if epoch in self._shown:
+            self._control.break_epoch(epoch, _DEADLOCK)  # it may not have been possible before
+        elif epoch not in self._judged:
+            self._judged.add(epoch)
+            self._background.start(self._break(epoch))
+
+    async def _end(self, hung: Mapping[str, str]) -> None:
+        shown = await self._evidence.gather(self._control.members, list(hung))
+        for worker_id, evidence in hung.items():
+            if not self._watch.knows(worker_id):
+                continue  # it died meanwhile
+            text = f"{worker_id}: {evidence}"
+            self._evidence.add_event("hang", text, shown, worker=worker_id)
+            self._superior.lose([worker_id], f"hung: {evidence}")
+
+    async def _break(self, epoch: EpochId) -> None:
+        shown = await self._evidence.gather(self._control.members)
+        self._shown.add(epoch)
+        self._evidence.add_event("deadlock", _DEADLOCK, shown, epoch=str(epoch))
+        self._control.break_epoch(epoch, _DEADLOCK)
