@@ -36,6 +36,9 @@ class Args(BaseModel):
     die_after: int | None = None
     """Step that rank 0 commits, and whose report it doesn't live to send, the first time."""
     die_at: DieAt | None = None
+    slow_rank: int | None = None
+    """Rank whose microbatches wait for ``slow_s`` more, until there is a file named even."""
+    slow_s: float = 0.08
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -81,10 +84,12 @@ def die_unheard(session: Session, args: Args, step: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait(args: Args, step: int) -> None:
+def wait(session: Session, args: Args, step: int) -> None:
     """Make a microbatch last as long as the job is to."""
-    if step >= args.sleep_from and not (args.work_dir / "hurry").exists():
-        SYSTEM_CLOCK.sleep(args.sleep_s)
+    if step < args.sleep_from or (args.work_dir / "hurry").exists():
+        return
+    is_slow = session.rank == args.slow_rank and not (args.work_dir / "even").exists()
+    SYSTEM_CLOCK.sleep(args.sleep_s + (args.slow_s if is_slow else 0.0))
 
 
 def hold(work_dir: Path) -> None:
@@ -120,7 +125,7 @@ def train(session: Session, args: Args) -> None:
             hang_once(session, args, step.number)
             death.begin(step.number)
             for batch in step.microbatches():
-                wait(args, step.number)
+                wait(session, args, step.number)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
                 if step.number in args.nan_at and session.rank == 1:
                     loss = loss * float("nan")

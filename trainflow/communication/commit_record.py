@@ -114,6 +114,7 @@ class CommitDecision:
         flags: union of all flags.
         suspects: ranks whose gradients differ from the majority's, or all if there is none.
         scalars: mean over ranks of each logged value, by name.
+        compute_s: time that each rank computed in this step, by rank.
     """
 
     total_weight: float
@@ -121,6 +122,7 @@ class CommitDecision:
     flags: Flag
     suspects: tuple[int, ...]
     scalars: dict[str, float]
+    compute_s: tuple[float, ...]
 
 
 def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
@@ -144,6 +146,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
         flags=flags,
         suspects=_suspects([record.digest for record in records]),
         scalars=_mean_scalars(records),
+        compute_s=tuple(record.compute_s for record in records),
     )
 
 

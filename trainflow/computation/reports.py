@@ -84,6 +84,7 @@ class StepReport:
         pausing: all ranks stop at this step's boundary and wait for another epoch.
         joined: given in the first step after the rank joined the epoch.
         sums: what it took to sum the gradients.
+        compute_by_rank: seconds that each rank computed until it had but to wait for the others.
         copy_lag: steps that all would go back by if a node were lost now; None if nothing is
             streamed, or nothing has arrived yet.
     """
@@ -106,6 +107,7 @@ class StepReport:
     joined: Joined | None = None
     sums: GradientSums | None = None
     copy_lag: int | None = None
+    compute_by_rank: tuple[float, ...] = ()
 
     @property
     def version(self) -> Version:

@@ -31,6 +31,7 @@ def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepR
         lr=committed.lr,
         weight=decision.total_weight,
         compute_s=outcome.compute_s,
+        compute_by_rank=decision.compute_s,
         wait_s=outcome.wait_s,
         wire_bytes=outcome.wire_bytes,
         sums=outcome.sums,

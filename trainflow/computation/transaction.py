@@ -27,6 +27,7 @@ from trainflow.computation.reports import CompressionChosen, GradientSums
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
+from trainflow.computation.step_times import StepTimes
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
@@ -66,7 +67,7 @@ class Transaction:
         self.reached: Outcome | None = None  # the same, also where it is not known to be safe
         self.left_whole = False
         self._start: StepStart | None = None
-        self._started_at_s = time.monotonic()
+        self._times = StepTimes(group)
         self._weight = 0.0
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._scalars: dict[str, tuple[Tensor, float]] = {}
@@ -179,21 +180,21 @@ class Transaction:
                 f"step {self.number}: got a second commit(), expected one in each step"
             )
         self._stamp(Phase.COMMUNICATE)
-        wait_from_s = time.monotonic()
+        self._times.begin_waiting()
         reduced = [model.reducer.finish() for model in self._state.models.values()]
         gradients = [each for each in reduced if each is not None]
         if len(gradients) != len(reduced) or not self._share_buffers():
             raise StepAborted
         if self._state.residuals is not None and self._mode is StepMode.LIVE:
             self._state.residuals.offer(self._next_version, self._group)
-        decision = self._agree(gradients, wait_from_s)
-        waited_s = time.monotonic() - wait_from_s
+        decision = self._agree(gradients)
+        waited_s = self._times.waiting_s
         committed = self._apply(gradients, decision)
         self.reached = self.outcome = Outcome(
             committed,
             time.time(),
             decision,
-            compute_s=time.monotonic() - self._started_at_s - waited_s,
+            compute_s=self._times.total_s - waited_s,
             wait_s=waited_s,
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
@@ -242,7 +243,7 @@ class Transaction:
         buffers = [buffer for model in models for buffer in model.persistent_buffers()]
         return share_buffers(buffers, self._group)
 
-    def _agree(self, gradients: list[ReducedGradients], wait_from_s: float) -> CommitDecision:
+    def _agree(self, gradients: list[ReducedGradients]) -> CommitDecision:
         """Exchange records; from here on every rank that gets them all decides alike."""
         digest = 0
         for each in gradients:
@@ -256,8 +257,8 @@ class Transaction:
             digest=digest,
             weight=self._weight,
             loss_sum=float(self._loss_sum),
-            compute_s=wait_from_s - self._started_at_s,
-            wait_s=time.monotonic() - wait_from_s,
+            compute_s=self._times.computed_s,
+            wait_s=self._times.waiting_s,
             scalars={
                 name: Scalar(float(total), weight)
                 for name, (total, weight) in self._scalars.items()

@@ -57,6 +57,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.status import build_status, list_workers
+from trainflow.coordination.straggler_watch import StragglerWatch
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.epochs import Version
 from trainflow.errors import TrainFlowError
@@ -98,6 +99,7 @@ class Coordinator:
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
         self._response = HangResponse(self._hangs, evidence, self._control, self._background, self)
+        self._stragglers = StragglerWatch(self._job, self._pool, self._control, self._record)
         budget = FailureBudget(self._job.failures.max_failures, self._job.failures.window_s)
         self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -148,6 +150,7 @@ class Coordinator:
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
         status["state"] = str(self._state or self._control.state)
+        status["stragglers"] = self._stragglers.current()
         status["ending"] = None
         if self._state is not None and self._state.is_terminal:
             ending = self._ending.result()
@@ -317,6 +320,7 @@ class Coordinator:
             case StepReport():
                 self._metrics.on_step(message)
                 self._control.on_step(message)
+                self._stragglers.on_step(message)
             case EvaluationReport() | CompressionChosen() | ResidualsLost():
                 self._record.add_report(message)
             case CheckpointUnusable() | SnapshotLeftOut():

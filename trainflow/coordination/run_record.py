@@ -82,7 +82,7 @@ class RunRecord:
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
-        del line["joined"], line["pausing"]
+        del line["joined"], line["pausing"], line["compute_by_rank"]
         line["epoch"] = str(report.epoch)
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"

@@ -43,6 +43,7 @@ def make_status(**changes: Any) -> Answer:
         "failures": 0,
         "as_of_s": 1000.0,
         "state": "running",
+        "stragglers": [],
         "ending": None,
         "events": [],
         "steps": [],

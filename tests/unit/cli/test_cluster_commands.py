@@ -54,6 +54,14 @@ def test_a_status_shows_figures_and_the_newest_events():
     assert [line.split()[-1] for line in lines[-5:]] == ["4", "5", "6", "7", "8"]
 
 
+def test_a_status_shows_who_straggles():
+    slow = [{"rank": 2, "ratio": 3.14}, {"rank": 5, "ratio": 1.5}]
+    assert "stragglers   rank 2, 3.1 times; rank 5, 1.5 times" in on_cluster.format_status(
+        make_status(stragglers=slow)
+    )
+    assert "stragglers   -" in on_cluster.format_status(make_status())
+
+
 def test_a_port_at_which_nothing_listens_is_unreachable_at_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -121,6 +121,11 @@ def test_a_logged_value_is_averaged_over_the_ranks_that_logged_it():
     assert decision.scalars == {"accuracy": 3.0, "rare": 5.0}
 
 
+def test_the_time_of_each_rank_is_told_by_rank():
+    decision = decide_commit([replace(AT, compute_s=each) for each in (0.5, 0.25, 2.0)])
+    assert decision.compute_s == (0.5, 0.25, 2.0)
+
+
 class AbortingTransport:
     """Leaves garbage, and says that all went well."""
 

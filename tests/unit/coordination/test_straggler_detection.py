@@ -1,0 +1,261 @@
+"""Who straggles, by plain numbers: who does is found, and who doesn't is left alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from trainflow.coordination.straggler_detection import (
+    BEGIN_AFTER,
+    END_AFTER,
+    MAX_WINDOW_STEPS,
+    WINDOW_S,
+    WINDOW_STEPS,
+    Load,
+    Member,
+    Straggler,
+    StragglerDetector,
+    StragglerVerdict,
+    rate_ranks,
+)
+
+STEP_S = 0.1
+EQUAL = Load(2, 8)
+STEPS_A_WINDOW = max(WINDOW_STEPS, round(WINDOW_S / STEP_S))
+
+
+def scores(times_s: Sequence[float], loads: Sequence[Load] | None = None) -> list[float]:
+    rated = rate_ranks(times_s, loads or [EQUAL] * len(times_s))
+    return [round(rating.score, 1) for rating in rated]
+
+
+def test_a_rank_is_compared_with_the_median_by_the_usual_spread():
+    assert scores([1.0, 1.1, 0.9, 1.0, 2.0]) == [0.0, 0.7, -0.7, 0.0, 6.7]
+
+
+def test_ranks_that_hardly_differ_are_compared_by_the_least_spread():
+    assert scores([1.0, 1.0, 1.0, 1.1]) == [0.0, 0.0, 0.0, 2.0]
+    assert scores([1.0] * 3) == [0.0] * 3
+
+
+def test_of_two_ranks_the_slower_is_compared_with_the_other():
+    assert scores([1.0, 1.3]) == [0.0, 3.0]
+    assert scores([1.6, 1.0]) == [6.0, 0.0]
+
+
+def test_of_three_ranks_one_can_be_told():
+    assert scores([1.0, 2.0, 1.02]) == [-0.4, 19.2, 0.0]
+
+
+def test_half_of_the_ranks_can_be_told_and_more_are_the_norm():
+    assert scores([1.0, 2.0, 1.0, 2.0]) == [0.0, 20.0, 0.0, 20.0]
+    assert scores([1.0, 2.0, 2.0]) == [-10.0, 0.0, 0.0]
+
+
+def test_a_world_of_one_has_nobody_to_compare_with():
+    assert scores([1.0]) == [0.0]
+    assert scores([0.0, 0.0]) == [0.0, 0.0], "nor has one in which time stands"
+
+
+def test_who_has_more_to_compute_may_take_longer():
+    """Ten samples in microbatches of three: ranks have 2, 1 and 1 of them."""
+    loads = [Load(2, 6), Load(1, 3), Load(1, 1)]
+    assert max(scores([0.2, 0.1, 0.05], loads)) <= 0.0
+    even = [Load(2, 6), Load(1, 3), Load(1, 3)]
+    assert scores([0.4, 0.1, 0.1], even) == [20.0, 0.0, 0.0]
+
+
+def test_who_has_less_to_compute_straggles_only_if_the_others_wait_for_it():
+    loads = [Load(2, 8), Load(2, 8), Load(1, 4)]
+    assert scores([0.2, 0.2, 0.19], loads)[2] < 0.0
+    assert scores([0.2, 0.2, 0.3], loads)[2] > 5.0
+
+
+def test_who_has_nothing_to_compute_is_left_out():
+    assert scores([0.1, 0.1, 0.001], [EQUAL, EQUAL, Load(0, 0)]) == [0.0, 0.0, 0.0]
+
+
+@dataclass
+class World:
+    """Ranks whose steps a test makes up."""
+
+    num_ranks: int
+    ranks_a_node: int = 1
+    detector: StragglerDetector = field(default_factory=StragglerDetector)
+    at_s: float = 1000.0
+    verdicts: list[StragglerVerdict] = field(default_factory=list[StragglerVerdict])
+
+    def __post_init__(self) -> None:
+        self.members = [
+            Member(f"w{rank}", f"n{rank // self.ranks_a_node}") for rank in range(self.num_ranks)
+        ]
+        self.step([STEP_S] * self.num_ranks)  # with which it begins
+
+    def step(self, times_s: Sequence[float]) -> StragglerVerdict:
+        self.at_s += max(times_s)
+        loads = [EQUAL] * len(self.members)
+        self.verdicts.append(self.detector.observe(self.members, loads, times_s, self.at_s))
+        return self.verdicts[-1]
+
+    def window(self, **slow: float) -> StragglerVerdict:
+        """Make one window of steps; who is named takes so many times as long."""
+        times_s = [STEP_S * slow.get(member.worker_id, 1.0) for member in self.members]
+        while True:
+            verdict = self.step(times_s)
+            if not self.detector._window:
+                return verdict
+
+
+def ids(stragglers: Sequence[Straggler]) -> list[str]:
+    return [each.worker_id for each in stragglers]
+
+
+def test_it_begins_after_some_windows_and_ends_after_some():
+    world = World(4)
+    begun = [ids(world.window(w2=1.5).begun) for _ in range(BEGIN_AFTER + 2)]
+    assert begun == [[]] * (BEGIN_AFTER - 1) + [["w2"]] + [[]] * 2
+    (straggler,) = world.detector.current.values()
+    assert (straggler.rank, straggler.worker_id, straggler.node_id) == (2, "w2", "n2")
+    assert straggler.ratio == pytest.approx(1.5)
+    assert (straggler.compute_s, straggler.typical_s) == pytest.approx((0.15, 0.1))
+    over = [world.window().over for _ in range(END_AFTER + 1)]
+    assert over == [()] * (END_AFTER - 1) + [("w2",), ()]
+    assert not world.detector.current
+
+
+def test_windows_that_are_not_in_a_row_begin_nothing():
+    world = World(4)
+    for _ in range(10):
+        for _ in range(BEGIN_AFTER - 1):
+            world.window(w2=1.5)
+        world.window()
+    assert not any(verdict.begun for verdict in world.verdicts)
+
+
+def test_between_the_limits_it_goes_on_as_it_was():
+    world = World(4)
+    for _ in range(20):
+        world.window(w2=1.2)
+    assert not world.detector.current
+    for _ in range(BEGIN_AFTER):
+        world.window(w2=1.5)
+    for _ in range(20):
+        world.window(w2=1.2)
+    assert world.detector.current["w2"].ratio == pytest.approx(1.2), "its figures are the newest"
+
+
+def test_a_step_that_stalls_is_no_window():
+    world = World(4)
+    for _ in range(100):
+        world.step([STEP_S, STEP_S, 5.0, STEP_S])
+        for _ in range(9):
+            world.step([STEP_S] * 4)
+    assert not any(verdict.begun for verdict in world.verdicts)
+
+
+def test_a_window_lasts_some_seconds_and_some_steps():
+    world = World(2)
+    short = [0.001, 0.001]
+    while world.step(short) == StragglerVerdict() and world.detector._window:
+        pass
+    assert world.at_s >= 1000.0 + WINDOW_S or len(world.verdicts) == MAX_WINDOW_STEPS + 1
+    world.step([10.0, 10.0])
+    assert len(world.detector._window) == 1
+
+
+def test_a_clock_that_is_set_back_holds_up_nothing():
+    world = World(4)
+    world.at_s -= 3600.0
+    for _ in range(BEGIN_AFTER):
+        world.window(w2=1.5)
+    assert world.at_s < 1000.0
+    assert ids(list(world.detector.current.values())) == ["w2"]
+
+
+def test_a_node_is_named_if_all_of_its_ranks_straggle():
+    world = World(4, ranks_a_node=2)
+    for _ in range(BEGIN_AFTER):
+        verdict = world.window(w2=1.5, w3=2.0)
+    assert (ids(verdict.begun), verdict.slow_nodes) == (["w2", "w3"], {"n1"})
+    other = World(4, ranks_a_node=2)
+    for _ in range(BEGIN_AFTER):
+        verdict = other.window(w3=2.0)
+    assert (ids(verdict.begun), verdict.slow_nodes) == (["w3"], frozenset())
+
+
+def test_a_node_of_one_rank_is_that_rank():
+    world = World(3)
+    for _ in range(BEGIN_AFTER):
+        verdict = world.window(w2=1.5)
+    assert verdict.slow_nodes == frozenset()
+
+
+def test_another_world_begins_anew_and_keeps_who_straggles():
+    world = World(4)
+    for _ in range(BEGIN_AFTER - 1):
+        world.window(w1=1.5, w2=1.5)
+    world.window(w2=1.5)
+    world.window(w2=1.5)
+    assert list(world.detector.current) == ["w2"]
+    world.members = [world.members[0], world.members[2], Member("w9", "n9")]
+    assert world.step([9.0, 0.1, 0.1]) == StragglerVerdict()
+    assert world.detector.current["w2"].rank == 1
+    world.members = [world.members[0], Member("w8", "n8"), world.members[2]]
+    assert world.step([0.1] * 3).gone == ("w2",)
+    assert not world.detector.current
+
+
+def test_what_another_detector_has_told_of_holds():
+    told = Straggler(2, "w2", "n2", 0.15, 0.1, 10.0)
+    world = World(4, detector=StragglerDetector([told, Straggler(0, "w7", "n7", 1.0, 0.5, 9.0)]))
+    assert world.verdicts[0].gone == ("w7",)
+    assert [world.window(w2=1.5).begun for _ in range(2 * BEGIN_AFTER)] == [()] * 2 * BEGIN_AFTER
+    for _ in range(END_AFTER):
+        verdict = world.window()
+    assert verdict.over == ("w2",)
+
+
+def noisy_steps(
+    random: Generator, num_steps: int, num_ranks: int, slow: dict[int, float]
+) -> NDArray[np.float64]:
+    """Return times of steps by rank: uneven ranks, a common swing, heavy tails, and stalls."""
+    lasting = random.uniform(1.0, 1.08, num_ranks)
+    swing = np.exp(random.normal(0.0, 0.2, (num_steps, 1)))
+    tails = 1.0 + 0.06 * np.abs(random.standard_t(2.0, (num_steps, num_ranks)))
+    stalled = random.random((num_steps, num_ranks)) < 0.03
+    stalls = stalled * random.exponential(1.0, (num_steps, num_ranks))
+    times_s = STEP_S * lasting * swing * tails + stalls
+    for rank, ratio in slow.items():
+        times_s[:, rank] *= ratio
+    return times_s
+
+
+WORLDS = [(2, 40_000), (3, 40_000), (4, 40_000), (8, 20_000), (64, 5_000)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_steps"), WORLDS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_healthy_ranks_raise_no_alarm_however_noisy(num_ranks: int, num_steps: int, seed: int):
+    """It counts 0 alarms in 290,000 steps, 1,680,000 times of a rank."""
+    world = World(num_ranks)
+    for times_s in noisy_steps(np.random.default_rng(seed), num_steps, num_ranks, {}).tolist():
+        world.step(times_s)
+    assert sum(len(verdict.begun) for verdict in world.verdicts) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "ratio"), [(2, 1.8), (3, 1.8), (4, 1.5), (8, 1.5), (64, 1.5)]
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_slow_rank_is_found_in_the_same_noise_and_no_other(
+    num_ranks: int, ratio: float, seed: int
+):
+    world = World(num_ranks)
+    random = np.random.default_rng(seed)
+    num_steps = 2 * BEGIN_AFTER * STEPS_A_WINDOW
+    for times_s in noisy_steps(random, num_steps, num_ranks, {1: ratio}).tolist():
+        world.step(times_s)
+    assert list(world.detector.current) == ["w1"]

@@ -1,0 +1,40 @@
+"""How long one rank has been at a step, and for how much of that it waited for others.
+
+Process: every rank.  Thread: training.
+"""
+
+import time
+
+from trainflow.communication.group import Group
+
+
+class StepTimes:
+    """Times of one try of a step, from where it is made; in seconds.
+
+    Attributes:
+        computed_s: until `begin_waiting`, less what it waited for collectives in between: sharded
+            parameters are gathered in the middle of computing.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._started_at_s = time.monotonic()
+        self._waited_before_s = group.waited_s
+        self._waiting_from_s = self._started_at_s
+        self.computed_s = 0.0
+
+    def begin_waiting(self) -> None:
+        """What this rank has to compute for the others is done: from here on it waits for them."""
+        self._waiting_from_s = time.monotonic()
+        waited_s = self._group.waited_s - self._waited_before_s
+        self.computed_s = self._waiting_from_s - self._started_at_s - waited_s
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long it has waited since then."""
+        return time.monotonic() - self._waiting_from_s
+
+    @property
+    def total_s(self) -> float:
+        """For how long it has been at the step."""
+        return time.monotonic() - self._started_at_s

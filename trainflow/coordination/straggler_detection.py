@@ -1,0 +1,228 @@
+"""Tell which rank holds the others up step after step, from how long each computes. Pure.
+
+Every window of steps each rank has its median time, and a score: by how many times the usual spread
+that is beyond the median of all (a robust z: median and MAD, as in Iglewicz and Hoaglin, "How to
+Detect and Handle Outliers", 1993, without their power for few values). What most ranks take is the
+norm, so at most half of them straggle. The median of an even number is the lower of the middle two:
+of two nodes with equally many ranks the slow one can be told, and of two ranks the slower one is
+compared with the other. A straggler is one for several windows, and is none after several.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+WINDOW_STEPS = 10
+WINDOW_S = 2.0
+"""A window is at least so many steps, and at least so long."""
+
+MAX_WINDOW_STEPS = 1000
+BEGIN_AFTER, END_AFTER = 3, 3
+"""Windows in a row after which a rank straggles, and after which it keeps up again."""
+
+BEGIN_SCORE, END_SCORE = 5.0, 2.5
+SPREAD_FLOOR = 0.05
+"""The least spread, over the median: ranks that are equally fast don't differ by nothing. So one
+begins to straggle a quarter above the median, at the earliest."""
+
+PAIR_SPREAD_FLOOR = 0.1
+"""The same for two ranks, where nothing tells what spread is usual: half above the other."""
+
+_MAD_TO_SIGMA = 1.4826
+_PAIR = 2
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a rank computes in one step."""
+
+    num_microbatches: int
+    num_samples: int
+
+    def times(self, other: "Load") -> float:
+        """How many times as long as with the load ``other`` it takes at most.
+
+        Part of a step's time is the same whatever the load, so a smaller load may take as long.
+        """
+        microbatches = self.num_microbatches / other.num_microbatches
+        return max(1.0, microbatches, self.num_samples / other.num_samples)
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who has a rank, and where it runs."""
+
+    worker_id: str
+    node_id: str
+
+
+@dataclass(frozen=True)
+class Rating:
+    """How a rank's time compares.
+
+    Attributes:
+        typical_s: the median of what ranks would take at most with its load.
+        score: by how many times the spread its time is beyond that.
+    """
+
+    typical_s: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that holds the others up.
+
+    Attributes:
+        rank: at the moment.
+        worker_id: who has it.
+        node_id: where that runs.
+        compute_s: its median time to compute, over the newest window.
+        typical_s: as in `Rating`.
+        score: as in `Rating`.
+    """
+
+    rank: int
+    worker_id: str
+    node_id: str
+    compute_s: float
+    typical_s: float
+    score: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as usual it takes."""
+        return self.compute_s / self.typical_s if self.typical_s else 1.0
+
+
+@dataclass(frozen=True)
+class StragglerVerdict:
+    """What has changed with an observation.
+
+    Attributes:
+        begun: who straggles from now on.
+        over: workers that did, and keep up again.
+        gone: workers that did, and are members no more.
+        slow_nodes: nodes of several ranks, all of which straggle now, while others don't.
+    """
+
+    begun: tuple[Straggler, ...] = ()
+    over: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    slow_nodes: frozenset[str] = frozenset()
+
+
+def rate_ranks(times_s: Sequence[float], loads: Sequence[Load]) -> list[Rating]:
+    """Compare what ranks take.
+
+    Args:
+        times_s: that each computes, by rank.
+        loads: with what; ranks without any are compared with nobody.
+    """
+    busy = [(at_s, load) for at_s, load in zip(times_s, loads, strict=True) if load.num_samples]
+    floor = PAIR_SPREAD_FLOOR if len(busy) <= _PAIR else SPREAD_FLOOR
+    norms: dict[Load, tuple[float, float]] = {}
+    for load in {load for _, load in busy}:
+        scaled = [at_s * load.times(other) for at_s, other in busy]
+        median = statistics.median_low(scaled)
+        mad = statistics.median_low([abs(at_s - median) for at_s in scaled])
+        norms[load] = median, max(_MAD_TO_SIGMA * mad, floor * median)
+    return [_rate(at_s, norms.get(load)) for at_s, load in zip(times_s, loads, strict=True)]
+
+
+def _rate(at_s: float, norm: tuple[float, float] | None) -> Rating:
+    if norm is None or norm[1] <= 0:
+        return Rating(at_s, 0.0)
+    median, spread = norm
+    return Rating(median, (at_s - median) / spread)
+
+
+class StragglerDetector:
+    """Takes each step's times; keeps who straggles.
+
+    Attributes:
+        current: who does, by worker id.
+    """
+
+    def __init__(self, told: Iterable[Straggler] = ()):
+        """Go on with those that a detector before has told of."""
+        self.current = {each.worker_id: each for each in told}
+        self._members: tuple[Member, ...] = ()
+        self._window: list[Sequence[float]] = []
+        self._window_from_s = 0.0
+        self._num_slow = Counter[str]()  # windows in a row
+        self._num_fine = Counter[str]()
+
+    def observe(
+        self,
+        members: Sequence[Member],
+        loads: Sequence[Load],
+        times_s: Sequence[float],
+        at_s: float,
+    ) -> StragglerVerdict:
+        """Take one committed step.
+
+        Args:
+            members: by rank.
+            loads: of each.
+            times_s: that each computed, waiting left out.
+            at_s: when it was committed, by any clock.
+        """
+        if tuple(members) != self._members:
+            # The first step of a world is left out: some of it loads and compiles.
+            return StragglerVerdict(gone=self._begin(tuple(members), at_s))
+        self._window.append(times_s)
+        self._window_from_s = min(self._window_from_s, at_s)  # that clock may be set back
+        num_steps, lasted_s = len(self._window), at_s - self._window_from_s
+        is_whole = num_steps >= WINDOW_STEPS and lasted_s >= WINDOW_S
+        if not is_whole and num_steps < MAX_WINDOW_STEPS:
+            return StragglerVerdict()
+        medians_s = [statistics.median(each) for each in zip(*self._window, strict=True)]
+        self._window, self._window_from_s = [], at_s
+        return self._judge(medians_s, rate_ranks(medians_s, loads))
+
+    def _begin(self, members: tuple[Member, ...], at_s: float) -> tuple[str, ...]:
+        """Begin with another world; returns the stragglers that aren't in it."""
+        self._members, self._window, self._window_from_s = members, [], at_s
+        ranks = {member.worker_id: rank for rank, member in enumerate(members)}
+        gone = tuple(each for each in self.current if each not in ranks)
+        self.current = {
+            worker_id: replace(each, rank=ranks[worker_id])
+            for worker_id, each in self.current.items()
+            if worker_id in ranks
+        }
+        for counter in (self._num_slow, self._num_fine):
+            for worker_id in counter.keys() - ranks.keys():
+                del counter[worker_id]
+        return gone
+
+    def _judge(self, medians_s: Sequence[float], ratings: Sequence[Rating]) -> StragglerVerdict:
+        begun: list[Straggler] = []
+        over: list[str] = []
+        for rank, (member, rating) in enumerate(zip(self._members, ratings, strict=True)):
+            worker_id, was_slow = member.worker_id, member.worker_id in self.current
+            self._count(worker_id, rating.score)
+            is_over = was_slow and self._num_fine[worker_id] >= END_AFTER
+            if is_over:
+                over.append(worker_id)
+                del self.current[worker_id]
+            elif was_slow or self._num_slow[worker_id] >= BEGIN_AFTER:
+                figures = medians_s[rank], rating.typical_s, rating.score
+                self.current[worker_id] = Straggler(rank, worker_id, member.node_id, *figures)
+                begun += [] if was_slow else [self.current[worker_id]]
+        return StragglerVerdict(tuple(begun), tuple(over), slow_nodes=self._slow_nodes())
+
+    def _count(self, worker_id: str, score: float) -> None:
+        slow, fine = self._num_slow[worker_id], self._num_fine[worker_id]
+        self._num_slow[worker_id] = slow + 1 if score >= BEGIN_SCORE else 0
+        self._num_fine[worker_id] = fine + 1 if score < END_SCORE else 0
+
+    def _slow_nodes(self) -> frozenset[str]:
+        num_ranks = Counter(member.node_id for member in self._members)
+        num_slow = Counter(each.node_id for each in self.current.values())
+        return frozenset(
+            node_id
+            for node_id, count in num_slow.items()
+            if node_id and 1 < count == num_ranks[node_id] < len(self._members)
+        )
