@@ -37,7 +37,7 @@ class Args(BaseModel):
     """Step that rank 0 commits, and whose report it doesn't live to send, the first time."""
     die_at: DieAt | None = None
     slow_rank: int | None = None
-    """Rank whose microbatches wait for ``slow_s`` more, until there is a file named even."""
+    """Rank whose first process waits for ``slow_s`` more, until there is a file named even."""
     slow_s: float = 0.08
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
@@ -88,8 +88,16 @@ def wait(session: Session, args: Args, step: int) -> None:
     """Make a microbatch last as long as the job is to."""
     if step < args.sleep_from or (args.work_dir / "hurry").exists():
         return
-    is_slow = session.rank == args.slow_rank and not (args.work_dir / "even").exists()
-    SYSTEM_CLOCK.sleep(args.sleep_s + (args.slow_s if is_slow else 0.0))
+    SYSTEM_CLOCK.sleep(args.sleep_s + (args.slow_s if is_slow(session, args) else 0.0))
+
+
+def is_slow(session: Session, args: Args) -> bool:
+    """Return whether this process is the slow one, which it stays whatever its rank."""
+    mark = args.work_dir / "slow"
+    if session.rank == args.slow_rank and not mark.exists():
+        mark.write_text(str(os.getpid()))
+    chosen = mark.exists() and mark.read_text() == str(os.getpid())
+    return chosen and not (args.work_dir / "even").exists()
 
 
 def hold(work_dir: Path) -> None:

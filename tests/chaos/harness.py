@@ -49,6 +49,7 @@ def make_job(
 ) -> JobConfig:
     """Return the job; but for whole sections, what none takes is the function's."""
     communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
+    failures = args.pop("failures", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -66,7 +67,7 @@ def make_job(
             "checkpoint": checkpoint or {},
             "communication": communication,
             "parallel": parallel,
-            "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0},
+            "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0} | failures,
         }
     )
 

@@ -1,4 +1,4 @@
-"""A rank that is slower than the others is named, and nothing else happens to it."""
+"""A rank that is slower than the others is named, and goes to a spare if the job says so."""
 
 from pathlib import Path
 
@@ -32,3 +32,33 @@ def test_a_rank_whose_microbatches_take_longer_is_named_until_they_do_not(
     assert not events_of(over, "failure")
     run.run.stop()
     assert run.finish()["state"] == "stopped"
+
+
+def test_a_stragglers_rank_goes_to_a_spare_between_two_steps(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run = RunUnderTest.start(
+        cluster,
+        tmp_path,
+        max_steps=600,
+        sleep_s=0.04,
+        slow_rank=2,
+        failures={"replace_stragglers": True},
+    )
+    run.wait_training(step=1, spares=1)
+    before = run.pids()
+    status = run.wait(lambda s: bool(events_of(s, "straggler_over")))
+    after = run.pids()
+    assert (after[0], after[1]) == (before[0], before[1]), "a survivor lost its process"
+    assert after[2] != before[2]
+    (relieved,) = events_of(status, "straggler_relieved")
+    assert relieved["data"]["rank"] == 2
+    (end,) = events_of(status, "straggler_over")
+    assert end["data"] == {"worker": relieved["data"]["worker_id"], "left": True}
+    status = run.finish()
+    assert status["state"] == "succeeded"
+    assert not events_of(status, "failure")
+    assert run.used_samples() == run.expected_samples()
+    assert len(run.final_digests()) == 1
+    retried = [step["step"] for step in status["steps"]]
+    assert retried == sorted(set(retried)), "a step was done twice"

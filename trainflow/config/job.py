@@ -213,6 +213,10 @@ class FailuresConfig(Section):
     hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
     """Seconds without progress after which a worker is killed; auto follows the step time."""
 
+    replace_stragglers: bool = False
+    """Whether a rank that is slower than the others in step after step goes to a spare, if one is
+    warm, between two steps."""
+
     lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
     """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
 
@@ -294,6 +298,7 @@ class JobConfig(Section):
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *_checkpoint_conflicts(self.checkpoint),
+            *self._straggler_conflicts(),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,
@@ -307,6 +312,19 @@ class JobConfig(Section):
                 "conflicts", "{summary}", context | {"summary": summarize(problems)}
             )
         return self
+
+    def _straggler_conflicts(self) -> list[Problem]:
+        """A rank can be given away between two steps where the others hold all of its state."""
+        wrong = {
+            f"parallel.mode = {self.parallel.mode}": self.parallel.is_sharded,
+            "error feedback (communication.error_feedback)": self.communication.feeds_back,
+        }
+        change = "leave it out, or change that: what only that rank holds would be lost"
+        return [
+            Problem("failures.replace_stragglers", "true", f"false with {setting}", change)
+            for setting, holds in wrong.items()
+            if holds and self.failures.replace_stragglers
+        ]
 
 
 def _batch_conflicts(training: TrainingConfig, workers: WorkersConfig) -> list[Problem]:

@@ -236,7 +236,7 @@ class Coordinator:
                 return
             self._record.add_event("submitted", f"job {self._job_id}")
             await self._checkpoints.find_stored()
-            self._control.designated = await launch_workers(
+            self._control.candidacy.designated = await launch_workers(
                 self._job, self._pool, self._nodes, self._record
             )
             await adoption.take_office(self._nodes, self._control, SYSTEM_CLOCK)

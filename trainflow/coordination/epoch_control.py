@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
+from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.epoch_former import FormedEpoch, form_epoch, specify
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.kept_state import KeptState
@@ -25,7 +26,6 @@ from trainflow.coordination.membership import (
     Situation,
     WaitForWorkers,
     decide_move,
-    next_members,
 )
 from trainflow.coordination.recovery_log import RecoveryLog
 from trainflow.coordination.recovery_plan import NoLiveStateError
@@ -50,7 +50,7 @@ class EpochControl:
         incarnation: of this coordinator; 0 until it has taken office.
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
-        designated: workers that are to form the first epoch, chosen by node.
+        candidacy: who may be a member.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EpochControl:
         self.incarnation = 0
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
-        self.designated: frozenset[str] = frozenset()
+        self.candidacy = Candidacy(job, pool)
         self._kept = kept
         self._job = job
         self._pool = pool
@@ -189,7 +189,8 @@ class EpochControl:
         if is_first and self._recovery.on_joined(report):
             self._settled.set()
         if report.pausing and report.epoch == self.epoch and not self._broken:
-            self._start_forming(self._wanted(), at_boundary=True)
+            members = self.candidacy.next_at_boundary(self._lineup)
+            self._start_forming(members, at_boundary=True)
 
     def advance(self) -> None:
         """Look at the situation and do what follows from it."""
@@ -206,8 +207,8 @@ class EpochControl:
                 members=self._lineup if self.members else (),
                 broken=self._broken,
                 available=self._available(),
-                minimum=self._num_needed(),
-                target=self._at_most(),
+                minimum=self.candidacy.num_needed(self.members, self._finished),
+                target=self.candidacy.at_most,
                 pausing=self._pausing,
                 group_size=self._job.group_size,
             )
@@ -223,6 +224,20 @@ class EpochControl:
                 self._settled.set()
             case _:
                 pass
+
+    def relieve(self, worker_id: str) -> bool:
+        """Have a spare take a member's rank at the next step boundary; False if that can't be now.
+
+        The member becomes the spare that is taken last.
+        """
+        busy = self._broken or self._pausing or self._stop_asked or self._forming is not None
+        if busy or not self._is_open or self._finished or worker_id not in self.members:
+            return False
+        if not self.candidacy.relieve(worker_id, self.members):
+            return False
+        self._pausing = True
+        self._request(Flag.PAUSE)
+        return True
 
     def _note_waiting(self, move: Move) -> None:
         was_waiting = self._waiting
@@ -255,29 +270,7 @@ class EpochControl:
     # How
 
     def _available(self) -> tuple[Candidate, ...]:
-        """Return the warm workers; before the first epoch the designated, unless one was lost."""
-        wait_for = self.designated if self.epoch is None else frozenset[str]()
-        choosy = wait_for <= self._pool.entries.keys()
-        return tuple(
-            Candidate(entry.worker_id, entry.description.node_id)
-            for entry in self._pool.entries.values()
-            if entry.description is not None
-            and (not wait_for or not choosy or entry.worker_id in wait_for)
-        )
-
-    def _num_needed(self) -> int:
-        """Return how few members may go on: once one has left the last step, none may be missing.
-
-        A lost rank's code after the last step would otherwise run nowhere.
-        """
-        leaving = self._finished.intersection(self.members)
-        return len(self.members) if leaving else self._job.workers.minimum
-
-    def _at_most(self) -> int:
-        return min(self._job.workers.target, self._pool.num_bundles())
-
-    def _wanted(self) -> tuple[str, ...]:
-        return next_members(self._lineup, self._available(), self._at_most(), self._job.group_size)
+        return self.candidacy.available(self._lineup, is_first=self.epoch is None)
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
@@ -368,6 +361,7 @@ class EpochControl:
         self._broken = self._member_lost = self._pausing = False
         self._num_attempts = 0
         self._forming = None
+        self.candidacy.on_formed(spec.members)
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))

@@ -65,6 +65,17 @@ class StragglerWatch:
             members, self._loads, report.compute_by_rank, report.committed_at_s
         )
         self._tell(verdict)
+        if self._job.failures.replace_stragglers:
+            self._replace_one()
+
+    def _replace_one(self) -> None:
+        """Give a straggler's rank to a spare, as soon as that can be."""
+        worst_first = sorted(self._detector.current.values(), key=lambda each: -each.ratio)
+        for each in worst_first:
+            if self._control.relieve(each.worker_id):
+                text = f"rank {each.rank} goes from {each.worker_id} to a spare after this step"
+                self._record.add_event("straggler_relieved", text, **_describe(each))
+                return
 
     def _node_of(self, worker_id: str) -> str:
         return next(iter(self._pool.nodes_of([worker_id])), "")

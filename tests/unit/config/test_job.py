@@ -79,6 +79,8 @@ def test_a_configuration_survives_a_round_trip_through_json():
         {"training__global_batch_size": 2, "training__microbatch_size": 1},
         {"failures__hang_timeout_s": 1},
         {"failures__max_failures": None},
+        {"failures": {"replace_stragglers": True}, "communication__compression": "int8"},
+        {"parallel": {"mode": "fsdp"}, "failures": {"replace_stragglers": False}},
         {"workers__resources": {"CPU": 0.5, "GPU": 0.25}},
         {"workers__resources": {"CPU": 1.0001, "GPU": 2}},
         {"communication__backend": "nccl", "workers__resources": {"GPU": 1}},
@@ -202,6 +204,18 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "dataset = 'jobs.toy:dataset'",
             "exactly one of data.url and data.dataset",
             "set data.url",
+        ),
+        (
+            {"failures": {"replace_stragglers": True}, "parallel": {"mode": "zero2"}},
+            "failures.replace_stragglers: got true",
+            "false with parallel.mode = zero2",
+            "leave it out",
+        ),
+        (
+            {"failures": {"replace_stragglers": True}, "communication__compression": "top_k"},
+            "failures.replace_stragglers: got true",
+            "false with error feedback (communication.error_feedback)",
+            "leave it out",
         ),
         (
             {"communication__backend": "nccl"},

@@ -68,7 +68,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tmp_path, FRESH)
     scene.pool = FakePool(num_bundles=3)
     any_pool: Any = scene.pool
-    scene.control._pool = any_pool
+    scene.control._pool = scene.control.candidacy._pool = any_pool
     for worker in scene.workers:
         worker.description = running(worker.worker_id)
     return scene

@@ -29,14 +29,23 @@ class Run:
             node, host = f"node-{number // 2}", f"10.0.0.{number // 2}"
             pool.entries[each].description = replace(describe(each), node_id=node, host=host)
         self.pool: Any = pool
-        self.control: Any = SimpleNamespace(members=tuple(ids), epoch=EpochId(1, 1))
+        self.asked: list[str] = []
+        self.can_relieve = False
+        self.control: Any = SimpleNamespace(
+            members=tuple(ids), epoch=EpochId(1, 1), relieve=self.relieve
+        )
         self.record = RunRecord(directory, FakeClock())
         self.num_steps = 0
         self.watch = self.open()
 
-    def open(self, record: RunRecord | None = None) -> StragglerWatch:
+    def relieve(self, worker_id: str) -> bool:
+        self.asked.append(worker_id)
+        return self.can_relieve
+
+    def open(self, **failures: Any) -> StragglerWatch:
         job = make_job(world=4, training={"global_batch_size": 12})
-        return StragglerWatch(job, self.pool, self.control, record or self.record)
+        job = job.model_copy(update={"failures": job.failures.model_copy(update=failures)})
+        return StragglerWatch(job, self.pool, self.control, self.record)
 
     def step(self, *times_s: float, **others: Any) -> None:
         self.num_steps += 1
@@ -138,6 +147,25 @@ def test_reports_that_tell_nothing_new_count_for_nothing(run: Run, others: dict[
     for _ in range(2 * BEGIN_AFTER * STEPS_A_WINDOW):
         run.step(0.1, 0.1, 0.3, 0.1, **others)
     assert run.events() == []
+
+
+def test_a_straggler_is_relieved_only_if_the_job_says_so(run: Run):
+    run.windows(BEGIN_AFTER, 0.1, 0.1, 0.3, 0.1)
+    assert run.asked == []
+
+
+def test_the_worst_straggler_is_relieved_as_soon_as_that_can_be(run: Run):
+    run.watch = run.open(replace_stragglers=True)
+    run.begin()
+    run.windows(BEGIN_AFTER, 0.1, 0.2, 0.3, 0.1)
+    assert run.asked == ["slot2-1.2", "slot1-1.1"], "neither could be"
+    run.can_relieve = True
+    run.step(0.1, 0.2, 0.3, 0.1)
+    assert run.asked[2:] == ["slot2-1.2"], "one at a time"
+    event = run.events()[-1]
+    assert event["kind"] == "straggler_relieved"
+    assert event["text"] == "rank 2 goes from slot2-1.2 to a spare after this step"
+    assert event["data"]["worker_id"] == "slot2-1.2"
 
 
 def test_a_detector_that_fails_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,152 @@
+"""A rank goes to a spare between two steps, and who had it becomes the last of the spares."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.coordination.fakes import FakePool, FakeWorker, settle
+from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import Flag
+
+SPARE, OTHER = "slot3-1.3", "slot4-1.4"
+Play = Callable[[Callable[[Scene], Awaitable[None]]], Scene]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Run a scene that has come to its first commit."""
+
+    def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
+        async def main() -> Scene:
+            scene = Scene(tmp_path, FRESH)
+            scene.control.open()
+            await settle()
+            scene.commit_everywhere(1)
+            await act(scene)
+            scene.control.close()
+            return scene
+
+        return asyncio.run(main())
+
+    return run
+
+
+def add_spare(scene: Scene, worker_id: str = SPARE) -> None:
+    scene.pool.entries |= FakePool([FakeWorker(worker_id, None)]).entries
+    scene.control.advance()
+
+
+async def reach_boundary(scene: Scene, step: int = 2) -> None:
+    scene.commit_everywhere(step)
+    scene.report(0, step + 1, pausing=True)
+    await settle()
+
+
+async def relieve(scene: Scene) -> None:
+    add_spare(scene)
+    assert scene.control.relieve(scene.ids[2])
+    await reach_boundary(scene)
+
+
+def test_a_spare_takes_the_rank_at_the_boundary_and_nothing_is_lost(play: Play):
+    async def act(scene: Scene) -> None:
+        add_spare(scene)
+        assert scene.control.relieve(scene.ids[2])
+        await settle()
+        assert scene.workers[0].requested == [Flag.PAUSE]
+        assert scene.control.members == scene.ids, "before the boundary nothing happens"
+        await reach_boundary(scene)
+
+    scene = play(act)
+    assert scene.control.members == (*scene.ids[:2], SPARE)
+    assert scene.pool.entries[SPARE].actor.plans[0].sources == {2: 0}
+    assert scene.control.state is RunState.RUNNING
+    assert scene.kinds() == ["epoch", "epoch"]
+    assert not scene.superior.lost
+
+
+def test_without_a_spare_it_stays(play: Play):
+    async def act(scene: Scene) -> None:
+        assert not scene.control.relieve(scene.ids[2])
+        await settle()
+
+    assert play(act).workers[0].requested == []
+
+
+def test_one_goes_at_a_time_and_only_a_member(play: Play):
+    async def act(scene: Scene) -> None:
+        add_spare(scene)
+        add_spare(scene, OTHER)
+        assert not scene.control.relieve(SPARE)
+        assert scene.control.relieve(scene.ids[2])
+        assert not scene.control.relieve(scene.ids[1])
+
+    play(act)
+
+
+@pytest.mark.parametrize("when", ["stopping", "ending", "recovering"])
+def test_nobody_goes_while_something_else_is_under_way(play: Play, when: str):
+    async def act(scene: Scene) -> None:
+        add_spare(scene)
+        if when == "stopping":
+            scene.control.request_stop()
+        elif when == "ending":
+            scene.control.on_finished(scene.ids[0])
+        else:
+            scene.lose(1)
+        assert not scene.control.relieve(scene.ids[2])
+
+    play(act)
+
+
+def test_it_stays_if_the_spare_dies_before_the_boundary(play: Play):
+    async def act(scene: Scene) -> None:
+        add_spare(scene)
+        assert scene.control.relieve(scene.ids[2])
+        scene.control.on_gone(scene.pool.entries.pop(SPARE), "lost in a test")
+        await reach_boundary(scene)
+
+    assert play(act).control.members == ("slot0-1.0", "slot1-1.1", "slot2-1.2")
+
+
+def test_it_stays_if_a_member_dies_before_the_boundary_since_it_may_hold_the_newest_state(
+    play: Play,
+):
+    async def act(scene: Scene) -> None:
+        add_spare(scene)
+        add_spare(scene, OTHER)
+        assert scene.control.relieve(scene.ids[2])
+        scene.lose(1)
+        await settle()
+        assert scene.control.members == (scene.ids[0], SPARE, scene.ids[2])
+        await reach_boundary(scene)  # as if that pause came through
+
+    assert play(act).control.members[2] == "slot2-1.2"
+
+
+def test_it_is_the_last_to_be_taken_again(play: Play):
+    async def act(scene: Scene) -> None:
+        await relieve(scene)
+        scene.commit_everywhere(4)
+        add_spare(scene, OTHER)
+        scene.lose(1)
+        await settle()
+        assert scene.control.members == (scene.ids[0], OTHER, SPARE)
+        scene.commit_everywhere(5)
+        scene.control.on_gone(scene.pool.entries.pop(OTHER), "lost in a test")
+        await settle()
+
+    scene = play(act)
+    assert scene.control.members == (scene.ids[0], scene.ids[2], SPARE), "no other was left"
+
+
+def test_it_takes_no_rank_from_another(play: Play):
+    async def act(scene: Scene) -> None:
+        await relieve(scene)
+        scene.commit_everywhere(4)
+        assert not scene.control.relieve(scene.ids[1])
+
+    play(act)
