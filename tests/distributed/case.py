@@ -50,6 +50,7 @@ class Outcome:
         steps: the report of each committed step, by number.
         choices: what compression was chosen, each time.
         losses: of residuals, as told.
+        tensors: digests of tensors, by step.
         used: committed step -> how often each sample went into it.
         pids: process ids by worker id.
         took_s: from the first epoch to the end.
@@ -63,6 +64,7 @@ class Outcome:
     steps: dict[int, StepReport] = field(default_factory=dict)
     choices: list[CompressionChosen] = field(default_factory=list)
     losses: list[ResidualsLost] = field(default_factory=list)
+    tensors: dict[int, dict[str, str]] = field(default_factory=dict)
     used: dict[int, Counter[int]] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0

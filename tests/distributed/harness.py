@@ -26,6 +26,7 @@ from trainflow.computation.reports import (
     EvaluationReport,
     ResidualsLost,
     StepReport,
+    TensorDigests,
 )
 from trainflow.computation.stamps import read_stamp
 from trainflow.coordination.hang_detection import Progress, judge_progress
@@ -201,12 +202,14 @@ class Coordinator:
     def _on_report(
         self,
         _: _Worker,
-        report: StepReport | EvaluationReport | CompressionChosen | ResidualsLost,
+        report: StepReport | EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests,
     ) -> None:
         if isinstance(report, ResidualsLost):
             self._outcome.losses.append(report)
         if isinstance(report, CompressionChosen):
             self._outcome.choices.append(report)
+        if isinstance(report, TensorDigests):
+            self._outcome.tensors[report.step] = report.digests
         if not isinstance(report, StepReport):
             return
         self._outcome.steps[report.step] = report

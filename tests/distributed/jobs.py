@@ -24,5 +24,6 @@ def make_job(*, world: int = 3, spares: int = 0, minimum: int = 1, **sections: A
             "communication": {"bucket_bytes": 1000} | sections.get("communication", {}),
             "parallel": sections.get("parallel", {}),
             "checkpoint": sections.get("checkpoint", {}),
+            "monitoring": sections.get("monitoring", {}),
         }
     )

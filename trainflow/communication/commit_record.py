@@ -113,6 +113,7 @@ class CommitDecision:
         loss: mean loss over all samples of the step; NaN if no rank had any.
         flags: union of all flags.
         suspects: ranks whose gradients differ from the majority's, or all if there is none.
+        digest: hash of the reduced gradients, the same on all ranks where none is suspected.
         scalars: mean over ranks of each logged value, by name.
         compute_s: time that each rank computed in this step, by rank.
     """
@@ -121,6 +122,7 @@ class CommitDecision:
     loss: float
     flags: Flag
     suspects: tuple[int, ...]
+    digest: int
     scalars: dict[str, float]
     compute_s: tuple[float, ...]
 
@@ -145,6 +147,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
         loss=loss_sum / total_weight if total_weight else math.nan,
         flags=flags,
         suspects=_suspects([record.digest for record in records]),
+        digest=records[0].digest,
         scalars=_mean_scalars(records),
         compute_s=tuple(record.compute_s for record in records),
     )

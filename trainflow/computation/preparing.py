@@ -59,6 +59,7 @@ def make_sharded(name: str, blueprint: Blueprint, context: RankContext) -> Shard
     """
     job, device = context.job, context.device
     sharding = Sharding.of(job.parallel, device)
+    sharding = replace(sharding, is_digested=job.training.deterministic)
     exchange = ShardExchange(
         choose_scatter(job.communication, device),
         context.stamps.waiting,

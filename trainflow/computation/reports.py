@@ -87,6 +87,7 @@ class StepReport:
         compute_by_rank: seconds that each rank computed until it had but to wait for the others.
         copy_lag: steps that all would go back by if a node were lost now; None if nothing is
             streamed, or nothing has arrived yet.
+        digest: 16 hex digits, of the bits of the summed gradients; None if none was made.
     """
 
     step: int
@@ -108,11 +109,27 @@ class StepReport:
     sums: GradientSums | None = None
     copy_lag: int | None = None
     compute_by_rank: tuple[float, ...] = ()
+    digest: str | None = None
 
     @property
     def version(self) -> Version:
         """Of the state that the step made."""
         return Version(self.step, self.epoch)
+
+
+@dataclass(frozen=True)
+class TensorDigests:
+    """Digests of single tensors after a committed step; told by rank 0.
+
+    Attributes:
+        step: its number.
+        epoch: that committed it.
+        digests: 16 hex digits by the tensor's path; see `computation.tensor_digests`.
+    """
+
+    step: int
+    epoch: EpochId
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,7 @@ Report = Callable[
         | CheckpointUnusable
         | SnapshotLeftOut
         | ResidualsLost
+        | TensorDigests
     ],
     None,
 ]

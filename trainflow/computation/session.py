@@ -25,15 +25,16 @@ from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.preparing import make_replicated, make_sharded
+from trainflow.computation.outcome import Outcome, describe_step
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import EvaluationReport, Joined
+from trainflow.computation.reports import EvaluationReport, Joined, TensorDigests
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.state_tree import flatten_state
 from trainflow.computation.step import Step
-from trainflow.computation.step_history import StepHistory, describe_step
+from trainflow.computation.step_history import StepHistory
 from trainflow.computation.training_state import Registered, Stateful, TrainingState
-from trainflow.computation.transaction import Outcome, Transaction
+from trainflow.computation.transaction import Transaction
 from trainflow.computation.whole_weights import gather_weights
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
@@ -293,6 +294,9 @@ class Session:
         joined, self._joined = self._joined, None
         if group.rank == 0 or joined is not None:
             self._context.report(replace(report, joined=joined))
+        if outcome.tensor_digests:
+            number, epoch = outcome.committed.number, group.spec.epoch
+            self._context.report(TensorDigests(number, epoch, outcome.tensor_digests))
         if outcome.decision.flags & Flag.STOP:
             raise SessionClosed
 

@@ -39,6 +39,7 @@ class ShardedGradients:
         parameters: names and parameters that are trained, in order of declaration.
         exchange: carries its collectives.
         device: where the model computes.
+        is_digested: hash the sums also where no other rank has them to compare with.
     """
 
     auto: AutoSum | None = None
@@ -49,8 +50,11 @@ class ShardedGradients:
         parameters: Sequence[tuple[str, nn.Parameter]],
         exchange: ShardExchange,
         device: torch.device,
+        *,
+        is_digested: bool = False,
     ):
         self._root = root
+        self._is_digested = is_digested
         self._device = device
         self._parameters = [parameter for _, parameter in parameters]
         self._exchange = exchange
@@ -97,7 +101,8 @@ class ShardedGradients:
         """Wait for all sums, and measure them; None if a collective failed.
 
         The norm is of the gradients of all shards; the digest covers the sums of this rank's group,
-        which other groups have too, if there are any.
+        shard by shard in their order, which other groups have too, if there are any. It is 0 where
+        no sums were hashed.
         """
         assert self._group is not None, "begin() comes first"
         free_gathered(self._module)  # or what is copied after the step is not what it has made
@@ -117,7 +122,8 @@ class ShardedGradients:
         size = self._group.spec.shard_size
         first = self._group.rank // size * size
         own = described[first : first + size].contiguous()
-        digest = xxhash.xxh3_64_intdigest(own.numpy().tobytes())
+        is_hashed = self._hashes(self._group)
+        digest = xxhash.xxh3_64_intdigest(own.numpy().tobytes()) if is_hashed else 0
         # All clip by the same norm, also where a group has other sums.
         return ReducedGradients(flats, digest, math.hypot(*described[:size, 0].tolist()))
 
@@ -144,17 +150,21 @@ class ShardedGradients:
             unit.set_requires_gradient_sync(self._is_armed, recurse=False)
             unit.set_reduce_scatter_unused_params(True, recurse=False)
 
+    def _hashes(self, group: Group) -> bool:
+        """Tell whether sums are hashed: others have them too, or a run's record is to have it."""
+        return self._is_digested or group.spec.shard_size < group.world_size
+
     def _gather_descriptions(self, group: Group, flats: Sequence[Tensor]) -> Tensor | None:
         """Return of each rank's part the 2-norm and the bits of a hash, by rank, in fp64 (N, 2).
 
-        Where every shard is there once, nobody could compare the hash, and it isn't made. None if
-        the group failed.
+        Where every shard is there once, no rank could compare the hash, and it is made only if it
+        was asked for. None if the group failed.
         """
         mine = torch.zeros(1, 2, dtype=torch.float64)
         norms = [torch.linalg.vector_norm(flat, dtype=torch.float32) for flat in flats]
         if norms:
             mine[0, 0] = torch.linalg.vector_norm(torch.stack(norms))
-        if group.spec.shard_size < group.world_size:
+        if self._hashes(group):
             hashed = xxhash.xxh3_64()
             for flat in flats:
                 hashed.update(flat.cpu().view(torch.uint8).numpy().data)

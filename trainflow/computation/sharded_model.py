@@ -108,6 +108,8 @@ class ShardedModel:
         made = self._blueprint.optimizer([parameter for _, parameter in trainable])
         require_room(needs.with_states(made), room_bytes, self._sharding)
         make_scheduler = self._blueprint.scheduler
-        self._gradients = ShardedGradients(root, trainable, self._exchange, self._device)
+        self._gradients = ShardedGradients(
+            root, trainable, self._exchange, self._device, is_digested=self._sharding.is_digested
+        )
         scheduler = None if make_scheduler is None else make_scheduler(made)
         return PreparedModel(module, made, scheduler, self._gradients)

@@ -39,12 +39,14 @@ class Sharding:
         stays_in_step: and from one microbatch to the next.
         offloads: shards lie in the host's memory, and a GPU computes.
         in_bf16: units are computed with in bf16; what the model returns is fp32.
+        is_digested: sums of gradients are hashed also where no other rank has them.
     """
 
     stays_in_forward: bool = False
     stays_in_step: bool = False
     offloads: bool = False
     in_bf16: bool = False
+    is_digested: bool = False
 
     @classmethod
     def of(cls, parallel: ParallelConfig, device: torch.device) -> "Sharding":

@@ -8,37 +8,10 @@ Process: every rank.  Thread: training.
 
 from collections import deque
 
-from trainflow.communication.group import Group
 from trainflow.computation.reports import StepReport
-from trainflow.computation.transaction import Outcome
-from trainflow.epochs import Flag, Version
+from trainflow.epochs import Version
 
 _NUM_KEPT = 1000
-
-
-def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepReport:
-    """Return what there is to say of a commit of this rank."""
-    committed, decision = outcome.committed, outcome.decision
-    return StepReport(
-        step=committed.number,
-        epoch=group.spec.epoch,
-        rank=group.rank,
-        world_size=committed.world_size,
-        committed_at_s=outcome.committed_at_s,
-        applied=committed.applied,
-        loss=committed.loss,
-        grad_norm=committed.grad_norm,
-        lr=committed.lr,
-        weight=decision.total_weight,
-        compute_s=outcome.compute_s,
-        compute_by_rank=decision.compute_s,
-        wait_s=outcome.wait_s,
-        wire_bytes=outcome.wire_bytes,
-        sums=outcome.sums,
-        scalars=outcome.scalars,
-        pausing=bool(decision.flags & Flag.PAUSE),
-        copy_lag=copy_lag,
-    )
 
 
 class StepHistory:

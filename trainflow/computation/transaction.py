@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,12 +21,14 @@ from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.evaluation import gather_numbers
+from trainflow.computation.outcome import Outcome
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import CompressionChosen, GradientSums
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
 from trainflow.computation.step_times import StepTimes
+from trainflow.computation.tensor_digests import StepDigests
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.order import Microbatch
@@ -37,20 +38,6 @@ from trainflow.errors import TooManySkippedStepsError, TrainingError
 logger = logging.getLogger(__name__)
 
 _BEFORE_ALL = -1  # in place of a microbatch: random numbers drawn before the first one
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A commit with what the coordinator wants to know of it."""
-
-    committed: Committed
-    committed_at_s: float
-    decision: CommitDecision
-    compute_s: float
-    wait_s: float
-    wire_bytes: int
-    sums: GradientSums
-    scalars: dict[str, float]
 
 
 class Transaction:
@@ -189,7 +176,9 @@ class Transaction:
             self._state.residuals.offer(self._next_version, self._group)
         decision = self._agree(gradients)
         waited_s = self._times.waiting_s
+        digests = StepDigests(self._context, self._state, self._group, self.number)
         committed = self._apply(gradients, decision)
+        tensor_digests = digests.finish()
         self.reached = self.outcome = Outcome(
             committed,
             time.time(),
@@ -201,6 +190,7 @@ class Transaction:
             ),
             sums=self._describe_sums(decision, math.hypot(*(each.norm for each in gradients))),
             scalars=self._scaling() | decision.scalars,
+            tensor_digests=tensor_digests,
         )
         self._keep_choices()
         self._snapshot(decision.flags)
@@ -339,23 +329,26 @@ class Transaction:
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""
         snapshots, residuals = self._context.snapshots, self._state.residuals
-        if snapshots is None or self._mode is StepMode.REHEARSAL:
+        if self._mode is StepMode.REHEARSAL or (snapshots is None and residuals is None):
             return
         self._stamp(Phase.SNAPSHOT)
         sums = None if residuals is None else residuals.sums
         # If the group fails, the step stays; its checkpoint is not made.
-        if residuals is None or self._add_up(residuals, snapshots, flags):
+        is_whole = residuals is None or self._add_up(residuals, snapshots, flags)
+        if is_whole and snapshots is not None:
             snapshots.after_commit(self._state, self._group.spec, self._group.rank, flags)
         if residuals is not None:
             residuals.sums = sums
 
-    def _add_up(self, residuals: ResidualState, snapshots: SnapshotCadence, flags: Flag) -> bool:
+    def _add_up(
+        self, residuals: ResidualState, snapshots: SnapshotCadence | None, flags: Flag
+    ) -> bool:
         """Where there is a checkpoint, put the residuals' sums into it; False if the group fails.
 
         Where there is one by the step's number, they are dealt out too, even if the store is busy:
-        then a run that resumes there, or recovers, goes on with the same bits.
+        then a run that resumes there, or recovers, or is replayed, goes on with the same bits.
         """
-        is_made = snapshots.makes_checkpoint(self.number, flags)
+        is_made = snapshots is not None and snapshots.makes_checkpoint(self.number, flags)
         is_due = has_checkpoint(self._context.job, self.number)
         if not is_made and not is_due:
             return True

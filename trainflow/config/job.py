@@ -227,6 +227,10 @@ class MonitoringConfig(Section):
     log_every_steps: PositiveInt = 1
     """Steps between two lines of progress."""
 
+    digest_every_steps: PositiveInt | None = None
+    """Steps between two records of a digest of every tensor, for ``trainflow bisect``; null: none.
+    Those of a step's gradients as a whole, and of checkpoints' tensors, are there in any case."""
+
 
 class JobConfig(Section):
     """A whole job, checked. Passed to every process of the run as it is."""

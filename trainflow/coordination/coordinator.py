@@ -22,9 +22,6 @@ from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import (
     CheckpointUnusable,
-    CompressionChosen,
-    EvaluationReport,
-    ResidualsLost,
     SnapshotLeftOut,
     StepReport,
 )
@@ -77,6 +74,7 @@ class Coordinator:
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
+        self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
         self._metrics = RunMetrics(job_id)
         self._checkpoints = CheckpointControl(
@@ -321,8 +319,6 @@ class Coordinator:
                 self._metrics.on_step(message)
                 self._control.on_step(message)
                 self._stragglers.on_step(message)
-            case EvaluationReport() | CompressionChosen() | ResidualsLost():
-                self._record.add_report(message)
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)
             case GroupFailed(epoch, reason):
@@ -331,6 +327,8 @@ class Coordinator:
                 self._on_finished(worker_id)
             case Crashed(traceback):
                 self._on_raised(worker_id, traceback)
+            case _:
+                self._record.add_report(message)
 
     def _on_ready(self, description: WorkerDescription) -> None:
         entry = self._pool.entries.get(description.worker_id)

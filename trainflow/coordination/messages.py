@@ -14,6 +14,7 @@ from trainflow.computation.reports import (
     ResidualsLost,
     SnapshotLeftOut,
     StepReport,
+    TensorDigests,
 )
 from trainflow.coordination.topology import Labels
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, ShardId, Version
@@ -106,6 +107,7 @@ WorkerMessage = (
     | CheckpointUnusable
     | SnapshotLeftOut
     | ResidualsLost
+    | TensorDigests
     | Finished
     | Crashed
 )

@@ -1,7 +1,8 @@
 """What happened in a run, kept in files that outlive its actors.
 
-``events.jsonl`` and ``metrics.jsonl`` are append-only, one JSON object a line. ``result.json`` is
-written once, at the end. A full disk stops nothing: what can't be written waits in memory, and an
+``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
+append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
+``result.json`` at the end. A full disk stops nothing: what can't be written waits in memory, and an
 event says so.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
@@ -10,6 +11,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 import json
 import logging
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +24,10 @@ from trainflow.computation.reports import (
     EvaluationReport,
     ResidualsLost,
     StepReport,
+    TensorDigests,
 )
+from trainflow.config.job import JobConfig
+from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
@@ -53,6 +58,7 @@ class RunRecord:
         self._clock = clock
         self._events_file = LineFile(directory / "events.jsonl")
         self._steps_file = LineFile(directory / "metrics.jsonl")
+        self._digests_file = LineFile(directory / "digests.jsonl")
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
@@ -102,8 +108,14 @@ class RunRecord:
         began_in = [epoch.incarnation, epoch.counter]
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
-    def add_report(self, report: EvaluationReport | CompressionChosen | ResidualsLost) -> None:
-        """Append what a rank tells as an event; a repeated evaluation is dropped."""
+    def add_report(
+        self, report: EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests
+    ) -> None:
+        """Append what a rank tells, as an event but for digests; repeated values are dropped."""
+        if isinstance(report, TensorDigests):
+            line = asdict(report) | {"epoch": str(report.epoch)}
+            self._note_trouble(self._digests_file.append(line))
+            return
         if isinstance(report, CompressionChosen):
             self._add_choice(report)
             return
@@ -187,6 +199,15 @@ class RunRecord:
         newest = list(self._steps)[-count:]
         return [line["compute_s"] + line["wait_s"] for line in newest]
 
+    def keep_job(self, job_id: str, job: JobConfig, import_paths: Sequence[str]) -> None:
+        """Write what is run. A full disk is told by an event."""
+        try:
+            write_job_record(self.directory, JobRecord.of(job_id, job, import_paths))
+        except OSError as error:
+            logger.exception("job.json could not be written")
+            text = f"{self.directory} did not take job.json ({error}): the run can't be replayed"
+            self.add_event("record_incomplete", text)
+
     def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
@@ -216,6 +237,8 @@ class RunRecord:
             self._unwritable = True
             text = f"{self.directory} can't be written ({error}); free some space there: until then"
             self.add_event("record_unwritable", f"{text} what happens is kept in memory only")
-        elif self._unwritable and not (self._events_file.waiting or self._steps_file.waiting):
+        elif self._unwritable and not any(
+            file.waiting for file in (self._events_file, self._steps_file, self._digests_file)
+        ):
             self._unwritable = False
             self.add_event("record_writable", f"{self.directory} can be written again")

@@ -150,3 +150,7 @@ def test_what_came_out_of_a_group_that_was_aborted_is_not_looked_at(monkeypatch)
 
     monkeypatch.setattr(torch.Tensor, "cpu", abort_then_copy)
     assert exchange(AT, group, torch.device("cpu")) is None
+
+
+def test_the_digest_that_ranks_agree_on_is_the_step_s():
+    assert decide_commit([replace(AT, digest=7)] * 3).digest == 7

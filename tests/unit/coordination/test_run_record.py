@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.jobs import make_job
 from tests.full_disk import room_for
 from trainflow.computation.reports import (
     CompressionChosen,
@@ -12,6 +13,7 @@ from trainflow.computation.reports import (
     Joined,
     ResidualsLost,
     StepReport,
+    TensorDigests,
 )
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
@@ -204,3 +206,23 @@ def test_slow_compression_is_told_once(record: RunRecord):
         record.add_step(replace(STEP, step=step, sums=replace(sums, slow_kernels=True)))
     (event,) = record.events_since(0)
     assert (event["kind"], event["data"]) == ("compression_slow", {"since_step": 2})
+
+
+def test_digests_of_tensors_are_kept_apart_from_what_is_shown(record: RunRecord):
+    record.add_report(TensorDigests(4, EpochId(1, 2), {"/models/model/w": "ab"}))
+    (line,) = (record.directory / "digests.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 4, "epoch": "1.2", "digests": {"/models/model/w": "ab"}}
+    assert record.events_since(0) == []
+    assert record.steps_since(0) == []
+
+
+def test_what_is_run_is_kept_and_a_full_disk_told(record: RunRecord):
+    record.keep_job("r-1", make_job(), ())
+    assert json.loads((record.directory / "job.json").read_text())["job_id"] == "r-1"
+    (record.directory / "job.json").unlink()
+    with room_for(5):
+        record.keep_job("r-1", make_job(), ())
+    assert not (record.directory / "job.json").exists()
+    event = record.events_since(0)[0]
+    assert event["kind"] == "record_incomplete"
+    assert "can't be replayed" in event["text"]
