@@ -39,6 +39,8 @@ class Args(BaseModel):
     slow_rank: int | None = None
     """Rank whose first process waits for ``slow_s`` more, until there is a file named even."""
     slow_s: float = 0.08
+    flip_at: int | None = None
+    """Step in which a bit of rank 1's gradient flips, the first time."""
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -100,6 +102,26 @@ def is_slow(session: Session, args: Args) -> bool:
     return chosen and not (args.work_dir / "even").exists()
 
 
+class Flip:
+    """Flips a bit where the job is to, unless a process has done so before."""
+
+    def __init__(self, session: Session, args: Args, weight: nn.Parameter):
+        self._session = session
+        self._args = args
+        self._mark = args.work_dir / "flipped"
+        self.step = 0
+        if args.flip_at is not None:
+            weight.register_hook(self._pass_on)
+
+    def _pass_on(self, gradient: Tensor) -> Tensor:
+        if self.step != self._args.flip_at or self._session.rank != 1 or self._mark.exists():
+            return gradient
+        self._mark.touch()
+        flipped = gradient.clone()
+        flipped.view(-1).view(torch.int32)[0] ^= 1 << 22
+        return flipped
+
+
 def hold(work_dir: Path) -> None:
     """Tell that this process waits, and wait until there is a file named release."""
     (work_dir / f"holding-{os.getpid()}").touch()
@@ -128,10 +150,12 @@ def train(session: Session, args: Args) -> None:
     model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
     death = Death(session, args.die_at, args.work_dir)
+    flip = Flip(session, args, next(model.parameters()))
     for step in session.steps():
         with step:
             hang_once(session, args, step.number)
             death.begin(step.number)
+            flip.step = step.number
             for batch in step.microbatches():
                 wait(session, args, step.number)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()

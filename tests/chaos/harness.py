@@ -50,6 +50,7 @@ def make_job(
     """Return the job; but for whole sections, what none takes is the function's."""
     communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
     failures = args.pop("failures", {})
+    monitoring = args.pop("monitoring", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -68,6 +69,7 @@ def make_job(
             "communication": communication,
             "parallel": parallel,
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0} | failures,
+            "monitoring": monitoring,
         }
     )
 

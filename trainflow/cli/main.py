@@ -15,6 +15,8 @@ import typer
 
 from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
+from trainflow.cli.determinism_commands import EPILOGUE as COMPARING_EPILOGUE
+from trainflow.cli.determinism_commands import bisect, replay
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
@@ -160,6 +162,10 @@ def down() -> None:
         return
     end_head(head)
     say(f"ended the head at {head.address} (pid {head.pid})")
+
+
+app.command(epilog=COMPARING_EPILOGUE)(replay)
+app.command(epilog=COMPARING_EPILOGUE)(bisect)
 
 
 def _as_yaml(resume: str) -> str:

@@ -60,13 +60,7 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
         DataError: the training data can't be opened or read, or is smaller than one global batch.
         CheckpointError: the store of checkpoints doesn't answer.
     """
-    config = _locate_checkpoints(load_job(path, overrides))
-    if config.runtime_env:
-        _check_runtime_env(config.runtime_env)
-    _look_in_working_directory()
-    entrypoint = resolve_entrypoint(config.entrypoint)
-    args = entrypoint.check_args(config.args)
-    config = _name_defaults(config, entrypoint)
+    config, entrypoint, args = _resolve(path, overrides)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
     dataset = _open_training_data(config, args)
@@ -76,6 +70,28 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
     config = _accept_equal_args(config, entrypoint)
     find_resumable(config)
     return CheckedJob(config, args, num_samples)
+
+
+def read_job(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Return a job as a run of it is recorded, its data and checkpoints unseen.
+
+    Raises:
+        ConfigError: a setting is wrong, or the training function can't be imported.
+    """
+    return _resolve(path, overrides)[0]
+
+
+def _resolve(
+    path: Path, overrides: Sequence[str]
+) -> tuple[JobConfig, ResolvedEntrypoint, BaseModel]:
+    """Return a job with its args' defaults among the settings, its function, and the args."""
+    config = _locate_checkpoints(load_job(path, overrides))
+    if config.runtime_env:
+        _check_runtime_env(config.runtime_env)
+    _look_in_working_directory()
+    entrypoint = resolve_entrypoint(config.entrypoint)
+    args = entrypoint.check_args(config.args)
+    return _name_defaults(config, entrypoint), entrypoint, args
 
 
 def _check_runtime_env(environment: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ Pure.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import xxhash
@@ -28,8 +29,20 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     Args:
         config: a job's configuration as JSON, of this release or of another.
     """
+    return named_settings(config, _ALTERING)
+
+
+def named_settings(
+    config: dict[str, Any], sections: Mapping[str, frozenset[str] | None]
+) -> dict[str, Any]:
+    """Return settings by dotted name.
+
+    Args:
+        config: a job's configuration as JSON.
+        sections: their sections; all of a section where no names are given.
+    """
     found: dict[str, Any] = {}
-    for section, named in _ALTERING.items():
+    for section, named in sections.items():
         value = config.get(section)
         if isinstance(value, dict):
             items: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]  JSON

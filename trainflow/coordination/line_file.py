@@ -30,15 +30,7 @@ class LineFile:
 
     def read(self) -> list[dict[str, Any]]:
         """Return all whole lines."""
-        if not self._path.exists():
-            return []
-        lines: list[dict[str, Any]] = []
-        for text in self._path.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue  # torn by a crash while it was appended
-        return lines
+        return read_lines(self._path)
 
     def append(self, line: dict[str, Any]) -> OSError | None:
         """Write ``line`` and what waits before it; returns why some of it has to wait, if so."""
@@ -56,6 +48,19 @@ class LineFile:
         finally:
             os.close(descriptor)
         return None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return all whole lines of a file, which may be another's and is left as it is."""
+    if not path.exists():
+        return []
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue  # torn by a crash while it was appended
+    return lines
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

@@ -23,6 +23,7 @@ from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.communication.transport import Connector
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.numerics import settle_numerics
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.snapshot_cadence import SnapshotCadence
@@ -121,8 +122,7 @@ def _open_session(
     reporter: Reporter,
 ) -> Session:
     device = choose_device(job)
-    torch.set_num_threads(max(1, int(job.workers.resources.CPU)))
-    torch.use_deterministic_algorithms(job.training.deterministic)
+    settle_numerics(job)
     args = resolve_entrypoint(job.entrypoint).check_args(job.args)
     rehearsal = _make_rehearsal(job, host, device) if spec.rehearse else None
     context = RankContext(

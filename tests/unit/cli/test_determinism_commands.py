@@ -1,0 +1,246 @@
+"""Comparing runs from the command line, by records of runs that never ran."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.jobs import make_job
+from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.cli.conftest import CallMain
+from tests.unit.coordination.past_runs import record_run
+from trainflow.checkpointing.boxes import whole
+from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
+from trainflow.checkpointing.store import CheckpointStore
+from trainflow.cli.determinism_commands import _MEANINGS
+from trainflow.cli.preflight import read_job
+from trainflow.coordination import replay as replaying
+from trainflow.coordination.bisection import History
+from trainflow.coordination.replay import Replayed, ReplayPlan
+
+DIGESTS = {step: f"{step:016x}" for step in range(1, 13)}
+PARTED = {step: digest if step < 5 else f"f{digest[1:]}" for step, digest in DIGESTS.items()}
+TENSORS = {"/gradients/model/w": "1", "/models/model/w": "2", "/models/model/b": "3"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def settings(store: CheckpointStore) -> dict[str, Any]:
+    checkpoint = {"url": store.url}
+    return {"world": 2, "checkpoint": checkpoint, "training": {"deterministic": True}}
+
+
+def save(store: CheckpointStore, step: int, job_id: str, **tensors: str) -> None:
+    """Commit a checkpoint whose tensors have these characters in the names of their chunks."""
+    entries = {
+        path: TensorEntry("float32", (2,), (Shard(whole((2,)), (Chunk(each * 32, 8),)),))
+        for path, each in tensors.items()
+    }
+    config = make_job(world=2, training={"deterministic": True}).model_dump(mode="json")
+    manifest = make_manifest(**entries)
+    store.commit(replace(manifest, step=step, job_id=job_id, config=config))
+
+
+class TestBisect:
+    def test_runs_that_are_the_same_are_said_to_be(self, home: Path, call_main: CallMain, capsys):
+        job = make_job()
+        record_run(home, "a", job, DIGESTS, tensors={4: TENSORS})
+        folder = record_run(home, "b", job, {**DIGESTS, 13: "d"}, tensors={4: TENSORS}).directory
+        assert call_main("bisect", "a", folder) == 0
+        assert capsys.readouterr().out == "the same in all 12 steps they share (steps 1 to 12)\n"
+        assert call_main("bisect", "a", "b", "-o", "json") == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["runs"], answer["same"], answer["num_shared"]) == (["a", "b"], True, 12)
+
+    def test_where_they_part_is_told_with_the_first_tensor(
+        self, home: Path, call_main: CallMain, capsys
+    ):
+        job, other = make_job(), TENSORS | {"/models/model/w": "x", "/models/model/b": "y"}
+        record_run(home, "a", job, DIGESTS, tensors={4: TENSORS, 8: TENSORS})
+        record_run(home, "b", job, PARTED, tensors={4: TENSORS, 8: other})
+        assert call_main("bisect", "a", "b") == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "they part at step 5, of the 12 steps they share (steps 1 to 12)",
+            "gradients of step 5: 0000000000000005 and f000000000000005",
+            "loss of step 5: 0.625 and 0.625",
+            "2 of 3 tensors differ after step 8, by the records; the first:",
+            "  /models/model/w",
+            "  /models/model/b",
+        ]
+        assert call_main("bisect", "a", "b", "-o", "json") == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["same"], answer["first_step"], answer["digest_step"]) == (False, 5, 5)
+        assert answer["first_tensor"] == "/models/model/w"
+        assert answer["tensors"] == {
+            "step": 8,
+            "source": "digests",
+            "differing": ["/models/model/w", "/models/model/b"],
+            "num_compared": 3,
+        }
+
+    def test_checkpoints_name_a_tensor_where_records_don_t(
+        self, home: Path, tmp_path: Path, call_main: CallMain, capsys
+    ):
+        for job_id, digests, chunk in (("a", DIGESTS, "0"), ("b", PARTED, "1")):
+            store = CheckpointStore(str(tmp_path / f"store-{job_id}"))
+            record_run(home, job_id, make_job(checkpoint={"url": store.url}), digests)
+            save(store, 4, job_id, w="0", m="0")
+            save(store, 8, job_id, w="0", m=chunk)
+            save(store, 3, "of-another", w=chunk)
+        assert call_main("bisect", "a", "b", "-o", "json") == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["first_step"], answer["first_tensor"]) == (5, "m")
+        assert (answer["tensors"]["step"], answer["tensors"]["source"]) == (8, "checkpoint")
+
+    def test_what_no_record_has_is_said_to_be_lacking(
+        self, home: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "a", make_job(), DIGESTS)
+        record_run(home, "b", make_job(), PARTED)
+        assert call_main("bisect", "a", "b") == 1
+        assert "see monitoring.digest_every_steps" in capsys.readouterr().out
+
+    def test_other_settings_are_refused_by_name_unless_they_are_accepted(
+        self, home: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "a", make_job(), DIGESTS)
+        record_run(home, "b", make_job(training={"seed": 6}, world=2), PARTED)
+        assert call_main("bisect", "a", "b") == 2
+        said = capsys.readouterr().err
+        assert "training.seed: '5' and '6'; workers.target: '3' and '2'" in said
+        accept = ["--accept", "training.seed", "--accept", "workers.target"]
+        assert " ".join(accept) in said
+        assert call_main("bisect", "a", "b", *accept[:2]) == 2
+        assert "training.seed" not in capsys.readouterr().err
+        assert call_main("bisect", "a", "b", *accept) == 1
+
+    def test_worlds_of_other_sizes_are_told_as_the_reason(
+        self, home: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "a", make_job(), DIGESTS)
+        record_run(home, "b", make_job(), PARTED, worlds=dict.fromkeys(range(5, 13), 1))
+        assert call_main("bisect", "a", "b") == 1
+        assert "no fault: from step 5 on they had 2 and 1 ranks" in capsys.readouterr().out
+
+    def test_runs_that_share_nothing_are_refused(self, home: Path, call_main: CallMain, capsys):
+        record_run(home, "a", make_job(), {1: "a", 2: "b"})
+        record_run(home, "b", make_job(), {1: None, 3: "c"})
+        assert call_main("bisect", "a", "b") == 2
+        assert "(a has steps 1 to 2 and b has step 3)" in capsys.readouterr().err
+
+    def test_a_run_that_is_not_there_is_not_found(self, home: Path, call_main: CallMain, capsys):
+        record_run(home, "a", make_job(), DIGESTS)
+        assert call_main("bisect", "a", "b") == 3
+        assert "got 'b'" in capsys.readouterr().err
+
+
+class TestReplay:
+    @pytest.fixture
+    def plans(self, monkeypatch: pytest.MonkeyPatch) -> list[ReplayPlan]:
+        """Do steps again by looking them up; from the eighth on another way."""
+        plans: list[ReplayPlan] = []
+
+        def run_replay(plan: ReplayPlan, **_: Any) -> Replayed:
+            plans.append(plan)
+            digests = {n: DIGESTS[n] if n < 8 else "other" for n in plan.steps}
+            return Replayed(History(digests, {}), {n: n / 8 for n in plan.steps})
+
+        monkeypatch.setattr(replaying, "run_replay", run_replay)
+        return plans
+
+    @pytest.fixture
+    def recorded(self, home: Path, store: CheckpointStore, settings: dict[str, Any]) -> Path:
+        for step in (4, 6):
+            save(store, step, "a")
+        return record_run(home, "a", make_job(**settings), DIGESTS).directory
+
+    def test_the_same_digests_are_shown_beside_each_other(
+        self,
+        recorded: Path,
+        plans: list[ReplayPlan],
+        store: CheckpointStore,
+        call_main: CallMain,
+        capsys,
+    ):
+        assert call_main("replay", "a", "--step", "7") == 0
+        said = capsys.readouterr()
+        assert said.out.splitlines() == [
+            "STEP  RECORDED          REPLAYED          SAME",
+            "7     0000000000000007  0000000000000007  yes",
+            f"step 7 of a, from the checkpoint of step 6 in {store.url}: the same",
+        ]
+        assert said.err == ""
+
+    def test_what_differs_is_told_and_leaves_with_1(
+        self, recorded: Path, plans: list[ReplayPlan], call_main: CallMain, capsys
+    ):
+        assert call_main("replay", recorded, "--step", "9", "--from", "4", "-o", "json") == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["run"], answer["same"], answer["first_step"]) == ("a", False, 8)
+        assert answer["base"]["step"] == 4
+        assert [row["same"] for row in answer["steps"]] == ["yes", "yes", "yes", "NO", "NO"]
+        assert answer["steps"][0]["replayed_loss"] == answer["steps"][0]["recorded_loss"] == 0.625
+        assert call_main("replay", recorded, "--step", "9") == 1
+        assert "NOT the same from step 8 on" in capsys.readouterr().out
+
+    def test_what_has_changed_since_is_noted(
+        self, recorded: Path, plans: list[ReplayPlan], call_main: CallMain, capsys
+    ):
+        job = json.loads((recorded / "job.json").read_text())
+        job["versions"]["torch"], job["code"] = "1.0", "0" * 32
+        job["config"]["training"]["deterministic"] = False
+        job["import_paths"] = [str(Path(__file__).parents[3])]
+        job["config"]["checkpoint"]["accept"] = ["training.deterministic"]
+        (recorded / "job.json").write_text(json.dumps(job))
+        assert call_main("replay", "a", "--step", "7") == 0
+        notes = capsys.readouterr().err
+        assert "since the run torch has changed from 1.0 to" in notes
+        assert "the file with tests.distributed.training:train has changed" in notes
+        assert "training.deterministic is false" in notes
+
+    def test_a_job_file_stands_for_its_newest_run(
+        self, home: Path, plans: list[ReplayPlan], job_file: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "tiny-a", read_job(job_file), DIGESTS)
+        assert call_main("replay", job_file, "--step", "3", "--from", "0") == 0
+        assert plans[0].run.job.job_id == "tiny-a"
+        assert plans[0].run.job.config["args"] == {"lr": 0.5}, "with its defaults"
+        job_file.write_text(job_file.read_text() + "args: {lr: 0.25}\n")
+        assert call_main("replay", job_file, "--step", "3", "--from", "0") == 2
+        assert "args.lr: '0.5' and '0.25'" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            (["b", "--step", "7"], 3),
+            (["a", "--step", "3"], 3),
+            (["a", "--step", "70"], 2),
+            (["a", "--step", "0"], 2),
+            (["a"], 2),
+            (["a", "--step", "7", "--timeout-s", "nan"], 2),
+        ],
+    )
+    def test_what_can_t_be_done_leaves_with_a_code_of_its_own(
+        self,
+        recorded: Path,
+        plans: list[ReplayPlan],
+        call_main: CallMain,
+        arguments: list[str],
+        code: int,
+    ):
+        assert call_main("replay", *arguments) == code
+        assert plans == []
+
+
+@pytest.mark.parametrize("command", ["replay", "bisect"])
+def test_the_exit_codes_are_in_the_help(command: str, call_main: CallMain, capsys):
+    assert call_main(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert len(_MEANINGS) == 4
+    assert all(f"  {code:>3}  {meaning}" in text for code, meaning in _MEANINGS.items())

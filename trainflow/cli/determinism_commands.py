@@ -1,0 +1,306 @@
+"""``trainflow replay`` and ``bisect``: does a step come to the same bits, and where do runs part.
+
+Need no cluster.
+
+Process: driver; each rank of a replay has one of its own.  Blocks: on records, stores and ranks.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from os.path import isfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.output import say
+from trainflow.cli.stop_signals import ending_in_order
+from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
+from trainflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainflow.checkpointing.manifest import Manifest
+    from trainflow.coordination.bisection import History, Parting, Tensors
+    from trainflow.coordination.past_run import PastRun
+    from trainflow.coordination.replay import Replayed, ReplayPlan
+
+_MAX_REPLAY_S = 7 * 24 * 3600.0
+_PATHS_SHOWN = 5
+_COLUMNS = {"STEP": "step", "RECORDED": "recorded", "REPLAYED": "replayed", "SAME": "same"}
+_MEANINGS = {
+    ExitCode.SUCCESS: "the same in every step that was compared",
+    ExitCode.FAILED: "not the same; or a checkpoint is damaged, or the job failed: it is on stderr",
+    ExitCode.USAGE: "wrong usage, settings that differ, or nothing recorded to compare",
+    ExitCode.NOT_FOUND: "no such run, or no checkpoint before the step",
+}
+EPILOGUE = "\n".join(
+    ["\b", "Exit codes:", *(f"  {code:>3}  {text}" for code, text in _MEANINGS.items())]
+)
+"""As `trainflow.cli.exit_codes.EPILOGUE`, for commands that compare."""
+
+Accept = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A setting that may differ; may be given again."),
+]
+
+
+def replay(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|JOB.yaml",
+            help="A run's id, the folder with its record, or a job file: the newest run of it.",
+        ),
+    ],
+    step: Annotated[int, typer.Option(min=1, help="The last step to do again.")],
+    begin: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            help="The checkpoint to begin from, by its step; 0: the job's beginning. The newest "
+            "before --step if left out.",
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option(help=f"Seconds after which it is given up: 1 to {_MAX_REPLAY_S:.0f}."),
+    ] = 3600.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Do steps of a run again from a checkpoint, and compare their digests with the run's record.
+
+    The job's training function runs on this machine, with as many ranks as the run had, each a
+    process; so run it where the job runs. The run's checkpoints are only read, its record is left
+    alone. What the function itself does, beside training, it does again.
+    """
+    from trainflow.coordination.bisection import find_parting  # noqa: PLC0415
+    from trainflow.coordination.replay import plan_replay, run_replay  # noqa: PLC0415
+
+    if not 1 <= timeout_s <= _MAX_REPLAY_S:
+        raise ConfigError(
+            f"--timeout-s: got {timeout_s:g}, expected 1 to {_MAX_REPLAY_S:.0f} seconds; change it"
+        )
+    past = _read_run(run, step)
+    plan = plan_replay(past, step, begin)
+    _note_other_code(past)
+    own_paths = [str(Path.cwd()), *sys.path]
+    with ending_in_order():
+        done = run_replay(
+            plan, timeout_s=timeout_s, import_paths=[*own_paths, *past.job.import_paths]
+        )
+    parting = find_parting(plan.recorded, done.history)
+    answer = _describe_replay(plan, done, parting)
+    text = [format_table(answer["steps"], _COLUMNS), _tell_replay(plan, parting)]
+    write_answer(answer, "\n".join(text), output)
+    if parting.step is not None:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def bisect(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="A run's id, or its folder.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Another's.")],
+    accept: Accept = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Find the first step after which two runs differ, and the first tensor.
+
+    Steps are compared by what both records have of them; tensors by what records have of them
+    (monitoring.digest_every_steps) and by the checkpoints that both have of a step.
+    """
+    from trainflow.coordination.bisection import find_parting  # noqa: PLC0415
+    from trainflow.coordination.past_run import find_record, read_past_run  # noqa: PLC0415
+
+    runs = [read_past_run(find_record(each)) for each in (run_a, run_b)]
+    _require_comparable(runs[0], runs[1], accept or [])
+    histories = [_history_of(each) for each in runs]
+    parting = find_parting(histories[0], histories[1])
+    if not parting.shared:
+        told = " and ".join(f"{each.job.job_id} has {_span(each.digests)}" for each in runs)
+        raise ConfigError(
+            f"bisect: got two runs that share no step with a digest ({told}), expected some; "
+            "choose others; of sharded models digests are made with training.deterministic"
+        )
+    answer = _describe_parting(parting) | {"runs": [each.job.job_id for each in runs]}
+    write_answer(answer, _tell_parting(parting, runs), output)
+    if parting.step is not None:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _read_run(run: str, step: int) -> "PastRun":
+    """Return the run that is named, or the newest of the job that is."""
+    from trainflow.coordination.past_run import find_record, read_past_run  # noqa: PLC0415
+    from trainflow.coordination.replay import find_run_of  # noqa: PLC0415
+
+    if not isfile(run):  # noqa: PTH113  False too for a name that is too long
+        return read_past_run(find_record(run))
+    from trainflow.cli.preflight import read_job  # noqa: PLC0415  imports the job's own code
+
+    return find_run_of(read_job(Path(run)), step)
+
+
+def _note_other_code(past: "PastRun") -> None:
+    """Say on stderr what may be why digests differ, beside a fault."""
+    from trainflow.coordination.job_record import find_versions, hash_code  # noqa: PLC0415
+
+    job, now = past.job, find_versions()
+    code = hash_code(job.config["entrypoint"], [str(Path.cwd()), *sys.path, *job.import_paths])
+    notes = [
+        f"since the run {name} has changed from {before} to {now.get(name)}"
+        for name, before in job.versions.items()
+        if now.get(name) != before
+    ]
+    if None not in {code, job.code} and code != job.code:
+        notes.append(f"since the run the file with {job.config['entrypoint']} has changed")
+    if not job.config["training"]["deterministic"]:
+        notes.append("training.deterministic is false: sums and kernels may differ by themselves")
+    for note in notes:
+        say(f"note: {escape(note)}", err=True)
+
+
+def _describe_replay(plan: "ReplayPlan", done: "Replayed", parting: "Parting") -> dict[str, Any]:
+    recorded, replayed = plan.recorded.digests, done.history.digests
+    rows = [
+        {
+            "step": step,
+            "recorded": recorded.get(step),
+            "replayed": replayed.get(step),
+            "same": _compare(recorded.get(step), replayed.get(step)),
+            "recorded_loss": plan.run.steps[step].loss if step in plan.run.steps else None,
+            "replayed_loss": done.losses.get(step),
+        }
+        for step in plan.steps
+    ]
+    return {
+        "run": plan.run.job.job_id,
+        "base": None if plan.base is None else {"url": plan.base.url, "step": plan.base.step},
+        "world_size": plan.world_size,
+        **_describe_parting(parting),
+        "steps": rows,
+    }
+
+
+def _compare(recorded: str | None, replayed: str | None) -> str | None:
+    if recorded is None or replayed is None:
+        return None
+    return "yes" if recorded == replayed else "NO"
+
+
+def _tell_replay(plan: "ReplayPlan", parting: "Parting") -> str:
+    begin = "the job's beginning" if plan.base is None else str(plan.base)
+    what = f"{_span(plan.steps)} of {plan.run.job.job_id}, from {begin}"
+    if parting.step is None:
+        return f"{what}: the same"
+    return "\n".join([f"{what}: NOT the same from step {parting.step} on", *_tell_tensors(parting)])
+
+
+def _describe_parting(parting: "Parting") -> dict[str, Any]:
+    tensors = parting.tensors
+    return {
+        "same": parting.step is None,
+        "first_step": parting.step,
+        "digest_step": parting.digest_step,
+        "first_tensor": None if tensors is None else tensors.paths[0],
+        "tensors": None
+        if tensors is None
+        else {
+            "step": tensors.step,
+            "source": tensors.source,
+            "differing": list(tensors.paths),
+            "num_compared": tensors.num_compared,
+        },
+        "num_shared": len(parting.shared),
+        "worlds_differ_from": parting.worlds_step,
+    }
+
+
+def _tell_parting(parting: "Parting", runs: "list[PastRun]") -> str:
+    shared = f"{len(parting.shared)} steps they share ({_span(parting.shared)})"
+    if parting.step is None:
+        return f"the same in all {shared}"
+    lines = [f"they part at step {parting.step}, of the {shared}"]
+    if parting.digest_step is not None:
+        one, other = (each.steps[parting.digest_step] for each in runs)
+        lines.append(f"gradients of step {parting.digest_step}: {one.digest} and {other.digest}")
+        lines.append(f"loss of step {parting.digest_step}: {one.loss!r} and {other.loss!r}")
+    lines += _tell_tensors(parting)
+    if parting.worlds_step is not None and parting.worlds_step <= parting.step:
+        one, other = (each.steps[parting.worlds_step].world_size for each in runs)
+        lines.append(
+            f"no fault: from step {parting.worlds_step} on they had {one} and {other} ranks, whose "
+            "sums have other bits"
+        )
+    return "\n".join(lines)
+
+
+def _tell_tensors(parting: "Parting") -> list[str]:
+    tensors = parting.tensors
+    if tensors is None:
+        return ["which tensor: nothing is recorded; see monitoring.digest_every_steps"]
+    count = f"{len(tensors.paths)} of {tensors.num_compared} tensors"
+    source = "checkpoints" if tensors.source == "checkpoint" else "records"
+    shown = [f"  {escape(path)}" for path in tensors.paths[:_PATHS_SHOWN]]
+    more = len(tensors.paths) - len(shown)
+    return [
+        f"{count} differ after step {tensors.step}, by the {source}; the first:",
+        *shown,
+        *([f"  and {more} more"] if more else []),
+    ]
+
+
+def _require_comparable(one: "PastRun", other: "PastRun", accepted: list[str]) -> None:
+    from trainflow.config.comparing import incomparable_settings  # noqa: PLC0415
+    from trainflow.coordination.replay import describe_changes  # noqa: PLC0415
+
+    changed = incomparable_settings(one.job.config, other.job.config)
+    refused = {name: both for name, both in changed.items() if name not in accepted}
+    if refused:
+        raise ConfigError(
+            f"bisect: got {one.job.job_id} and {other.job.job_id}, which differ in settings that "
+            f"alter every step ({describe_changes(refused)}), expected the same; choose other "
+            f"runs, or say --accept {' --accept '.join(refused)}"
+        )
+
+
+def _history_of(run: "PastRun") -> "History":
+    """Return what a run has digested, in its record and in the checkpoints that it has made."""
+    from trainflow.coordination.bisection import History  # noqa: PLC0415
+
+    worlds = {step: each.world_size for step, each in run.steps.items()}
+    return History(run.digests, worlds, run.tensors, _read_stored(run))
+
+
+def _read_stored(run: "PastRun") -> "dict[int, Tensors]":
+    """Return, by step, what stands for each tensor of the checkpoints that a run has made."""
+    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+    from trainflow.errors import CheckpointError  # noqa: PLC0415
+
+    url = run.job.config["checkpoint"]["url"]
+    if url is None:
+        return {}
+    stored: dict[int, Tensors] = {}
+    try:
+        store = CheckpointStore(url)
+        for step in store.committed_steps():
+            with suppress(CheckpointError):
+                manifest = store.read_manifest(step)
+                if manifest.job_id == run.job.job_id:
+                    stored[step] = _contents(manifest)
+    except CheckpointError as error:
+        say(f"note: checkpoints are left out: {error}", err=True)
+    return stored
+
+
+def _contents(manifest: "Manifest") -> Mapping[str, str]:
+    """Return for each tensor how it is cut into chunks, and their hashes."""
+    return {path: repr(entry) for path, entry in manifest.tensors.items()}
+
+
+def _span(steps: Iterable[int]) -> str:
+    """Return the first and the last of some steps."""
+    known = sorted(steps)
+    if len(known) < 2:  # noqa: PLR2004  a span has two ends
+        return f"step {known[0]}" if known else "none"
+    return f"steps {known[0]} to {known[-1]}"
