@@ -252,6 +252,12 @@ class HeldSnapshots:
         with self._lock:
             self._takes_copies = False
 
+    def close(self) -> None:
+        """Let go of all files; views of what was read stay valid."""
+        with self._lock:
+            while self._slots:
+                self._slots.popitem()[1].close()
+
     def _slots_for_copies(self, origin: str, shard: ShardId, kept: Version | None) -> list[Slot]:
         """Return those that may be written over, what is worth least first.
 

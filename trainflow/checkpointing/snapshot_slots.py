@@ -141,7 +141,7 @@ class Slot:
             return CopyState.NONE
 
     def want_copy(self, kept: Version | None = None) -> None:
-        """Only for the worker: the Keeper is to bring this to other nodes.
+        """Only for the worker: the Keeper is to bring this to other nodes, once it is whole.
 
         Args:
             kept: what those have all shards of, and keep until this has arrived.

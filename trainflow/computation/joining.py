@@ -71,7 +71,11 @@ def _restore(context: RankContext, state: TrainingState, plan: RecoveryPlan, gro
     assert stored is not None, "there is something to restore"
     try:
         restore(
-            state, stored, shard=group.spec.shard_of(group.rank), after_each=context.stamps.renew
+            state,
+            stored,
+            shard=group.spec.shard_of(group.rank),
+            after_each=context.stamps.renew,
+            own_memory=context.own_memory,
         )
     except (StoreError, CheckpointMisfitError, CheckpointVersionError):
         raise  # it may be quite in order: nobody is to do without it unasked

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from trainflow.communication.group import Group
 from trainflow.computation.data_feed import DataFeed
 from trainflow.computation.epoch_gate import EpochGate
+from trainflow.computation.own_memory import OwnMemory
 from trainflow.computation.reports import Report
 from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.stamps import StampWriter
@@ -33,6 +34,7 @@ class RankContext:
         snapshots: copies the state out when that is due; None where nothing is kept of it.
         shared_memory: folder for what is to outlive this process; None: nothing is.
         worker_id: names this worker's files there.
+        host: of this node; empty where it has no Keeper.
     """
 
     job: JobConfig
@@ -47,3 +49,11 @@ class RankContext:
     snapshots: SnapshotCadence | None = None
     shared_memory: Path | None = None
     worker_id: str = ""
+    host: str = ""
+
+    @property
+    def own_memory(self) -> OwnMemory | None:
+        """What this node holds of the state, where anything does."""
+        if self.shared_memory is None or not self.host:
+            return None
+        return OwnMemory(self.shared_memory, self.host)

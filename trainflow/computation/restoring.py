@@ -23,12 +23,13 @@ from trainflow.checkpointing.bounded_calls import (
     patience_s,
 )
 from trainflow.checkpointing.boxes import Box, whole
-from trainflow.checkpointing.manifest import Chunk, Manifest, TensorEntry
+from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
 from trainflow.checkpointing.peer_memory import LostMemoryError, PeerMemory
 from trainflow.checkpointing.peer_shards import PeerShards
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
+from trainflow.computation.own_memory import OwnMemory
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.state_boxes import StateBoxes
 from trainflow.computation.state_tree import flatten_state, unflatten_state
@@ -50,9 +51,10 @@ def restore(
     *,
     shard: ShardId = WHOLE,
     after_each: Callable[[], None],
+    own_memory: OwnMemory | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Load a state that was kept into the live state; each byte is verified before it counts.
+    """Load a state that was kept into the live state; what travels is verified before it counts.
 
     A store that doesn't answer is asked again for a while, and so are Keepers.
 
@@ -61,6 +63,7 @@ def restore(
         stored: which checkpoint, or snapshots.
         shard: which part of sharded state this rank holds.
         after_each: called after each chunk, from several threads, and while one is waited for.
+        own_memory: where to look first.
         clock: waits for what doesn't answer.
 
     Raises:
@@ -68,6 +71,8 @@ def restore(
         UnreachableMemoryError: no Keeper answers that may have it.
         CheckpointError: it is damaged or missing.
     """
+    if own_memory is not None and _restore_from_here(state, stored, shard, after_each, own_memory):
+        return None
     for pause_s in _PAUSES_S:
         try:
             return _restore_once(state, stored, shard, after_each, clock)
@@ -96,6 +101,33 @@ def _restore_once(
     with _open(stored, shard, after_each, clock) as source:
         state.begin_overwrite()
         _load(state, source, after_each, stored)
+
+
+def _restore_from_here(
+    state: TrainingState,
+    stored: WhereKept,
+    shard: ShardId,
+    after_each: Callable[[], None],
+    own_memory: OwnMemory,
+) -> bool:
+    """Load it from this node's own memory; False if it isn't there."""
+    with own_memory.reading(stored, shard) as snapshot:
+        if snapshot is None:
+            return False
+        state.begin_overwrite()
+        with _loading(stored):
+            live = flatten_state(state.tree()).tensors
+        tensors: list[Tensor] = []
+        for record, payload in zip(snapshot.tensors, snapshot.payloads, strict=True):
+            place = _landing_place(record.dtype, record.shape, live.get(record.path))
+            if record.num_bytes:
+                there = torch.frombuffer(payload, dtype=torch.uint8)
+                place.view(-1).view(torch.uint8).copy_(there)
+            tensors.append(place)
+            after_each()
+        with _loading(stored):
+            state.load_tree(unflatten_state(snapshot.skeleton, tensors), stored.version)
+        return True
 
 
 @contextmanager
@@ -141,7 +173,10 @@ def _load(
         live = flatten_state(state.tree()).tensors
     entries = manifest.tensors
     boxes = _find_boxes(state, source)
-    tensors = [_landing_place(entries[path], box, live.get(path)) for path, box in boxes.items()]
+    tensors = [
+        _landing_place(entries[path].dtype, box.shape, live.get(path))
+        for path, box in boxes.items()
+    ]
     wanted = {
         path: Part(box, tensor.view(-1).view(torch.uint8).numpy())
         for (path, box), tensor in zip(boxes.items(), tensors, strict=True)
@@ -184,10 +219,10 @@ def _its_own_bounds(_num_bytes: int) -> float:
     return threading.TIMEOUT_MAX
 
 
-def _landing_place(entry: TensorEntry, box: Box, live: Tensor | None) -> Tensor:
+def _landing_place(dtype_name: str, shape: tuple[int, ...], live: Tensor | None) -> Tensor:
     """Return the live tensor if the stored one can be read straight into it, else fresh memory."""
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    fits = live is not None and live.dtype == dtype and tuple(live.shape) == box.shape
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    fits = live is not None and live.dtype == dtype and tuple(live.shape) == shape
     if live is not None and fits and live.device.type == "cpu" and live.is_contiguous():
         return live
-    return torch.empty(box.shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype)

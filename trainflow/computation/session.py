@@ -24,8 +24,8 @@ from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
 from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
-from trainflow.computation.preparing import make_replicated, make_sharded
 from trainflow.computation.outcome import Outcome, describe_step
+from trainflow.computation.preparing import make_replicated, make_sharded
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import EvaluationReport, Joined, TensorDigests
 from trainflow.computation.seeding import seed_everything

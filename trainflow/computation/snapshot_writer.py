@@ -11,6 +11,7 @@ says why.
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ from trainflow.errors import StateError
 
 _LOOK_EVERY_S = 0.02
 _OPTIMIZERS = "/optimizers/"  # what forward doesn't change
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A snapshot that is being written; its slot tells no version before it is whole."""
+
+    slot: Slot
+    version: Version
+    for_storage: bool
 
 
 class SnapshotWriter:
@@ -67,7 +77,7 @@ class SnapshotWriter:
         self._shares_only = shares_only
         self._make_staging = make_staging
         self._staging: DeviceStaging | None = None
-        self._staged: tuple[Slot, bool] | None = None  # being filled; whether for storage
+        self._staged: _Staged | None = None
         self._paths = [directory / f"{worker_id}.{k}.snapshot" for k in range(num_slots)]
         self._slots: list[Slot] = []
         self._newest: deque[Slot] = deque(maxlen=num_kept)
@@ -76,7 +86,7 @@ class SnapshotWriter:
     @property
     def is_busy(self) -> bool:
         """Whether a snapshot is still on its way to storage."""
-        is_staged = self._staged is not None and self._staged[1]
+        is_staged = self._staged is not None and self._staged.for_storage
         return is_staged or any(slot.state is SlotState.READY for slot in self._slots)
 
     def write(
@@ -144,7 +154,7 @@ class SnapshotWriter:
             for path, tensor, view in zip(flat.tensors, tensors, views, strict=True)
         ]
         needed = None if partial_of is None else bytes_needed(records, partial_of)
-        self._fill(slot, transfers, needed, for_storage=share is not None)
+        self._fill(_Staged(slot, version, share is not None), transfers, needed)
         if patience_s:  # the last one: nobody comes back for it
             self._finish_staging()
         return True
@@ -156,11 +166,9 @@ class SnapshotWriter:
 
     def _fill(
         self,
-        slot: Slot,
+        snapshot: _Staged,
         transfers: Sequence[Transfer],
         needed: Iterable[tuple[int, int, int]] | None,
-        *,
-        for_storage: bool,
     ) -> None:
         """Copy what the host has; have the rest copied, and the slot completed then."""
         elsewhere = [each for each in transfers if each.tensor.device.type != "cpu"]
@@ -169,14 +177,15 @@ class SnapshotWriter:
         for index, start, stop in needed:
             if transfers[index].tensor.device.type == "cpu":
                 _copy(transfers[index], start, stop)
+        complete = partial(snapshot.slot.complete, for_storage=snapshot.for_storage)
         if not elsewhere:
-            slot.complete(for_storage=for_storage)
-            self._newest.append(slot)
+            complete()
+            self._newest.append(snapshot.slot)
             return
         if self._staging is None:
             self._staging = self._make_staging(elsewhere[0].tensor.device)
-        self._staging.begin(elsewhere, partial(slot.complete, for_storage=for_storage))
-        self._staged = slot, for_storage
+        self._staging.begin(elsewhere, complete)
+        self._staged = snapshot
 
     def _finish_staging(self) -> None:
         """Wait for what is being copied.
@@ -186,8 +195,7 @@ class SnapshotWriter:
         """
         if self._staging is None or self._staged is None:
             return
-        slot, _ = self._staged
-        self._staged = None
+        slot, self._staged = self._staged.slot, None
         self._staging.wait()
         self._newest.append(slot)
 
@@ -197,13 +205,20 @@ class SnapshotWriter:
 
     def copy_state_of(self, version: Version) -> CopyState | None:
         """Tell how it stands with copies of a version on other nodes; None if it isn't here."""
-        return next((s.copy_state for s in self._slots if s.version == version), None)
+        slot = self._find(version)
+        return None if slot is None else slot.copy_state
 
     def want_copy(self, version: Version, kept: Version | None = None) -> None:
-        """Have the Keeper bring a version that is here to other nodes, which keep ``kept``."""
-        for slot in self._slots:
-            if slot.version == version:
-                slot.want_copy(kept)
+        """Have the Keeper bring a version to other nodes, which keep ``kept``, once it is here."""
+        slot = self._find(version)
+        if slot is not None:
+            slot.want_copy(kept)
+
+    def _find(self, version: Version) -> Slot | None:
+        """Return the slot with a version, or what is to become it."""
+        if self._staged is not None and self._staged.version == version:
+            return self._staged.slot
+        return next((slot for slot in self._slots if slot.version == version), None)
 
     def forget_after(self, step: int) -> None:
         """Steps after this one are void: what was copied of them is no state of the run."""

@@ -134,6 +134,7 @@ class EpochControl:
         if intact:
             text = f"took over epoch {spec.epoch}, whose {spec.world_size} members train on"
             self._record.add_event("taken_over", text, epoch=str(spec.epoch))
+            self._kept.send_copies(spec, self._pool.nodes_of(spec.members))
             self._settled.set()
             self._heed_early_failure()
         else:

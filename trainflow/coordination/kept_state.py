@@ -216,9 +216,12 @@ class KeptState:
             plan: how.
             node_of: the node of each member, as far as it is known.
         """
-        spec = plan.spec
         self._gap_told = False
-        self.checkpoints.on_epoch(spec.epoch, plan.base.step)
+        self.checkpoints.on_epoch(plan.spec.epoch, plan.base.step)
+        self.send_copies(plan.spec, node_of)
+
+    def send_copies(self, spec: EpochSpec, node_of: Mapping[str, str]) -> None:
+        """From now on copies of these members' state go to other nodes."""
         copying = [spec.members[rank] for rank in spec.snapshot_ranks]
         snapshot_nodes = [node_of[member] for member in copying if member in node_of]
         shards: dict[str, set[ShardId]] = defaultdict(set)

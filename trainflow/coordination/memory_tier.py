@@ -58,6 +58,7 @@ class MemoryTier:
         self._is_short_told = False
         self._refused: set[str] = set()  # nodes whose copies another one has no room for: told
         self._direct_again_at_s = 0.0
+        self._num_directed = 0
 
     def hear(self, beat: Heartbeat) -> Version | None:
         """A Keeper says what it holds; answers which older states nobody needs."""
@@ -204,12 +205,15 @@ class MemoryTier:
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
         self._shards = shards or {}
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
+        self._num_directed += 1
         if self.is_sharded:
             return await self._direct_shards(snapshot_nodes)
         missing = self._num_missing
         others = _rank_others(snapshot_nodes) if missing else []
         self._nodes.ensure(set(others[:missing]))
-        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if others else []
+        answers = await self._ask_whom_to_send(any_others=bool(others))
+        if answers is None:
+            return None
         willing = {answer.node_id: answer for answer in answers}
         targets = [willing[node_id] for node_id in others if node_id in willing][:missing]
         self._targets = {target.node_id for target in targets}
@@ -230,7 +234,9 @@ class MemoryTier:
         missing = max(0, 1 + self._settings.replicas - len(known))
         self._nodes.ensure(set(further[:missing]))
         wanted = min(self._settings.replicas, len(known) + len(further) - 1)
-        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if wanted else []
+        answers = await self._ask_whom_to_send(any_others=wanted > 0)
+        if answers is None:
+            return
         addresses = {answer.node_id: answer.address for answer in answers}
         ranked = _rank_neighbours(node_ids, addresses.keys())
         self._targets_of = choose_neighbours(ranked, addresses.keys(), wanted)
@@ -252,6 +258,12 @@ class MemoryTier:
             }
         )
         self._tell_shortage(wanted - min(map(len, self._targets_of.values()), default=0))
+
+    async def _ask_whom_to_send(self, *, any_others: bool) -> list[Holding] | None:
+        """Return who answers; None if copies were directed anew meanwhile, which is what counts."""
+        number = self._num_directed
+        answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if any_others else []
+        return answers if number == self._num_directed else None
 
     async def look_after(self) -> None:
         """Direct copies anew where one of those that take part is gone or new."""

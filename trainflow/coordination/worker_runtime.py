@@ -138,6 +138,7 @@ def _open_session(
         snapshots=_open_snapshots(spec, job, reporter),
         shared_memory=_shared_memory(spec),
         worker_id=spec.worker_id,
+        host=host,
     )
     return Session(context)
 

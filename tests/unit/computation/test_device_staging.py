@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainflow.checkpointing.sharing import Share
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState
+from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.computation.device_staging import DeviceStaging, Transfer
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import TrainingState
@@ -118,6 +118,27 @@ def test_one_on_its_way_to_storage_makes_the_store_busy_from_the_start(
     staging.wait()
     assert SlotState.READY in states(tmp_path)
     assert writer.is_busy
+
+
+def test_a_copy_may_be_wanted_before_all_of_it_is_there(
+    writer: SnapshotWriter, staging: FakeStaging, tmp_path: Path
+):
+    assert writer.write(tree(), version(1), None)
+    assert writer.copy_state_of(version(1)) is CopyState.NONE, "it is not lost"
+    writer.want_copy(version(1), version(0))
+    assert writer.copy_state_of(version(1)) is CopyState.WANTED
+    staging.wait()
+    (slot,) = [each for path in tmp_path.glob("*") if (each := Slot(path)).version is not None]
+    assert (slot.copy_state, slot.kept) == (CopyState.WANTED, version(0))
+
+
+def test_a_copy_of_what_fails_is_lost(writer: SnapshotWriter, staging: FakeStaging, tmp_path: Path):
+    assert writer.write(tree(), version(1), None)
+    writer.want_copy(version(1))
+    staging.error = "an illegal memory access was encountered"
+    assert not writer.write(tree(), version(2), None)
+    assert writer.copy_state_of(version(1)) is None
+    assert whole(tmp_path) == []
 
 
 def test_the_last_is_waited_for(writer: SnapshotWriter, tmp_path: Path):

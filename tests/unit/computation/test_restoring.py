@@ -24,6 +24,7 @@ from trainflow.checkpointing.uploader import upload_share
 from trainflow.communication.aggregation import choose_aggregator
 from trainflow.communication.reducer import GradientReducer
 from trainflow.computation.outside_a_run import build_state
+from trainflow.computation.own_memory import OwnMemory
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_writer import SnapshotWriter
@@ -37,6 +38,7 @@ from trainflow.computation.training_state import (
 from trainflow.config.communication import CommunicationConfig
 from trainflow.epochs import (
     INITIAL_EPOCH,
+    WHOLE,
     EpochId,
     HeldShards,
     HeldState,
@@ -250,6 +252,61 @@ def test_a_keeper_killed_in_mid_read_is_told_from_damage_and_read_from_once_it_i
         again = HeldState(kept.version, (second.address,))
         restore(state, again, after_each=lambda: None, clock=clock)
     assert digest(state) == digest(kept)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> TrainingState:
+    """A trained state, of which there is a snapshot in a folder of its own."""
+    state = train(make_state(seed=1))
+    assert state.version is not None
+    assert SnapshotWriter(tmp_path / "memory", "w").write(state.tree(), state.version, None)
+    return state
+
+
+NOWHERE = PeerAddress("10.0.0.1", 1, "of this node, where no Keeper listens")
+
+
+def test_what_this_node_has_is_read_without_a_keeper(kept: TrainingState, tmp_path: Path):
+    state = make_state(seed=2)
+    assert kept.version is not None
+    held = HeldState(kept.version, (NOWHERE,))
+    own = OwnMemory(tmp_path / "memory", NOWHERE.host)
+    read: list[None] = []
+    restore(state, held, after_each=lambda: read.append(None), own_memory=own)
+    assert digest(state) == digest(kept)
+    assert state.version == kept.version
+    assert read, "who reads says that it gets on"
+    assert SnapshotWriter(tmp_path / "memory", "w", num_slots=1).write(
+        state.tree(), kept.version, None
+    ), "nobody reads it any more"
+
+
+@pytest.mark.parametrize("is_bad", [True, False])
+def test_what_is_bad_or_gone_here_is_read_elsewhere(
+    kept: TrainingState, tmp_path: Path, *, is_bad: bool
+):
+    assert kept.version is not None
+    own = OwnMemory(tmp_path / "own", NOWHERE.host)
+    if is_bad:  # found out before: then it is not among the sources
+        other = train(make_state(seed=3))
+        assert SnapshotWriter(own.folder, "w").write(other.tree(), kept.version, None)
+    state = make_state(seed=2)
+    with closing(
+        SnapshotServer(HeldSnapshots(tmp_path / "memory"), "job-1", "127.0.0.1")
+    ) as server:
+        held = HeldState(kept.version, (server.address,) if is_bad else (server.address, NOWHERE))
+        restore(state, held, after_each=lambda: None, own_memory=own)
+    assert digest(state) == digest(kept)
+
+
+def test_a_shard_that_is_not_here_is_not_taken_for_another(kept: TrainingState, tmp_path: Path):
+    assert kept.version is not None
+    own = OwnMemory(tmp_path / "memory", NOWHERE.host)
+    shards = tuple(HeldState(kept.version, (NOWHERE,), ShardId(k, 2)) for k in range(2))
+    with own.reading(HeldShards(kept.version, shards), ShardId(1, 2)) as found:
+        assert found is None
+    with own.reading(StoredState("/store", STEP), WHOLE) as found:
+        assert found is None
 
 
 def test_of_shards_those_are_named_that_were_looked_for_in_vain():

@@ -155,6 +155,9 @@ class FakeKept:
     ) -> RecoveryPlan:
         return plan_recovery(spec, reports, stored=self.newest, **known)
 
+    def send_copies(self, _spec: EpochSpec, node_of: Mapping[str, str]) -> None:
+        self.node_of = node_of
+
     def on_formed(self, _plan: RecoveryPlan, node_of: Mapping[str, str]) -> None:
         self.node_of = node_of
 

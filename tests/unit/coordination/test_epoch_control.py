@@ -236,6 +236,15 @@ def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
     assert play(act, FRESH).kinds() == ["taken_over", "failure", "epoch"]
 
 
+def test_copies_of_an_epoch_that_is_taken_over_go_on(play: Play):
+    async def act(scene: Scene) -> None:
+        spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
+        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+
+    scene = play(act, FRESH)
+    assert scene.kept.node_of.keys() == set(scene.ids)
+
+
 def test_a_failure_of_a_past_epoch_changes_nothing(play: Play):
     async def act(scene: Scene) -> None:
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)

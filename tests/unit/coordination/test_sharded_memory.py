@@ -61,6 +61,7 @@ class Nodes:
         self.silent: set[str] = set()
         self.back_at_s: dict[str, tuple[float, Holding]] = {}
         self.waited_s: list[float] = []
+        self.slow: list[asyncio.Event] = []  # each holds up one answer
         self.copies: dict[str, list[str]] = {}
         self.members: dict[str, dict[ShardId, list[str]]] = {}
 
@@ -71,6 +72,8 @@ class Nodes:
     async def ask_holdings(self, timeout_s: float, *, also_dismissed: bool = False) -> Any:
         self.waited_s.append(timeout_s)
         self._clock.now_s += min(timeout_s, 3.0)
+        if self.slow:
+            await self.slow.pop(0).wait()
         for node_id, (back_at_s, back) in self.back_at_s.items():
             if self._clock.now_s >= back_at_s:
                 self.silent.discard(node_id)
@@ -276,6 +279,40 @@ def test_a_member_s_keeper_that_missed_the_question_is_asked_again(
     scene.nodes.members = {}
     scene.pass_time(60.0)
     assert scene.nodes.members == {}, "nothing has changed"
+
+
+def test_a_late_answer_directs_no_copies_of_the_world_before(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *map(holding, GROUPS))
+
+    async def direct_twice() -> None:
+        late = asyncio.Event()
+        scene.nodes.slow = [late]
+        async with asyncio.TaskGroup() as both:
+            both.create_task(scene.memory.direct([*GROUPS], GROUPS))
+            await asyncio.sleep(0)
+            await scene.memory.direct(["n02", "n03"], {})
+            late.set()
+
+    asyncio.run(direct_twice())
+    assert scene.nodes.copies.keys() == {"n02", "n03"}
+    assert scene.nodes.members == {"n02": {}, "n03": {}}
+
+
+def test_a_coordinator_that_takes_an_epoch_over_tells_a_keeper_that_restarts_where_copies_go(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[2:]
+    scene = Scene(tmp_path, holding("n00"), holding("n01"))
+    spec = EpochSpec(EpochId(1, 2), ("a", "b"), "host", 1, (0, 1), shard_size=2)
+    scene.kept.send_copies(spec, {"a": "n00", "b": "n01"})
+    assert scene.nodes.copies == {"n00": ["n01"], "n01": ["n00"]}
+    scene.nodes.copies = {}
+    scene.memory.hear(Heartbeat("n00", {}, knows_peers=False, held=None))
+    scene.pass_time(6.0)
+    assert scene.nodes.copies == {"n00": ["n01"], "n01": ["n00"]}
 
 
 def test_a_keeper_that_missed_the_question_has_a_target_once_it_answers(
