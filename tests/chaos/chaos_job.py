@@ -41,6 +41,8 @@ class Args(BaseModel):
     slow_s: float = 0.08
     flip_at: int | None = None
     """Step in which a bit of rank 1's gradient flips, the first time."""
+    wrong_from: int | None = None
+    """Step from which on it does in each microbatch of the process that has rank 1 then."""
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
 
@@ -95,11 +97,15 @@ def wait(session: Session, args: Args, step: int) -> None:
 
 def is_slow(session: Session, args: Args) -> bool:
     """Return whether this process is the slow one, which it stays whatever its rank."""
-    mark = args.work_dir / "slow"
-    if session.rank == args.slow_rank and not mark.exists():
-        mark.write_text(str(os.getpid()))
-    chosen = mark.exists() and mark.read_text() == str(os.getpid())
+    chosen = is_chosen(args.work_dir / "slow", is_wanted=session.rank == args.slow_rank)
     return chosen and not (args.work_dir / "even").exists()
+
+
+def is_chosen(mark: Path, *, is_wanted: bool) -> bool:
+    """Return whether this process was the first that was wanted for something."""
+    if is_wanted and not mark.exists():
+        mark.write_text(str(os.getpid()))
+    return mark.exists() and mark.read_text() == str(os.getpid())
 
 
 class Flip:
@@ -110,16 +116,24 @@ class Flip:
         self._args = args
         self._mark = args.work_dir / "flipped"
         self.step = 0
-        if args.flip_at is not None:
+        if args.flip_at is not None or args.wrong_from is not None:
             weight.register_hook(self._pass_on)
 
     def _pass_on(self, gradient: Tensor) -> Tensor:
-        if self.step != self._args.flip_at or self._session.rank != 1 or self._mark.exists():
+        if not self._flips_now():
             return gradient
-        self._mark.touch()
         flipped = gradient.clone()
         flipped.view(-1).view(torch.int32)[0] ^= 1 << 22
         return flipped
+
+    def _flips_now(self) -> bool:
+        is_first, begin = self._session.rank == 1, self._args.wrong_from
+        if begin is not None and self.step >= begin:
+            return is_chosen(self._args.work_dir / "wrong", is_wanted=is_first)
+        flips = self.step == self._args.flip_at and is_first and not self._mark.exists()
+        if flips:
+            self._mark.touch()
+        return flips
 
 
 def hold(work_dir: Path) -> None:

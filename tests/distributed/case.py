@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.distributed.faults import Fault
-from trainflow.computation.reports import CompressionChosen, ResidualsLost, StepReport
+from trainflow.computation.reports import (
+    CompressionChosen,
+    RanksDiffer,
+    ResidualsLost,
+    StepReport,
+)
 from trainflow.computation.session import Session
 from trainflow.config.job import JobConfig
 from trainflow.epochs import MemberReport, RecoveryPlan
@@ -51,6 +56,7 @@ class Outcome:
         choices: what compression was chosen, each time.
         losses: of residuals, as told.
         tensors: digests of tensors, by step.
+        differences: ranks that came to other bits, each time.
         used: committed step -> how often each sample went into it.
         pids: process ids by worker id.
         took_s: from the first epoch to the end.
@@ -65,6 +71,7 @@ class Outcome:
     choices: list[CompressionChosen] = field(default_factory=list)
     losses: list[ResidualsLost] = field(default_factory=list)
     tensors: dict[int, dict[str, str]] = field(default_factory=dict)
+    differences: list[RanksDiffer] = field(default_factory=list[RanksDiffer])
     used: dict[int, Counter[int]] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0

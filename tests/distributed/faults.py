@@ -33,6 +33,7 @@ class Where(StrEnum):
     IN_MICROBATCH = "in_microbatch"
     IN_SECOND_MICROBATCH = "in_second_microbatch"
     IN_BACKWARD = "in_backward"
+    IN_SUM = "in_sum"
     BETWEEN_HOPS = "between_hops"
     BEFORE_RECORD = "before_record"
     AFTER_RECORD = "after_record"
@@ -45,11 +46,12 @@ class Where(StrEnum):
 
 
 class Act(StrEnum):
-    """What happens there: the process dies, is stopped, or loses what it was sent."""
+    """What happens there: the process dies, is stopped, loses what it was sent, or a bit flips."""
 
     KILL = "kill"
     STOP = "stop"
     DROP = "drop"
+    FLIP = "flip"
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,22 @@ class Injector:
 
     def reach(self, where: Where) -> None:
         """Strike if a fault lies here. A dropped message shows as a failed collective."""
+        fault = self._find(where)
+        if fault is not None:
+            self._strike(fault)
+
+    def flips(self, where: Where) -> bool:
+        """Whether a bit flips here."""
+        fault = self._find(where)
+        return fault is not None and fault.act is Act.FLIP
+
+    def _find(self, where: Where) -> Fault | None:
+        """Return a fault that lies here; it is there once."""
         for fault in self._faults:
             if (fault.where, fault.step) == (where, self.step) and self.is_real:
                 self._faults.remove(fault)
-                self._strike(fault)
-                return
+                return fault
+        return None
 
     @property
     def is_real(self) -> bool:
@@ -166,6 +179,8 @@ class FaultyTransport:
             self._injector.reach(Where.IN_ADDING_UP)
         if self._injector.phase is Phase.COMPUTE:
             self._injector.reach(Where.IN_BACKWARD)
+            if self._injector.flips(Where.IN_SUM):
+                return _Flipped(work, tensor)
         return work
 
     def all_gather(self, output: Tensor, tensor: Tensor) -> Work:
@@ -224,6 +239,19 @@ class _Sent:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
+
+
+class _Flipped:
+    """A sum, one bit of which is another on this rank."""
+
+    def __init__(self, work: Work, tensor: Tensor):
+        self._work = work
+        self._tensor = tensor
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = self._work.wait()
+        self._tensor.view(-1).view(torch.int32)[0] ^= 1 << 22
+        return done
 
 
 class _AfterRecord:

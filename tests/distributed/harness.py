@@ -24,6 +24,7 @@ from trainflow.checkpointing.snapshot_server import SnapshotServer
 from trainflow.computation.reports import (
     CompressionChosen,
     EvaluationReport,
+    RanksDiffer,
     ResidualsLost,
     StepReport,
     TensorDigests,
@@ -202,8 +203,15 @@ class Coordinator:
     def _on_report(
         self,
         _: _Worker,
-        report: StepReport | EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests,
+        report: StepReport
+        | EvaluationReport
+        | CompressionChosen
+        | ResidualsLost
+        | TensorDigests
+        | RanksDiffer,
     ) -> None:
+        if isinstance(report, RanksDiffer):
+            self._outcome.differences.append(report)
         if isinstance(report, ResidualsLost):
             self._outcome.losses.append(report)
         if isinstance(report, CompressionChosen):

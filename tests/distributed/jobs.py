@@ -25,5 +25,6 @@ def make_job(*, world: int = 3, spares: int = 0, minimum: int = 1, **sections: A
             "parallel": sections.get("parallel", {}),
             "checkpoint": sections.get("checkpoint", {}),
             "monitoring": sections.get("monitoring", {}),
+            "failures": sections.get("failures", {}),
         }
     )

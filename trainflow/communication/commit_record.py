@@ -18,7 +18,7 @@ from trainflow.errors import CommunicationError, GroupMismatchError, TrainingErr
 
 MAX_SCALARS = 16
 MAX_NAME_BYTES = 48
-_HEADER = struct.Struct("<8sqqqqQdddd")
+_HEADER = struct.Struct("<8sqqqqQQdddd")
 _SCALAR = struct.Struct(f"<{MAX_NAME_BYTES}sdd")
 _MAGIC = b"TFcommit"
 RECORD_BYTES = _HEADER.size + MAX_SCALARS * _SCALAR.size
@@ -42,6 +42,7 @@ class CommitRecord:
         step: the step's number.
         flags: requests that all ranks must see at the same step.
         digest: hash of the reduced gradients.
+        spot_digest: hash of one microbatch's gradients that every rank has computed; 0: none has.
         weight: this rank's share of the mean (targets, samples).
         loss_sum: weight times mean loss, summed over the rank's microbatches.
         compute_s: time the rank computed in this step, waiting left out.
@@ -54,6 +55,7 @@ class CommitRecord:
     step: int
     flags: Flag = Flag.NONE
     digest: int = 0
+    spot_digest: int = 0
     weight: float = 0.0
     loss_sum: float = 0.0
     compute_s: float = 0.0
@@ -69,6 +71,7 @@ class CommitRecord:
             self.step,
             int(self.flags),
             self.digest,
+            self.spot_digest,
             self.weight,
             self.loss_sum,
             self.compute_s,
@@ -113,6 +116,7 @@ class CommitDecision:
         loss: mean loss over all samples of the step; NaN if no rank had any.
         flags: union of all flags.
         suspects: ranks whose gradients differ from the majority's, or all if there is none.
+        miscomputing: the same of gradients of one microbatch that all ranks have computed.
         digest: hash of the reduced gradients, the same on all ranks where none is suspected.
         scalars: mean over ranks of each logged value, by name.
         compute_s: time that each rank computed in this step, by rank.
@@ -122,6 +126,7 @@ class CommitDecision:
     loss: float
     flags: Flag
     suspects: tuple[int, ...]
+    miscomputing: tuple[int, ...]
     digest: int
     scalars: dict[str, float]
     compute_s: tuple[float, ...]
@@ -147,6 +152,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
         loss=loss_sum / total_weight if total_weight else math.nan,
         flags=flags,
         suspects=_suspects([record.digest for record in records]),
+        miscomputing=_suspects([record.spot_digest for record in records]),
         digest=records[0].digest,
         scalars=_mean_scalars(records),
         compute_s=tuple(record.compute_s for record in records),

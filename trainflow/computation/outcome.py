@@ -1,11 +1,16 @@
-"""What came of a committed step on one rank, and how a coordinator is told. Plain values."""
+"""What came of a committed step on one rank, and how a coordinator is told."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from trainflow.communication.commit_record import CommitDecision
 from trainflow.communication.group import Group
-from trainflow.computation.reports import GradientSums, StepReport
-from trainflow.computation.training_state import Committed
+from trainflow.communication.reduced_gradients import ReducedGradients
+from trainflow.computation.reports import GradientSums, RanksDiffer, StepReport
+from trainflow.computation.training_state import Committed, TrainingState
 from trainflow.epochs import Flag
 
 
@@ -47,4 +52,32 @@ def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepR
         pausing=bool(decision.flags & Flag.PAUSE),
         copy_lag=copy_lag,
         digest=f"{decision.digest:016x}" if decision.digest else None,
+    )
+
+
+def describe_difference(decision: CommitDecision, group: Group, step: int) -> RanksDiffer | None:
+    """Return which ranks came to other bits; None if all came to the same."""
+    ranks = decision.miscomputing or decision.suspects
+    if not ranks:
+        return None
+    return RanksDiffer(step, group.spec.epoch, ranks, in_spot_check=bool(decision.miscomputing))
+
+
+def describe_sums(
+    state: TrainingState, group: Group, gradients: Sequence[ReducedGradients], flags: Flag
+) -> GradientSums:
+    """Say what it took to sum gradients; before anything is divided."""
+    reducers = [model.reducer for model in state.models.values()]
+    residuals, world_size = state.residuals, group.world_size
+    norm = math.hypot(*(each.norm for each in gradients))
+    ratio = None
+    if residuals is not None and group.rank == 0 and norm:
+        ratio = float(torch.linalg.vector_norm(residuals.memory.kept)) * world_size / norm
+    return GradientSums(
+        plain_bytes=sum(each.plain_bytes(world_size) for each in reducers),
+        before_s=sum(each.times.before_s for each in reducers),
+        link_s=sum(each.times.link_s for each in reducers),
+        after_s=sum(each.times.after_s for each in reducers),
+        residual_ratio=ratio,
+        slow_kernels=bool(flags & Flag.SLOW_KERNELS),
     )

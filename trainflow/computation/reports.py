@@ -118,6 +118,27 @@ class StepReport:
 
 
 @dataclass(frozen=True)
+class RanksDiffer:
+    """Ranks came to other bits than the majority in a step, which was applied on none; told by one.
+
+    Attributes:
+        step: its number.
+        epoch: that tried it.
+        ranks: those; all of them where there is no majority.
+        in_spot_check: in the gradients of a microbatch that all have computed, not in the sums.
+    """
+
+    step: int
+    epoch: EpochId
+    ranks: tuple[int, ...]
+    in_spot_check: bool
+
+    def told_by(self, world_size: int) -> int:
+        """Return which rank tells: the first that is not at fault."""
+        return min(set(range(world_size)).difference(self.ranks), default=0)
+
+
+@dataclass(frozen=True)
 class TensorDigests:
     """Digests of single tensors after a committed step; told by rank 0.
 
@@ -199,6 +220,7 @@ Report = Callable[
         | SnapshotLeftOut
         | ResidualsLost
         | TensorDigests
+        | RanksDiffer
     ],
     None,
 ]

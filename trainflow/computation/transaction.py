@@ -21,12 +21,13 @@ from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.evaluation import gather_numbers
-from trainflow.computation.outcome import Outcome
+from trainflow.computation.outcome import Outcome, describe_difference, describe_sums
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import CompressionChosen, GradientSums
+from trainflow.computation.reports import CompressionChosen
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
+from trainflow.computation.spot_check import SpotCheck
 from trainflow.computation.step_times import StepTimes
 from trainflow.computation.tensor_digests import StepDigests
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
@@ -61,6 +62,7 @@ class Transaction:
         self._backward_due = False
         self._is_sharded = context.job.parallel.is_sharded
         self._is_padding = False
+        self._spot = SpotCheck(context, group, self.number)
 
     def enter(self) -> None:
         """Note what an abandoned try must put back, and forget old gradients."""
@@ -102,6 +104,8 @@ class Transaction:
             return
         feed, consumed = self._context.feed, self._state.consumed_samples
         feed.schedule(consumed, self._group.world_size, self._group.rank)
+        if self._spot.is_due:
+            yield from self._check_spot(consumed)
         where = self._group.world_size, self._group.rank
         dealt = feed.deal(consumed, *where)
         padding = feed.pad(consumed, *where) if self._is_sharded else ()
@@ -110,14 +114,30 @@ class Transaction:
             self._stamp(Phase.DATA)
             self._is_padding = place >= len(dealt)
             read = feed.read_padding if self._is_padding else feed.read
-            batch = read(microbatch).to(self._context.device)
-            seed_everything(self._seed(microbatch))
+            batch = self._prepare(microbatch, read(microbatch))
             if place == len(dealt) + len(padding) - 1:
                 self._arm()
-            self._backward_due = True
-            self._stamp(Phase.COMPUTE)
             yield batch
         self._check()
+
+    def _check_spot(self, consumed: int) -> Iterator[Batch]:
+        """Yield the microbatch that every rank computes, and look at what comes of it."""
+        assert self._start is not None, "the step has been entered"
+        self._check()
+        self._stamp(Phase.DATA)
+        self._spot.is_on = True
+        microbatch = self._spot.choose(consumed)
+        yield self._prepare(microbatch, self._context.feed.read_padding(microbatch))
+        self._spot.finish(self._state, self._start)
+
+    def _prepare(self, microbatch: Microbatch, batch: Batch) -> Batch:
+        """Make ready for a microbatch's forward and backward."""
+        batch = batch.to(self._context.device)
+        seed = self._context.job.training.seed
+        seed_everything(derive_seed(seed, self.number, microbatch.index))
+        self._backward_due = True
+        self._stamp(Phase.COMPUTE)
+        return batch
 
     def backward(self, mean_loss: Tensor, weight: float) -> None:
         """Run autograd on one microbatch's weighted loss."""
@@ -135,7 +155,7 @@ class Transaction:
         self._backward_due = False
         if self._is_padding:
             weight = 0.0
-        else:
+        elif not self._spot.is_on:
             self._weight += weight
             self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
         (mean_loss * (weight * self._loss_scale)).backward()
@@ -143,7 +163,7 @@ class Transaction:
 
     def log(self, scalars: Mapping[str, Tensor | float]) -> None:
         """Add values to the step's weighted means; each microbatch weighs the same."""
-        if self._is_padding:
+        if self._is_padding or self._spot.is_on:
             return
         for name, value in scalars.items():
             commit_record.require_loggable(name)
@@ -188,7 +208,7 @@ class Transaction:
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
-            sums=self._describe_sums(decision, math.hypot(*(each.norm for each in gradients))),
+            sums=describe_sums(self._state, self._group, gradients, decision.flags),
             scalars=self._scaling() | decision.scalars,
             tensor_digests=tensor_digests,
         )
@@ -212,22 +232,6 @@ class Transaction:
             self.outcome = None
             raise
 
-    def _describe_sums(self, decision: CommitDecision, norm: float) -> GradientSums:
-        """Say what the sums took; ``norm`` is theirs, before anything was divided."""
-        reducers = [model.reducer for model in self._state.models.values()]
-        residuals, world_size = self._state.residuals, self._group.world_size
-        ratio = None
-        if residuals is not None and self._group.rank == 0 and norm:
-            ratio = float(torch.linalg.vector_norm(residuals.memory.kept)) * world_size / norm
-        return GradientSums(
-            plain_bytes=sum(each.plain_bytes(world_size) for each in reducers),
-            before_s=sum(each.times.before_s for each in reducers),
-            link_s=sum(each.times.link_s for each in reducers),
-            after_s=sum(each.times.after_s for each in reducers),
-            residual_ratio=ratio,
-            slow_kernels=bool(decision.flags & Flag.SLOW_KERNELS),
-        )
-
     def _share_buffers(self) -> bool:
         models = self._state.models.values()
         buffers = [buffer for model in models for buffer in model.persistent_buffers()]
@@ -245,6 +249,7 @@ class Transaction:
             self.number,
             flags=self._flags(),
             digest=digest,
+            spot_digest=self._spot.digest,
             weight=self._weight,
             loss_sum=float(self._loss_sum),
             compute_s=self._times.computed_s,
@@ -258,8 +263,11 @@ class Transaction:
         if records is None:
             raise StepAborted
         decision = commit_record.decide_commit(records)
-        if decision.suspects:
-            self._group.fail(f"gradients differ on ranks {list(decision.suspects)}")
+        difference = describe_difference(decision, self._group, self.number)
+        if difference is not None:
+            if self._group.rank == difference.told_by(self._group.world_size):
+                self._context.report(difference)
+            self._group.fail(f"gradients differ on ranks {list(difference.ranks)}")
             raise StepAborted
         return decision
 
@@ -383,9 +391,6 @@ class Transaction:
     def _arm(self) -> None:
         for model in self._state.models.values():
             model.reducer.arm()
-
-    def _seed(self, microbatch: Microbatch) -> int:
-        return derive_seed(self._context.job.training.seed, self.number, microbatch.index)
 
     def _stamp(self, phase: Phase) -> None:
         epoch = self._group.spec.epoch

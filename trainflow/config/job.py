@@ -18,11 +18,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from trainflow.config.communication import CommunicationConfig
+from trainflow.config.failures import FailuresConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
-from trainflow.config.section import Section
-
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from trainflow.config.section import PositiveFloat, Section
 
 _MIB = 1024 * 1024
 _MAX_SEED = 2**63 - 1
@@ -201,26 +200,6 @@ class SnapshotConfig(Section):
     """Seconds for a node's copies to reach others; those that are behind take what they need."""
 
 
-class FailuresConfig(Section):
-    """How much may go wrong, and how soon it is noticed."""
-
-    max_failures: NonNegativeInt | None = 100
-    """Worker failures within ``window_s`` after which the job stops; null never stops it."""
-
-    window_s: PositiveFloat = 3600.0
-    """Seconds for which a failure counts."""
-
-    hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
-    """Seconds without progress after which a worker is killed; auto follows the step time."""
-
-    replace_stragglers: bool = False
-    """Whether a rank that is slower than the others in step after step goes to a spare, if one is
-    warm, between two steps."""
-
-    lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
-    """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
-
-
 class MonitoringConfig(Section):
     """What the job tells while it runs."""
 
@@ -302,7 +281,9 @@ class JobConfig(Section):
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *_checkpoint_conflicts(self.checkpoint),
-            *self._straggler_conflicts(),
+            *self.failures.conflicts(
+                self.communication, self.parallel, deterministic=self.training.deterministic
+            ),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,
@@ -316,19 +297,6 @@ class JobConfig(Section):
                 "conflicts", "{summary}", context | {"summary": summarize(problems)}
             )
         return self
-
-    def _straggler_conflicts(self) -> list[Problem]:
-        """A rank can be given away between two steps where the others hold all of its state."""
-        wrong = {
-            f"parallel.mode = {self.parallel.mode}": self.parallel.is_sharded,
-            "error feedback (communication.error_feedback)": self.communication.feeds_back,
-        }
-        change = "leave it out, or change that: what only that rank holds would be lost"
-        return [
-            Problem("failures.replace_stragglers", "true", f"false with {setting}", change)
-            for setting, holds in wrong.items()
-            if holds and self.failures.replace_stragglers
-        ]
 
 
 def _batch_conflicts(training: TrainingConfig, workers: WorkersConfig) -> list[Problem]:

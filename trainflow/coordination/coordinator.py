@@ -22,6 +22,7 @@ from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import (
     CheckpointUnusable,
+    RanksDiffer,
     SnapshotLeftOut,
     StepReport,
 )
@@ -29,6 +30,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.failure_budget import FailureBudget
 from trainflow.coordination.hang_evidence import HangEvidence
@@ -98,6 +100,7 @@ class Coordinator:
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
         self._response = HangResponse(self._hangs, evidence, self._control, self._background, self)
         self._stragglers = StragglerWatch(self._job, self._pool, self._control, self._record)
+        self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self)
         budget = FailureBudget(self._job.failures.max_failures, self._job.failures.window_s)
         self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -149,10 +152,8 @@ class Coordinator:
         )
         status["state"] = str(self._state or self._control.state)
         status["stragglers"] = self._stragglers.current()
-        status["ending"] = None
-        if self._state is not None and self._state.is_terminal:
-            ending = self._ending.result()
-            status["ending"] = {"reason": ending.reason, "exit_code": ending.exit_code}
+        is_over = self._state is not None and self._state.is_terminal
+        status["ending"] = self._ending.result().describe() if is_over else None
         status["events"] = self._record.events_since(since_event)
         status["steps"] = self._record.steps_since(since_step)
         return status
@@ -319,6 +320,8 @@ class Coordinator:
                 self._metrics.on_step(message)
                 self._control.on_step(message)
                 self._stragglers.on_step(message)
+            case RanksDiffer():
+                self._consistency.on_difference(message)
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)
             case GroupFailed(epoch, reason):
@@ -347,11 +350,10 @@ class Coordinator:
         if self._ending.done():
             return
         known = [self._pool.entries[each] for each in worker_ids if each in self._pool.entries]
-        incarnation = self._control.incarnation
         # Before an epoch is taken over, only the record knows who is a member.
         rank_of = self._control.rank_of if self._control.members else self._record.losses.rank_of
         texts = [
-            self._staffing.drop(entry, cause, rank_of(entry.worker_id), incarnation)
+            self._staffing.drop(entry, cause, rank_of(entry.worker_id), self._control.incarnation)
             for entry in known
         ]
         if texts and self.spend(texts[-1]):

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
-
-START_LIMIT_S = 120.0
-"""Time without progress that a worker has at least until it is warm: it loads and compiles."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,3 @@ def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVer
             )
     stuck = [p.phase.is_waiting and p.progress_age_s > timeout_s for p in members.values()]
     return HangVerdict(hung, deadlocked=not hung and bool(stuck) and all(stuck))
-
-
-def derive_hang_timeout_s(step_times_s: list[float], configured: float | None) -> float:
-    """Return the time without progress that counts as a hang.
-
-    Args:
-        step_times_s: the last steps, any order.
-        configured: what the job asks for; None derives it: ten of the slowest recent steps, at
-            least 10 s, and 120 s while fewer than five steps are known (first steps load and
-            compile).
-    """
-    if configured is not None:
-        return configured
-    if len(step_times_s) < 5:  # noqa: PLR2004  see above
-        return 120.0
-    return max(10.0, 10.0 * max(step_times_s))

@@ -3,38 +3,65 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+from dataclasses import asdict
+
 from trainflow.config.job import JobConfig
-from trainflow.coordination.hang_detection import derive_hang_timeout_s, judge_progress
+from trainflow.coordination.hang_detection import judge_progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.timeout_budget import NUM_STEPS, TimeoutBudget, derive_budget
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import EpochId
 
-_STEP_TIMES_KEPT = 50
+_SLOWEST_OF = 50
+_TIGHT = "hang_timeout_tight"
+_TOLD_AGAIN_AFTER = 2.0  # times as long, or as short
 
 
 class HangWatch:
-    """Who hangs, as far as the Keepers' heartbeats tell."""
+    """Who hangs, as far as the Keepers' heartbeats tell.
+
+    Attributes:
+        budget: the limits that hold.
+    """
 
     def __init__(self, job: JobConfig, pool: WorkerPool, nodes: NodeWatch, record: RunRecord):
-        self._job = job
+        configured = job.failures.hang_timeout_s
+        self._configured_s = None if configured == "auto" else configured
+        self._lease_s = job.failures.lease_s
         self._pool = pool
         self._nodes = nodes
         self._record = record
+        self._as_of_step = record.last_step
+        self.budget = self._derive()
+        self._told_s = 0.0
 
     @property
     def slowest_step_s(self) -> float:
         """The longest of the last steps; a second where there is none."""
-        return max(self._record.step_times_s(_STEP_TIMES_KEPT), default=1.0)
+        return max(self._record.step_times_s(_SLOWEST_OF), default=1.0)
 
     @property
     def timeout_s(self) -> float:
         """Seconds without progress that count as a hang."""
-        configured = self._job.failures.hang_timeout_s
-        return derive_hang_timeout_s(
-            self._record.step_times_s(_STEP_TIMES_KEPT),
-            None if configured == "auto" else configured,
-        )
+        self._look_at_steps()
+        return self.budget.hang_s
+
+    def _derive(self) -> TimeoutBudget:
+        times_s = self._record.step_times_s(NUM_STEPS)
+        return derive_budget(times_s, hang_s=self._configured_s, lease_s=self._lease_s)
+
+    def _look_at_steps(self) -> None:
+        """Derive the limits anew where there are other steps, and tell of great changes."""
+        if self._record.last_step != self._as_of_step:
+            self._as_of_step = self._record.last_step
+            self.budget = self._derive()
+            if self.budget.trouble and not self._record.has(_TIGHT):
+                self._record.add_event(_TIGHT, self.budget.trouble, step=self._as_of_step)
+        shorter_s, longer_s = sorted((self.budget.hang_s, self._told_s))
+        if longer_s >= _TOLD_AGAIN_AFTER * shorter_s:
+            self._told_s = self.budget.hang_s
+            self._record.add_event("timeouts", str(self.budget), **asdict(self.budget))
 
     def knows(self, worker_id: str) -> bool:
         """Whether it isn't known to be gone."""

@@ -26,12 +26,12 @@ from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
+from trainflow.coordination.timeout_budget import HEARTBEAT_S
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
-_HEARTBEAT_EVERY_S = 1.0
 _ANSWER_WITHIN_S = 1.0
 _GIVEN_UP_AFTER_S = 3600.0
 _STACKS_WITHIN_S = 0.7
@@ -203,7 +203,7 @@ class Keeper:
                 self._forget(self._stamps)
         if now_s >= self._next_beat_s or self._has_stale(progress):
             self._beat(progress)
-            self._next_beat_s = now_s + _HEARTBEAT_EVERY_S
+            self._next_beat_s = now_s + HEARTBEAT_S
 
     def _has_stale(self, progress: dict[str, Progress]) -> bool:
         limit_s = self._hang_timeout_s

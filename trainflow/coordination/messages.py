@@ -11,6 +11,7 @@ from trainflow.computation.reports import (
     CheckpointUnusable,
     CompressionChosen,
     EvaluationReport,
+    RanksDiffer,
     ResidualsLost,
     SnapshotLeftOut,
     StepReport,
@@ -108,6 +109,7 @@ WorkerMessage = (
     | SnapshotLeftOut
     | ResidualsLost
     | TensorDigests
+    | RanksDiffer
     | Finished
     | Crashed
 )

@@ -36,6 +36,10 @@ class Ending:
     reason: str
     exit_code: int
 
+    def describe(self) -> dict[str, str | int]:
+        """Return why it ended, as JSON."""
+        return {"reason": self.reason, "exit_code": self.exit_code}
+
 
 SUCCESS = Ending(RunState.SUCCEEDED, "every step is done", 0)
 STOPPED = Ending(RunState.STOPPED, "stopped on request", 7)

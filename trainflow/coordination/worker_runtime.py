@@ -35,12 +35,12 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.messages import Crashed, Finished, GroupFailed, WorkerSpec
 from trainflow.coordination.reporter import Reporter
+from trainflow.coordination.timeout_budget import collective_timeout_s
 from trainflow.epochs import EpochId, EpochSpec
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 15.0
-_COLLECTIVE_TIMEOUT_S = 1800.0
 
 
 def choose_device(job: JobConfig) -> torch.device:
@@ -50,13 +50,14 @@ def choose_device(job: JobConfig) -> torch.device:
 
 def make_connector(job: JobConfig, host: str, device: torch.device) -> Connector:
     """Choose the library that carries collectives."""
-    backend = job.communication.backend
+    backend, hang_s = job.communication.backend, job.failures.hang_timeout_s
+    give_up_s = collective_timeout_s(None if hang_s == "auto" else hang_s)
     if backend == "nccl" or (backend == "auto" and device.type == "cuda"):
-        return NcclConnector(device, collective_timeout_s=_COLLECTIVE_TIMEOUT_S)
+        return NcclConnector(device, collective_timeout_s=give_up_s)
     return GlooConnector(
         host,
         connect_timeout_s=_CONNECT_TIMEOUT_S,
-        collective_timeout_s=_COLLECTIVE_TIMEOUT_S,
+        collective_timeout_s=give_up_s,
     )
 
 

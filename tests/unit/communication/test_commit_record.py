@@ -34,6 +34,7 @@ records = st.builds(
     step=numbers,
     flags=st.sampled_from([Flag.NONE, Flag.PAUSE, Flag.STOP | Flag.PAUSE]),
     digest=st.integers(0, 2**64 - 1),
+    spot_digest=st.integers(0, 2**64 - 1),
     weight=floats,
     loss_sum=floats,
     compute_s=floats,
@@ -102,6 +103,8 @@ def test_a_request_of_any_rank_reaches_all():
 )
 def test_ranks_whose_gradients_differ_from_the_majoritys_are_suspects(digests, suspects):
     assert decide_commit([replace(AT, digest=d) for d in digests]).suspects == suspects
+    spots = decide_commit([replace(AT, spot_digest=d) for d in digests])
+    assert (spots.miscomputing, spots.suspects) == (suspects, ())
 
 
 @pytest.mark.parametrize("other", [{"step": 4}, {"counter": 1}, {"incarnation": 2}])

@@ -218,6 +218,22 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "leave it out",
         ),
         (
+            {"failures": {"spot_check_every_steps": 5}},
+            "failures.spot_check_every_steps: got 5",
+            "null with training.deterministic = false",
+            "set that to true",
+        ),
+        (
+            {
+                "failures": {"spot_check_every_steps": 5},
+                "parallel": {"mode": "fsdp"},
+                "training__deterministic": True,
+            },
+            "failures.spot_check_every_steps: got 5",
+            "null with parallel.mode = fsdp",
+            "set that to ddp",
+        ),
+        (
             {"communication__backend": "nccl"},
             "communication.backend: got 'nccl'",
             "gloo or auto where workers.resources.GPU = 0",

@@ -3,7 +3,6 @@ import pytest
 from trainflow.coordination.hang_detection import (
     START_LIMIT_S,
     Progress,
-    derive_hang_timeout_s,
     judge_progress,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
@@ -82,13 +81,6 @@ def test_no_deadlock_while_one_moves_or_nobody_is_there():
 def test_at_the_limit_is_not_beyond_it():
     members = {"a": progress(Phase.COMPUTE, age_s=TIMEOUT_S, pulse_age_s=TIMEOUT_S)}
     assert judge_progress(members, TIMEOUT_S).hung == {}
-
-
-def test_the_timeout_follows_the_slowest_recent_step():
-    assert derive_hang_timeout_s([0.1] * 4, None) == 120.0
-    assert derive_hang_timeout_s([0.1] * 5, None) == 10.0
-    assert derive_hang_timeout_s([0.1] * 9 + [3.0], None) == 30.0
-    assert derive_hang_timeout_s([3.0] * 9, 1.5) == 1.5
 
 
 def test_a_stopped_process_among_those_that_wait_is_to_blame_and_the_epoch_is_not():

@@ -7,6 +7,7 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, FakePool
+from trainflow.computation.reports import StepReport
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.run_record import RunRecord
@@ -31,3 +32,51 @@ def test_only_those_in_the_epoch_can_deadlock_it(tmp_path: Path, second: EpochId
     nodes: Any = Nodes()
     watch = HangWatch(make_job(), pool, nodes, RunRecord(tmp_path, FakeClock()))
     assert watch.is_deadlocked(("a", "b"), NEW) is deadlocked
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    return RunRecord(tmp_path, FakeClock())
+
+
+def do_steps(record: RunRecord, *times_s: float) -> None:
+    for compute_s in times_s:
+        step = record.last_step + 1
+        values: dict[str, Any] = dict.fromkeys(("loss", "grad_norm", "lr", "weight", "wait_s"), 0.0)
+        record.add_step(
+            StepReport(
+                step, NEW, 0, 2, step, True, **values, compute_s=compute_s, wire_bytes=0
+            )
+        )
+
+
+def test_the_limits_are_told_at_first_and_when_they_are_quite_others(record: RunRecord):
+    parts: Any = FakePool()
+    watch = HangWatch(make_job(), parts, parts, record)
+
+    def told() -> list[float]:
+        assert watch.timeout_s == watch.budget.hang_s
+        events = [each for each in record.events_since(0) if each["kind"] == "timeouts"]
+        return [each["data"]["hang_s"] for each in events]
+
+    assert told() == told() == [120.0]
+    do_steps(record, *[1.2] * 10)
+    assert told() == [120.0, 12.0]
+    do_steps(record, 1.6)
+    assert told() == [120.0, 12.0]
+    assert watch.timeout_s == 16.0
+    do_steps(record, 2.4)
+    assert told() == [120.0, 12.0, 24.0]
+
+
+def test_a_limit_of_the_job_s_own_that_is_below_its_steps_is_told_once(record: RunRecord):
+    parts: Any = FakePool()
+    job = make_job(failures={"hang_timeout_s": 1.0})
+    watch = HangWatch(job, parts, parts, record)
+    do_steps(record, *[1.2] * 10)
+    assert watch.timeout_s == 1.0
+    do_steps(record, 1.2)
+    assert watch.timeout_s == 1.0
+    tight = [each for each in record.events_since(0) if each["kind"] == "hang_timeout_tight"]
+    assert len(tight) == 1
+    assert "got 1, while 99% of 10 steps took at most 1.20 s" in tight[0]["text"]

@@ -1,0 +1,85 @@
+"""Who loses its rank for bits that differ from the others'."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior, FakeWorker, describe
+from trainflow.computation.reports import RanksDiffer
+from trainflow.coordination.consistency_watch import ConsistencyWatch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.epochs import EpochId
+
+EPOCH = EpochId(1, 1)
+IDS = ("a", "b", "c")
+
+
+class Run:
+    """Three ranks, each on a node of its own."""
+
+    def __init__(self, directory: Path):
+        pool = FakePool([FakeWorker(each, None) for each in IDS])
+        for each in IDS:
+            pool.entries[each].description = replace(describe(each), node_id=f"node of {each}")
+        self.pool: Any = pool
+        self.control: Any = SimpleNamespace(members=IDS, epoch=EPOCH)
+        self.superior = FakeSuperior(pool)
+        self.record = RunRecord(directory, FakeClock())
+        self.watch = self.open()
+
+    def open(self) -> ConsistencyWatch:
+        return ConsistencyWatch(self.pool, self.control, self.record, self.superior)
+
+    def tell(self, *ranks: int, in_spot_check: bool = False, epoch: EpochId = EPOCH) -> None:
+        self.watch.on_difference(RanksDiffer(7, epoch, ranks, in_spot_check))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [each for each in self.record.events_since(0) if each["kind"] == "ranks_differ"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_sums_that_differ_once_are_told_and_cost_nobody_its_rank(run: Run):
+    run.tell(1)
+    (event,) = run.events
+    assert "step 7: rank 1 came to other gradients after they were summed" in event["text"]
+    named = event["data"]
+    assert (named["ranks"], named["workers"], named["nodes"]) == ([1], ["b"], ["node of b"])
+    assert run.superior.lost == []
+
+
+def test_a_worker_whose_sums_differ_again_loses_its_rank_also_to_another_coordinator(run: Run):
+    run.tell(1)
+    run.tell(2)
+    assert run.superior.lost == []
+    run.watch = run.open()
+    run.tell(1)
+    assert run.superior.lost == [("b",)]
+
+
+def test_who_computes_wrong_loses_its_rank_at_once(run: Run):
+    run.tell(0, in_spot_check=True)
+    assert run.superior.lost == [("a",)]
+    assert "of a microbatch that all computed" in run.events[0]["text"]
+
+
+@pytest.mark.parametrize("in_spot_check", [True, False])
+def test_without_a_majority_nobody_does(run: Run, *, in_spot_check: bool):
+    for _ in range(3):
+        run.tell(0, 1, 2, in_spot_check=in_spot_check)
+    run.tell(1)
+    assert run.superior.lost == []
+    assert "no majority" in run.events[0]["text"]
+
+
+def test_what_was_told_of_an_epoch_that_is_past_changes_nothing(run: Run):
+    run.tell(1, in_spot_check=True, epoch=EpochId(1, 0))
+    assert run.superior.lost == []
+    assert run.events == []

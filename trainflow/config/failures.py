@@ -1,0 +1,83 @@
+"""How much may go wrong, and how soon it is noticed: the job file's section ``failures``.
+
+Process: any.  Pure: plain values in, a frozen configuration out.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from trainflow.config.communication import CommunicationConfig
+from trainflow.config.parallel import ParallelConfig
+from trainflow.config.problems import Problem
+from trainflow.config.section import PositiveFloat, Section
+
+
+class FailuresConfig(Section):
+    """How much may go wrong, and how soon it is noticed."""
+
+    max_failures: NonNegativeInt | None = 100
+    """Worker failures within ``window_s`` after which the job stops; null never stops it."""
+
+    window_s: PositiveFloat = 3600.0
+    """Seconds for which a failure counts."""
+
+    hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
+    """Seconds without progress after which a worker is killed; auto follows the step time."""
+
+    replace_stragglers: bool = False
+    """Whether a rank that is slower than the others in step after step goes to a spare, if one is
+    warm, between two steps."""
+
+    spot_check_every_steps: PositiveInt | None = None
+    """Steps between two in which every rank computes one and the same microbatch first, so that one
+    that computes other bits than the others is found; null: none. It loses its rank."""
+
+    lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
+    """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
+
+    def conflicts(
+        self, communication: CommunicationConfig, parallel: ParallelConfig, *, deterministic: bool
+    ) -> list[Problem]:
+        """Return what is wrong with settings that are right one by one.
+
+        Args:
+            communication: how gradients travel.
+            parallel: how the model is spread.
+            deterministic: ``training.deterministic``.
+        """
+        return [
+            *self._straggler_conflicts(communication, parallel),
+            *self._spot_check_conflicts(parallel, deterministic=deterministic),
+        ]
+
+    def _straggler_conflicts(
+        self, communication: CommunicationConfig, parallel: ParallelConfig
+    ) -> list[Problem]:
+        """A rank can be given away between two steps where the others hold all of its state."""
+        wrong = {
+            f"parallel.mode = {parallel.mode}": parallel.is_sharded,
+            "error feedback (communication.error_feedback)": communication.feeds_back,
+        }
+        change = "leave it out, or change that: what only that rank holds would be lost"
+        return [
+            Problem("failures.replace_stragglers", "true", f"false with {setting}", change)
+            for setting, holds in wrong.items()
+            if holds and self.replace_stragglers
+        ]
+
+    def _spot_check_conflicts(
+        self, parallel: ParallelConfig, *, deterministic: bool
+    ) -> list[Problem]:
+        """Bits can be compared where they follow from the microbatch alone, on every rank."""
+        problems: list[Problem] = []
+        name, got = "failures.spot_check_every_steps", str(self.spot_check_every_steps)
+        if self.spot_check_every_steps is None:
+            return problems
+        if parallel.is_sharded:
+            expected = f"null with parallel.mode = {parallel.mode}, where ranks compute together"
+            problems.append(Problem(name, got, expected, "leave it out, or set that to ddp"))
+        if not deterministic:
+            expected = "null with training.deterministic = false, where ranks differ without fault"
+            problems.append(Problem(name, got, expected, "leave it out, or set that to true"))
+        return problems

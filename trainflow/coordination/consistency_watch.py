@@ -1,0 +1,63 @@
+"""Tell of ranks that came to other bits than the others, and give up those who are at fault.
+
+The step in which they did was applied on none, and comes again.
+
+Process: coordinator.  Thread: its event loop.
+"""
+
+from trainflow.computation.reports import RanksDiffer
+from trainflow.coordination.consistency import decide_losses, describe_difference
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.superior import Superior
+from trainflow.coordination.worker_pool import WorkerPool
+
+_KIND = "ranks_differ"
+
+
+class ConsistencyWatch:
+    """Acts on what ranks tell; what an earlier coordinator was told still counts."""
+
+    def __init__(
+        self, pool: WorkerPool, control: EpochControl, record: RunRecord, superior: Superior
+    ):
+        self._pool = pool
+        self._control = control
+        self._record = record
+        self._superior = superior
+
+    def on_difference(self, message: RanksDiffer) -> None:
+        """One rank tells of all, once for each try of a step."""
+        members = self._control.members
+        if message.epoch != self._control.epoch:
+            return  # who had these ranks then has been judged by what came of that epoch
+        in_spot_check = message.in_spot_check
+        text = describe_difference(
+            message.ranks, len(members), message.step, in_spot_check=in_spot_check
+        )
+        losses = decide_losses(
+            message.ranks, members, self._find_earlier(), in_spot_check=in_spot_check
+        )
+        workers = [members[rank] for rank in message.ranks]
+        self._record.add_event(
+            _KIND,
+            f"{text} ({', '.join(workers)}); it is done again",
+            step=message.step,
+            ranks=list(message.ranks),
+            workers=workers,
+            nodes=sorted(set(self._pool.nodes_of(workers).values())),
+            in_spot_check=in_spot_check,
+            no_majority=len(workers) == len(members),
+        )
+        if losses:
+            self._superior.lose(losses, f"its gradients are wrong: {text}")
+
+    def _find_earlier(self) -> list[str]:
+        """Return the workers whose sums differed before, once for each time."""
+        told = [each["data"] for each in self._record.events_since(0) if each["kind"] == _KIND]
+        return [
+            worker
+            for data in told
+            if not data["in_spot_check"] and not data["no_majority"]
+            for worker in data["workers"]
+        ]
