@@ -20,8 +20,9 @@ _LATENCY = "100ms"
 class NetHosts:
     """Hosts 0 to n-1, each with one interface, ``eth0``."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, congestion_control: str | None = None):
         self.count = count
+        self._congestion_control = congestion_control
         self._prefix = f"tfb{os.getpid()}"
         self._switch = f"{self._prefix}sw"
 
@@ -56,6 +57,9 @@ class NetHosts:
             _run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
+            if self._congestion_control is not None:
+                chosen = f"net.ipv4.tcp_congestion_control={self._congestion_control}"
+                _run("ip", "netns", "exec", name, "sysctl", "-qw", chosen)
 
     def down(self) -> None:
         """Remove what was made of them."""
@@ -67,8 +71,12 @@ class NetHosts:
 
 
 @contextmanager
-def net_hosts(count: int) -> Generator[NetHosts]:
+def net_hosts(count: int, congestion_control: str | None = None) -> Generator[NetHosts]:
     """Make hosts, and remove them whatever happens.
+
+    Args:
+        count: how many.
+        congestion_control: of TCP on them; None: as this machine has it.
 
     Raises:
         SystemExit: this is not Linux, or not root, or iproute2 is missing.
@@ -78,7 +86,7 @@ def net_hosts(count: int) -> Generator[NetHosts]:
             "network namespaces: got no `ip` and `tc`, or not root; expected both: run it as root, "
             "with iproute2"
         )
-    hosts = NetHosts(count)
+    hosts = NetHosts(count, congestion_control)
     try:
         hosts.up()
         yield hosts

@@ -4,8 +4,11 @@ Process: worker that restores; keeper that sends a copy.  Threads: any, each wit
 its own.  Blocks: on a Keeper, for a bounded time.
 """
 
+import fcntl
 import logging
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +36,7 @@ _CONNECT_WITHIN_S = 3.0
 _SILENT_AT_MOST_S = 20.0
 _ASK_AGAIN_FOR_S = 5.0
 _ASK_AGAIN_AFTER_S = 0.5
+_INT = struct.Struct("i")
 
 # What a Keeper answers that hasn't the state any more, not undamaged, or talks nonsense.
 _WRONG = (StateError, CheckpointError, LookupError, TypeError, ValueError)
@@ -281,7 +285,7 @@ def send_copy(
     snapshot: Snapshot,
     target: PeerAddress,
     origin: str,
-    before: Callable[[int], None],
+    before: Callable[[int, Callable[[], int]], None],
     kept: Version | None = None,
 ) -> None:
     """Give another node a copy of a snapshot, unless it has that state.
@@ -290,7 +294,8 @@ def send_copy(
         snapshot: stays as it is until this returns.
         target: that node's Keeper.
         origin: id of this node, letters and digits.
-        before: called with the number of bytes about to be sent; may wait.
+        before: called with the number of bytes about to be sent, and what tells how many are on
+            their way; may wait.
         kept: of a shard, the state that isn't to be written over.
 
     Raises:
@@ -310,10 +315,20 @@ def send_copy(
         } | _name(snapshot.version, snapshot.shard)
         if request(connection, message).get("there"):
             return
+
+        def before_piece(num_bytes: int) -> None:
+            before(num_bytes, lambda: _num_under_way(connection))
+
         for payload in snapshot.payloads:
             for start in range(0, len(payload), FRAME_BYTES):
-                send_frame(connection, payload[start : start + FRAME_BYTES], before)
+                send_frame(connection, payload[start : start + FRAME_BYTES], before_piece)
         receive_answer(connection, _nothing)
+
+
+def _num_under_way(connection: socket.socket) -> int:
+    """Return how many bytes the other side hasn't acknowledged, sent or not."""
+    answer = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_INT.size))
+    return int(_INT.unpack(answer)[0])
 
 
 def is_held(version: Version, shard: ShardId, target: PeerAddress) -> bool:

@@ -19,7 +19,7 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 FRAME_BYTES = 2 * 1024 * 1024
 """How much of a snapshot travels under one hash."""
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 64 * 1024
 """How much of a frame is sent at once."""
 
 WAIT = {"ok": True, "wait": True}

@@ -7,16 +7,23 @@ from collections.abc import Callable
 
 from trainflow.clock import Clock
 
-_LOOK_EVERY_S = 0.005
+_LOOK_EVERY_S = 0.002
+_ARRIVES_AFTER_S = 0.0005
 _FREE_FOR_S = 0.002
+_BURST_S = 0.003
+_BURST_BYTES_AT_LEAST = 64 * 1024
+_GROWTH = 2
+_SHORTEST_S = 1e-6
 _SILENT_AT_MOST_S = 20.0
 
 
 class CopyPace:
     """Lets bytes go while no rank of this node waits for others: the link is theirs till then.
 
-    Where training communicates most of the time that may be never. So a copy has a time to arrive
-    in, and one that is behind goes on beside training.
+    What has been sent can't be held back any more, and is in training's way once that wants the
+    link. So no more goes at once than the link carries in some milliseconds, as measured, and the
+    next once that has arrived. Where training communicates most of the time the link may never be
+    free. So a copy has a time to arrive in, and one that is behind goes on beside training.
     """
 
     def __init__(
@@ -43,15 +50,23 @@ class CopyPace:
         self._bytes_per_s = 0.0
         self._num_sent = 0
         self._free_until_s = self._next_at_s
+        self._burst_bytes = _BURST_BYTES_AT_LEAST
+        self._burst_began_s = self._next_at_s
+        self._in_burst = 0
 
     def begin(self, num_bytes: int, *, one_of: int = 1) -> None:
         """Begin a copy of ``num_bytes``, one of several of the same state."""
         self._began_at_s = self._clock.monotonic_s()
         self._bytes_per_s = num_bytes * one_of / self._within_s
-        self._num_sent = 0
+        self._num_sent = self._in_burst = 0
 
-    def before(self, num_bytes: int) -> None:
-        """Wait until the copy's next ``num_bytes`` may go."""
+    def before(self, num_bytes: int, num_under_way: Callable[[], int]) -> None:
+        """Wait until the copy's next ``num_bytes`` may go.
+
+        Args:
+            num_bytes: at most that many.
+            num_under_way: returns how many bytes haven't arrived yet.
+        """
         now_s = self._clock.monotonic_s()
         if self._next_at_s > now_s:
             self._clock.sleep(self._next_at_s - now_s)
@@ -59,12 +74,27 @@ class CopyPace:
         # The other node takes a longer silence for the end of the connection.
         until_s = self._clock.monotonic_s() + _SILENT_AT_MOST_S
         while self._clock.monotonic_s() < until_s and not self._is_due():
-            if self._is_link_free():
+            if self._has_arrived(num_bytes, num_under_way) and self._is_link_free():
                 break
-            self._clock.sleep(_LOOK_EVERY_S)
+            self._clock.sleep(_ARRIVES_AFTER_S if self._in_burst else _LOOK_EVERY_S)
+        if not self._in_burst:
+            self._burst_began_s = self._clock.monotonic_s()
+        self._in_burst += num_bytes
         if self._max_bytes_per_s is not None:
             spent_s = num_bytes / self._max_bytes_per_s
             self._next_at_s = max(self._next_at_s, self._clock.monotonic_s()) + spent_s
+
+    def _has_arrived(self, num_bytes: int, num_under_way: Callable[[], int]) -> bool:
+        """Whether there is room in the burst, or it has arrived and there may be another."""
+        if not self._in_burst or self._in_burst + num_bytes <= self._burst_bytes:
+            return True
+        if num_under_way():
+            return False
+        took_s = max(self._clock.monotonic_s() - self._burst_began_s, _SHORTEST_S)
+        fits = int(self._in_burst * _BURST_S / took_s)
+        self._burst_bytes = max(_BURST_BYTES_AT_LEAST, min(fits, _GROWTH * self._burst_bytes))
+        self._in_burst = 0
+        return True
 
     def _is_link_free(self) -> bool:
         """Whether nobody wants the link; a moment ago will do, since asking takes time."""

@@ -78,7 +78,7 @@ class StragglerWatch:
                 return
 
     def _node_of(self, worker_id: str) -> str:
-        return next(iter(self._pool.nodes_of([worker_id])), "")
+        return self._pool.nodes_of([worker_id]).get(worker_id, "")
 
     def _host_of(self, worker_id: str) -> str:
         entry = self._pool.entries.get(worker_id)

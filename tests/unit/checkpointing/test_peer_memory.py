@@ -3,7 +3,7 @@
 import errno
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -199,7 +199,7 @@ def copy(nodes: list[Node], step: int) -> list[int]:
     """Copy node a's snapshot to node b; returns the sizes of the frames."""
     frames: list[int] = []
     with nodes[0].held.reading(version(step)) as snapshot:
-        send_copy(snapshot, nodes[1].server.address, "nodeA", frames.append)
+        send_copy(snapshot, nodes[1].server.address, "nodeA", lambda size, _: frames.append(size))
     return frames
 
 
@@ -241,7 +241,7 @@ def test_a_copy_that_breaks_off_leaves_the_one_before(nodes: list[Node]):
     copy(nodes, 3)
     leave(nodes[0].folder, "slot0-1.0", 4)
 
-    def break_off(num_bytes: int) -> None:
+    def break_off(_num_bytes: int, _num_under_way: Callable[[], int]) -> None:
         raise OSError("the link is down")
 
     with (

@@ -45,7 +45,7 @@ def test_a_copy_without_room_is_refused_with_what_to_change(tmp_path: Path, full
 
     def copy() -> None:
         with here.reading(version(3)) as snapshot:
-            send_copy(snapshot, full.address, "nodeA", lambda _: None)
+            send_copy(snapshot, full.address, "nodeA", lambda *_: None)
 
     expected = rf"in /dev/shm of {HOST}, expected room for two copies of {sum(SIZES)} bytes; enl"
     with no_space(), pytest.raises(NoRoomError, match=f"got No space left on device {expected}"):

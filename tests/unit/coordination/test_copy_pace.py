@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 
 def send(pace: CopyPace, num_pieces: int) -> None:
     for _ in range(num_pieces):
-        pace.before(MIB)
+        pace.before(MIB, lambda: 0)
 
 
 def test_the_budget_is_kept(clock: SleepyClock):
@@ -77,3 +77,32 @@ def test_training_is_asked_for_now_and_then_alone(clock: SleepyClock):
     pace.begin(100 * MIB)
     send(pace, 100)
     assert len(asked) == 1
+
+
+def test_the_next_goes_once_what_was_sent_has_arrived(clock: SleepyClock):
+    """A link that carries 1 MiB in 10 ms: what is on its way is in training's way for that long."""
+    pace = CopyPace(1000.0, None, lambda: False, clock)
+    pace.begin(100 * MIB)
+    began_s = clock.now_s
+    arrives_at_s = [began_s]
+    most_under_way = 0
+
+    def num_under_way() -> int:
+        return max(0, round((arrives_at_s[0] - clock.now_s) * 100 * MIB))
+
+    piece = MIB // 16
+    for _ in range(200):
+        pace.before(piece, num_under_way)
+        arrives_at_s[0] = max(arrives_at_s[0], clock.now_s) + piece / (100 * MIB)
+        most_under_way = max(most_under_way, num_under_way())
+    assert most_under_way <= 0.004 * 100 * MIB
+    assert clock.now_s - began_s < 2 * 200 / 16 / 100, "most of the link is used"
+
+
+def test_a_copy_that_is_behind_does_not_wait_for_what_was_sent(clock: SleepyClock):
+    pace = CopyPace(10.0, None, lambda: False, clock)
+    pace.begin(100 * MIB)
+    began_s = clock.now_s
+    for _ in range(100):
+        pace.before(MIB, lambda: MIB)  # nothing ever arrives
+    assert clock.now_s - began_s == pytest.approx(10.0, abs=0.2)

@@ -44,9 +44,7 @@ def do_steps(record: RunRecord, *times_s: float) -> None:
         step = record.last_step + 1
         values: dict[str, Any] = dict.fromkeys(("loss", "grad_norm", "lr", "weight", "wait_s"), 0.0)
         record.add_step(
-            StepReport(
-                step, NEW, 0, 2, step, True, **values, compute_s=compute_s, wire_bytes=0
-            )
+            StepReport(step, NEW, 0, 2, step, True, **values, compute_s=compute_s, wire_bytes=0)
         )
 
 
