@@ -58,8 +58,9 @@ class NetHosts:
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
             if self._congestion_control is not None:
-                chosen = f"net.ipv4.tcp_congestion_control={self._congestion_control}"
-                _run("ip", "netns", "exec", name, "sysctl", "-qw", chosen)
+                route = ["ip", "-n", name, "route", "change", f"{_NETWORK}.0/24", "dev", "eth0"]
+                source = ["src", self.address(host)]
+                _run(*route, *source, "congctl", self._congestion_control)
 
     def down(self) -> None:
         """Remove what was made of them."""

@@ -24,6 +24,7 @@ from trainflow.config.problems import Problem, conflicts_context, show, summariz
 from trainflow.config.section import PositiveFloat, Section
 
 _MIB = 1024 * 1024
+_LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
 _MAX_SEED = 2**63 - 1
 _RAY_DECIMALS = 4
 
@@ -193,7 +194,7 @@ class SnapshotConfig(Section):
     replicas: NonNegativeInt = 1
     """Further nodes that keep each snapshot."""
 
-    max_bytes_per_s: PositiveInt | None = None
+    max_bytes_per_s: Annotated[int, Field(ge=_LEAST_COPY_RATE)] | None = None
     """Most that a node sends to others for that; null bounds it by what training leaves."""
 
     copy_within_s: PositiveFloat = 30.0
@@ -340,12 +341,15 @@ def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfi
 
 
 def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
+    problems: list[Problem] = []
     if checkpoint.keep_best and checkpoint.best_metric is None:
         expected = "0 where checkpoint.best_metric is null"
         change = "name an evaluation in checkpoint.best_metric, or leave this out"
-        return [Problem("checkpoint.keep_best", str(checkpoint.keep_best), expected, change)]
+        problems.append(
+            Problem("checkpoint.keep_best", str(checkpoint.keep_best), expected, change)
+        )
     if checkpoint.url is not None:
-        return []
+        return problems
     needed = {
         "checkpoint.every_steps": checkpoint.every_steps,
         "checkpoint.every_s": checkpoint.every_s,
@@ -355,7 +359,7 @@ def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
         "checkpoint.best_metric": checkpoint.best_metric,
     }
     change = "set checkpoint.url to a folder or leave this out"
-    return [
+    return problems + [
         Problem(name, str(value), "nothing where checkpoint.url is null", change)
         for name, value in needed.items()
         if value is not None

@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
-_CLOSE_WITHIN_S = 3.0
+_CLOSE_WITHIN_S, _CLEAN_WITHIN_S = 3.0, 15.0
 
 
 class Coordinator:
@@ -274,7 +274,7 @@ class Coordinator:
     async def _close(self, ending: Ending) -> None:
         self._control.close()
         await self._pool.close(_CLOSE_WITHIN_S)
-        await self._nodes.close(_CLOSE_WITHIN_S)
+        await self._nodes.close(_CLEAN_WITHIN_S)
         await self._kept.close()
         events = self._record.events_since(0)
         if not events or events[-1]["kind"] != str(ending.state):
@@ -292,9 +292,9 @@ class Coordinator:
                 self._checkpoints.on_node_lost(node_id)
 
     async def _stop_workers(self) -> None:
-        """Ask for a stop with the next commit, and wait for it as long as a few steps take."""
+        """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
         if self._control.request_stop():
-            await self._control.wait_stopped(2.0 + 3.0 * self._hangs.slowest_step_s)
+            await self._control.wait_stopped(self._hangs.stop_patience_s)
             await self._kept.wait_stored()
         self.end(STOPPED)
 

@@ -14,6 +14,7 @@ from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import EpochId
 
 _SLOWEST_OF = 50
+_STOPS_WITHIN_S, _STEPS_A_STOP = 2.0, 3.0
 _TIGHT = "hang_timeout_tight"
 _TOLD_AGAIN_AFTER = 2.0  # times as long, or as short
 
@@ -37,9 +38,10 @@ class HangWatch:
         self._told_s = 0.0
 
     @property
-    def slowest_step_s(self) -> float:
-        """The longest of the last steps; a second where there is none."""
-        return max(self._record.step_times_s(_SLOWEST_OF), default=1.0)
+    def stop_patience_s(self) -> float:
+        """How long a commit is waited for in which all are to stop: who hangs is found before."""
+        slowest_s = max(self._record.step_times_s(_SLOWEST_OF), default=1.0)
+        return _STOPS_WITHIN_S + max(_STEPS_A_STOP * slowest_s, self.timeout_s)
 
     @property
     def timeout_s(self) -> float:

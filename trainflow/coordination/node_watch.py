@@ -22,6 +22,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
 
 _BACK_WITHIN_S = 0.5
+_ASK_AGAIN_AFTER_S = 0.2
 
 
 class NodeWatch:
@@ -180,10 +181,10 @@ class NodeWatch:
             keeper.fence.remote(incarnation, worker_id)
 
     async def close(self, timeout_s: float) -> None:
-        """Clean every node up and end the Keepers."""
+        """Clean every node up and end the Keepers; one that was lost just before is waited for."""
         self._is_closing = True
-        await _clean_up(self._keepers.values(), timeout_s)
-        await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
+        await _clean_up(self._keepers, timeout_s)
+        await _clean_up(self._dismissed, _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:
             ray.kill(keeper, no_restart=True)
         self._keepers.clear()
@@ -199,11 +200,21 @@ def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:
-    cleaning = [asyncio.ensure_future(keeper.clean_up.remote()) for keeper in keepers]
+async def _clean_up(keepers: Mapping[str, Any], timeout_s: float) -> None:
+    cleaning = [asyncio.ensure_future(_clean_one(*each)) for each in keepers.items()]
     if not cleaning:
         return
-    done, _ = await asyncio.wait(cleaning, timeout=timeout_s)
-    for task in done:
-        with contextlib.suppress(RayError):
-            task.result()
+    _, late = await asyncio.wait(cleaning, timeout=timeout_s)
+    for task in late:
+        task.cancel()
+
+
+async def _clean_one(node_id: str, keeper: Any) -> None:  # noqa: ANN401  an actor handle
+    """Have a Keeper clean its node up; one that has just died is asked again once it is back."""
+    while True:
+        try:
+            return await keeper.clean_up.remote()
+        except RayError:
+            if node_id not in _alive_nodes():
+                return None
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)

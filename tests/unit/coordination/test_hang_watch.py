@@ -78,3 +78,14 @@ def test_a_limit_of_the_job_s_own_that_is_below_its_steps_is_told_once(record: R
     tight = [each for each in record.events_since(0) if each["kind"] == "hang_timeout_tight"]
     assert len(tight) == 1
     assert "got 1, while 99% of 10 steps took at most 1.20 s" in tight[0]["text"]
+
+
+def test_a_stop_waits_for_a_step_as_long_as_for_one_that_hangs(record: RunRecord):
+    parts: Any = FakePool()
+    watch = HangWatch(make_job(), parts, parts, record)
+    assert watch.stop_patience_s > 120.0, "the first step may load and compile"
+    do_steps(record, *[0.1] * 10)
+    assert watch.stop_patience_s == pytest.approx(12.0)
+    slow = HangWatch(make_job(failures={"hang_timeout_s": 5.0}), parts, parts, record)
+    do_steps(record, 30.0)
+    assert slow.stop_patience_s == pytest.approx(92.0)

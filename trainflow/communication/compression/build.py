@@ -51,7 +51,7 @@ def _load(folder: Path, name: str) -> ctypes.CDLL:
     try:
         source = Path(__file__).with_name(f"{name}.cpp")
         path = folder / f"{name}-{_key(source)}.so"
-        if not path.exists():
+        if not _is_whole(path):
             _build(_find_compiler(), source, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -127,4 +127,24 @@ def _build(compiler: str, source: Path, path: Path) -> None:
                 f"{' '.join(command)} failed, expected the compression kernels to build:\n"
                 f"{done.stderr[-2000:]}"
             )
+        path.unlink(missing_ok=True)
+        _seal_of(path).write_text(_hash(built))
+        with built.open("rb") as file:
+            os.fsync(file.fileno())
         built.replace(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is here as it was built: a torn one ends the process that loads it."""
+    try:
+        return _seal_of(path).read_text() == _hash(path)
+    except FileNotFoundError:
+        return False
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_suffix(".xxh3")
+
+
+def _hash(path: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())

@@ -33,7 +33,7 @@ def test_what_was_built_is_found_where_there_is_no_compiler(cache_home, monkeypa
     build._load_once.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert load_library("low_rank").expand
-    assert len(list(cache_home.iterdir())) == 1
+    assert sorted(path.suffix for path in cache_home.iterdir()) == [".so", ".xxh3"]
 
 
 def test_another_compiler_does_not_build_it_again(cache_home, monkeypatch, tmp_path):
@@ -42,6 +42,18 @@ def test_another_compiler_does_not_build_it_again(cache_home, monkeypatch, tmp_p
     make_compiler(tmp_path / "bin", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     assert load_library("low_rank").expand
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 5000])
+def test_one_that_was_torn_is_built_again(cache_home, num_bytes):
+    load_library("low_rank")
+    build._load_once.cache_clear()
+    (library,) = cache_home.glob("*.so")
+    torn = library.read_bytes()[:num_bytes]
+    library.unlink()  # this process has the other one mapped
+    library.write_bytes(torn)
+    assert load_library("low_rank").expand
+    assert library.stat().st_size > 5000
 
 
 def test_no_compiler_is_said(monkeypatch, tmp_path):
