@@ -42,12 +42,21 @@ class Layer(nn.Module):
         return x + self.scale * self.signs.to(x.dtype) * torch.tanh(self.linear(centred))
 
 
+class Bias(nn.Module):
+    """Has a parameter that others have too."""
+
+    def __init__(self, bias: nn.Parameter):
+        super().__init__()
+        self.bias = bias
+
+
 class Odd(nn.Module):
     """No first dimension is a multiple of three, or of two.
 
     Weights are tied between two layers, and between what is in none. One layer is frozen; one runs
     in evaluations alone, which a rank that takes another's place has not seen; one runs in the
-    first steps, and in evaluations; one runs nowhere.
+    first steps, and in evaluations; one runs nowhere. One parameter is given to two modules, whose
+    names have slashes.
     """
 
     def __init__(self):
@@ -59,6 +68,8 @@ class Odd(nn.Module):
         self.last = nn.Linear(8, WIDTH)
         self.last.weight = self.first.weight
         self.extra = nn.Parameter(torch.ones(1, 3))
+        bias = nn.Parameter(torch.full((WIDTH,), 0.1))
+        self.pairs = nn.ModuleDict({"en/de": Bias(bias), "en/fr": Bias(bias)})
         self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,6 +83,7 @@ class Odd(nn.Module):
             x = self.layers[4](x)
         if is_early or not self.training:
             x = self.layers[5](x)
+        x = x + self.pairs["en/de"].bias.to(x.dtype) + self.pairs["en/fr"].bias.to(x.dtype)
         return (x * self.last(inputs)).sum(1, keepdim=True)
 
 
@@ -106,3 +118,10 @@ def test_losses_are_those_of_a_replicated_model_and_a_death_changes_no_bit(
         assert_near(smooth, whole)
     fault = fail_at(1, LAST_USE + 2, Where.IN_BACKWARD)
     assert_as_smooth(run(train_odd, fault, spares=1, parallel=parallel), smooth)
+
+
+def test_such_a_model_is_cut_anew_where_the_world_shrinks(run: Run, whole: Outcome):
+    fault = fail_at(1, LAST_USE + 2, Where.IN_BACKWARD)
+    outcome = run(train_odd, fault, parallel={"mode": "fsdp"})
+    assert len(outcome.members) == 2
+    assert_near(outcome, whole)

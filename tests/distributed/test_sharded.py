@@ -235,6 +235,15 @@ def test_a_kill_anywhere_in_a_step(run: Run, smooth, where, step):
     assert outcome.members == ("w0", "w3", "w2")
 
 
+def test_a_spare_that_has_rehearsed_begins_where_the_others_do(run: Run, smooth):
+    """There is no state to be given yet, and what the rehearsal has moved is as it was."""
+    fault = fail_at(1, 1, Where.IN_BACKWARD)
+    outcome = run(train_sharded, fault, spares=1, nodes_are_lost=True, **FSDP)
+    assert [plan.base.step for plan in outcome.plans] == [0, 0]
+    assert outcome.plans[1].stored is None
+    assert_as_smooth(outcome, smooth)
+
+
 def test_a_kill_of_the_rank_that_hosts_the_store(run: Run, smooth):
     outcome = run(train_sharded, fail_at(0, 4, Where.IN_BACKWARD), spares=1, **FSDP)
     assert_as_smooth(outcome, smooth)

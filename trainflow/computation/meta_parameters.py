@@ -3,6 +3,7 @@
 Process: every rank.  Thread: training.
 """
 
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -22,18 +23,31 @@ def meta_parameters() -> Generator[None]:
     makes them.
     """
     register = nn.Module.register_parameter
+    made: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+
+    def on_meta(param: nn.Parameter) -> nn.Parameter:
+        """Return what is in its place: of one that several modules are given, the same each time."""
+        original, stand_in = made.get(id(param), (None, None))
+        if original is None or stand_in is None or original() is not param:
+            stand_in = nn.Parameter(param.detach().to(_META), requires_grad=param.requires_grad)
+            made[id(param)] = weakref.ref(param), stand_in
+        return stand_in
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        # A tied parameter is given to several modules, and stays one.
-        if param is not None and param.device != _META:
-            param = nn.Parameter(param.detach().to(_META), requires_grad=param.requires_grad)
-        register(self, name, param)
+        is_real = param is not None and param.device != _META
+        register(self, name, on_meta(param) if is_real else param)
 
     nn.Module.register_parameter = register_on_meta
     try:
         yield
     finally:
         nn.Module.register_parameter = register
+
+
+def find_hollow_buffers(module: nn.Module) -> list[str]:
+    """Return the buffers that aren't state, and were made from values that parameters here lack."""
+    state = module.state_dict().keys()
+    return [name for name, each in module.named_buffers() if each.is_meta and name not in state]
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
+from trainflow.computation.fresh_state import FreshState
 from trainflow.computation.joining import join, open_residuals
 from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.outcome import Outcome, describe_step
@@ -137,11 +138,15 @@ class Session:
             The module, on the session's device; hold on to it for the whole run.
 
         Raises:
-            TrainingError: no trainable parameters, complex ones, a name used twice, or steps have
-                begun.
+            TrainingError: no trainable parameters, complex ones, a name used twice or with a
+                slash, or steps have begun.
             ConfigError: a pattern of ``communication.per_parameter`` matches no parameter.
         """
         self._require_unsealed("prepare", name, self._state.models)
+        if "/" in name:
+            raise TrainingError(
+                f"prepare({name!r}): got a name with a slash, expected one without; change it"
+            )
         self._stamp(Phase.STARTING)
         blueprint = Blueprint(model, optimizer, scheduler)
         job = self._context.job
@@ -240,9 +245,10 @@ class Session:
         self._state.residuals = open_residuals(self._context, self._state)
         flatten_state(self._state.tree())  # refuses what can't be kept while nothing is lost yet
         if self._context.rehearsal is not None:
-            self._group = self._context.rehearsal
+            self._group, fresh = self._context.rehearsal, FreshState.capture(self._state)
             yield from self._present(StepMode.REHEARSAL, self._group)
             self._group = None
+            fresh.restore(self._state)
         else:
             self._state.version = INITIAL_VERSION
         while not self._finished:

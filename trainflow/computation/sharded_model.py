@@ -14,12 +14,17 @@ from trainflow.communication.group import Group
 from trainflow.communication.mesh import RankMesh
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.device_room import count_needs, require_room, total_bytes
-from trainflow.computation.meta_parameters import materialise, meta_parameters
+from trainflow.computation.meta_parameters import (
+    find_hollow_buffers,
+    materialise,
+    meta_parameters,
+)
 from trainflow.computation.model_handle import ModelHandle
 from trainflow.computation.seeding import RandomState
 from trainflow.computation.sharded_gradients import ShardedGradients
 from trainflow.computation.sharding import Sharding, shard
 from trainflow.computation.training_state import PreparedModel
+from trainflow.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class ShardedModel:
         self.handle = ModelHandle(self.prepared.module)
 
     def lay_out(self, layout: Layout, *, with_values: bool) -> PreparedModel:
-        """Build it anew for another rank or world.
+        """Build it anew for another rank or world; its layers train, or don't, as before.
 
         Args:
             layout: the new one.
@@ -75,7 +80,10 @@ class ShardedModel:
                 until the state is loaded.
         """
         self.layout = layout
+        modes = {name: each.training for name, each in self.prepared.module.named_modules()}
         self.prepared = self._build(layout, with_values=with_values)
+        for name, each in self.prepared.module.named_modules():
+            each.training = modes.get(name, each.training)
         self.handle.point_to(self.prepared.module)
         return self.prepared
 
@@ -89,6 +97,14 @@ class ShardedModel:
             self._randomness.restore()
             with meta_parameters():
                 module = self._blueprint.model()
+            hollow = find_hollow_buffers(module)
+            if hollow:
+                raise TrainingError(
+                    f"prepare: got buffers that the factory makes from parameters' values "
+                    f"({', '.join(hollow)}), expected none where parallel.mode shards the model: a "
+                    "spare builds it without values; register them with persistent=True, which "
+                    "makes them part of the state, or compute them in forward"
+                )
             if all(parameter.requires_grad for parameter in module.parameters()):
                 return module
             # What is frozen is in no state: it must come from the factory.

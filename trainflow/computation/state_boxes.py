@@ -39,8 +39,8 @@ class StateBoxes:
         """Return what lies as the tensor at ``path`` does; None if that is in no model."""
         _, *keys = path.split("/")
         match keys:
-            case ["models", model, name]:
-                return self._tensors.get(model, {}).get(name)
+            case ["models", model, *name]:  # which may have slashes, unlike a model's
+                return self._tensors.get(model, {}).get("/".join(name))
             case ["optimizers", model, "state", position, _] if model in self._optimized:
                 parameters = self._optimized[model]
                 return parameters[int(position)] if int(position) < len(parameters) else None

@@ -46,6 +46,7 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
     if job.parallel.is_sharded:
         _require_shardable(name, module, trainable)
         _require_gatherable(name, module, job)
+        _require_narrow(name, trainable, job)
     half = [key for key, each in trainable if each.dtype == torch.float16]
     if half and job.training.precision == "fp16":
         raise TrainingError(
@@ -77,6 +78,22 @@ def _require_shardable(
             f"prepare({name!r}): got trainable parameters of {' and '.join(dtypes)}, expected one "
             "type where parallel.mode shards them, since a layer's travel together; call "
             "module.float(), and compute in another type with session.autocast()"
+        )
+
+
+def _require_narrow(name: str, trainable: list[tuple[str, nn.Parameter]], job: JobConfig) -> None:
+    """Refuse types that sums of shards, or parameters that are gathered in another, don't take."""
+    gather, dtype = job.parallel.gather, trainable[0][1].dtype
+    if dtype == torch.float64:
+        raise TrainingError(
+            f"prepare({name!r}): got trainable parameters of float64, expected float32 or narrower "
+            f"ones with parallel.mode: {job.parallel.mode}; call module.float(), or set mode: ddp"
+        )
+    if gather != "fp32" and dtype != torch.float32:
+        raise TrainingError(
+            f"prepare({name!r}): got parallel.gather: {gather} and trainable parameters of {dtype}, "
+            "expected float32 ones, which are gathered in that type; call module.float(), or set "
+            "gather: fp32, which gathers parameters as they are"
         )
 
 

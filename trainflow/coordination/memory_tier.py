@@ -239,8 +239,9 @@ class MemoryTier:
             return
         addresses = {answer.node_id: answer.address for answer in answers}
         ranked = _rank_neighbours(node_ids, addresses.keys())
-        self._targets_of = choose_neighbours(ranked, addresses.keys(), wanted)
-        members = find_members(self._shards, _leave_together_out(ranked), wanted)
+        apart = _leave_together_out(ranked)
+        self._targets_of = choose_neighbours(ranked, apart, addresses.keys(), wanted)
+        members = find_members(self._shards, apart, wanted)
         self._unheard = self._shards.keys() - addresses.keys() if wanted else set[str]()
         self._targets = {other for others in self._targets_of.values() for other in others}
         self._targets |= {m for each in members.values() for found in each.values() for m in found}

@@ -4,8 +4,7 @@ Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray

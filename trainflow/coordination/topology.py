@@ -63,23 +63,29 @@ def find_apart(source: Labels, others: Sequence[Labels]) -> list[int]:
 
 
 def choose_neighbours(
-    ranked: Mapping[str, Sequence[str]], willing: Collection[str], count: int
+    ranked: Mapping[str, Sequence[str]],
+    apart: Mapping[str, Collection[str]],
+    willing: Collection[str],
+    count: int,
 ) -> dict[str, list[str]]:
     """Choose for each node those that hold copies of its shards, so that none holds many.
 
     Args:
         ranked: for each node the others, the best first.
+        apart: for each node those that don't fail together with it; they come before all others.
         willing: those that take copies.
         count: how many each is to have.
 
     Returns:
-        For each node up to ``count`` others, of equally loaded ones the best.
+        For each node up to ``count`` others, of those apart the least loaded, of these the best.
     """
     load: Counter[str] = Counter()
     chosen: dict[str, list[str]] = {}
     for node, others in ranked.items():
         left = [other for other in others if other in willing and other != node]
-        chosen[node] = sorted(left, key=lambda other: load[other])[:count]  # of equal ones the best
+        near = {other: other not in apart.get(node, ()) for other in left}
+        left.sort(key=lambda other: (near[other], load[other]))  # of equal ones the best
+        chosen[node] = left[:count]
         load.update(chosen[node])
     return chosen
 

@@ -23,6 +23,7 @@ from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.sharding import Sharding, find_gathered, find_units
 from trainflow.computation.shards import box_of, like, local_part, place_of
 from trainflow.config.parallel import ParallelConfig
+from trainflow.errors import TrainingError
 
 CPU = torch.device("cpu")
 FREES, STAYS = Sharding(), Sharding(stays_in_forward=True)
@@ -69,6 +70,51 @@ def test_parameters_on_the_meta_device_keep_ties_and_buffers():
     materialise(module, CPU)
     assert module.frequencies.tolist() == [0, 1, 2]
     assert module.embed.weight.abs().sum() == 0
+
+
+class Twins(nn.Module):
+    """Two modules are given the same parameter."""
+
+    def __init__(self):
+        super().__init__()
+        weight = nn.Parameter(torch.ones(3, 2))
+        self.one, self.other = nn.Linear(2, 3), nn.Linear(2, 3)
+        self.one.weight = weight
+        self.other.weight = weight
+        self.third = nn.Linear(2, 3)
+
+
+def test_a_parameter_that_is_given_to_two_modules_stays_one():
+    with meta_parameters():
+        module = Twins()
+    assert module.one.weight is module.other.weight
+    assert [name for name, _ in module.named_parameters()] == [n for n, _ in Twins().named_parameters()]
+
+
+def test_layers_that_do_not_train_stay_so_where_the_model_is_built_again():
+    model = sharded(0, 2)
+    model.handle.layers[0].eval()
+    model.lay_out(Layout(1, 3), with_values=True)
+    assert [layer.training for layer in model.handle.layers] == [False, True]
+    assert model.handle.training
+
+
+class Derived(nn.Module):
+    """A buffer has what a parameter had at the beginning."""
+
+    def __init__(self, *, is_state: bool):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.register_buffer("first", self.linear.weight.detach().clone(), persistent=is_state)
+
+    def forward(self, x):
+        return self.linear(x) + self.first.sum()
+
+
+def test_a_buffer_that_only_values_could_make_is_refused_unless_it_is_state():
+    assert sharded(0, 2, lambda: Derived(is_state=True)).handle
+    with pytest.raises(TrainingError, match=r"parameters' values \(first\).*persistent=True"):
+        sharded(0, 2, lambda: Derived(is_state=False))
 
 
 def test_layers_of_lists_are_gathered_one_by_one():

@@ -55,6 +55,22 @@ def test_what_is_no_float_is_refused_where_parameters_travel_as_fp8():
     assert len(find_trainable("model", model, job)) == 4
 
 
+@pytest.mark.parametrize("gather", ["bf16", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_only_fp32_is_gathered_in_another_type(gather: str, dtype: torch.dtype):
+    model = nn.Linear(2, 2).to(dtype)
+    refusal = rf"gather: {gather} and trainable parameters of {dtype}, expected float32"
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", model, make_job(parallel={"mode": "fsdp", "gather": gather}))
+    assert len(find_trainable("model", model, make_job(parallel={"mode": "fsdp"}))) == 2
+
+
+def test_float64_is_refused_where_it_is_sharded():
+    model = nn.Linear(2, 2).to(torch.float64)
+    with pytest.raises(TrainingError, match=r"float64, expected float32 .*parallel.mode: zero1"):
+        find_trainable("model", model, make_job(parallel={"mode": "zero1"}))
+
+
 def with_parameter(parameter: nn.Parameter) -> nn.Module:
     module = nn.Linear(2, 2)
     module.register_parameter("odd", parameter)

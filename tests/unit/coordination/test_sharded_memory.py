@@ -250,6 +250,18 @@ def test_what_fails_with_a_node_counts_only_where_all_do(
     assert scene.nodes.members["n00"] == {ShardId(0, 2): ["n01", "n02", "n03"]}
 
 
+def test_copies_go_to_another_rack_though_its_nodes_then_hold_more(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    for node, rack in zip(cluster, "112", strict=False):
+        node["Labels"] = {RACK: rack}
+    del cluster[3:]
+    scene = Scene(tmp_path, *map(holding, ("n00", "n01", "n02")))
+    asyncio.run(scene.memory.direct(["n00", "n01", "n02"]))
+    assert scene.nodes.copies["n00"] == scene.nodes.copies["n01"] == ["n02"]
+    assert len(scene.nodes.copies["n02"]) == 1
+
+
 def test_once_a_group_is_lost_the_other_s_shards_are_sent(
     tmp_path: Path, cluster: list[dict[str, Any]]
 ):
