@@ -26,7 +26,7 @@ def meta_parameters() -> Generator[None]:
     made: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
 
     def on_meta(param: nn.Parameter) -> nn.Parameter:
-        """Return what is in its place: of one that several modules are given, the same each time."""
+        """Return what stands in its place; where several modules are given it, the same."""
         original, stand_in = made.get(id(param), (None, None))
         if original is None or stand_in is None or original() is not param:
             stand_in = nn.Parameter(param.detach().to(_META), requires_grad=param.requires_grad)

@@ -91,9 +91,9 @@ def _require_narrow(name: str, trainable: list[tuple[str, nn.Parameter]], job: J
         )
     if gather != "fp32" and dtype != torch.float32:
         raise TrainingError(
-            f"prepare({name!r}): got parallel.gather: {gather} and trainable parameters of {dtype}, "
-            "expected float32 ones, which are gathered in that type; call module.float(), or set "
-            "gather: fp32, which gathers parameters as they are"
+            f"prepare({name!r}): got parallel.gather: {gather} and trainable parameters of "
+            f"{dtype}, expected float32 ones, which are gathered in that type; call "
+            "module.float(), or set gather: fp32, which gathers parameters as they are"
         )
 
 

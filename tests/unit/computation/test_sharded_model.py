@@ -88,7 +88,9 @@ def test_a_parameter_that_is_given_to_two_modules_stays_one():
     with meta_parameters():
         module = Twins()
     assert module.one.weight is module.other.weight
-    assert [name for name, _ in module.named_parameters()] == [n for n, _ in Twins().named_parameters()]
+    assert [name for name, _ in module.named_parameters()] == [
+        n for n, _ in Twins().named_parameters()
+    ]
 
 
 def test_layers_that_do_not_train_stay_so_where_the_model_is_built_again():
