@@ -34,8 +34,9 @@ def meta_parameters() -> Generator[None]:
         return stand_in
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        is_real = param is not None and param.device != _META
-        register(self, name, on_meta(param) if is_real else param)
+        if param is not None and param.device != _META:
+            param = on_meta(param)
+        register(self, name, param)
 
     nn.Module.register_parameter = register_on_meta
     try:
