@@ -40,8 +40,8 @@ def require_usable(url: str) -> None:
             "system has hard links"
         ) from error
     raise StoreError(
-        f"{url}: got a store that doesn't find what has just been written, expected one that does; "
-        "use another"
+        f"{url}: got a store that doesn't find what has just been written, or a path that can't be "
+        "made, expected neither; look at the path, or use another store"
     )
 
 

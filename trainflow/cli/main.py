@@ -90,7 +90,7 @@ def run(
 
 @app.command()
 def validate(job_file: JobFile, overrides: Overrides = None) -> None:
-    """Check a job as `run` does, and print what would run."""
+    """Check a job as `run` does before it looks for a cluster and a store; print what would run."""
     from trainflow.cli.preflight import check_job, describe_job  # noqa: PLC0415
 
     typer.echo(describe_job(check_job(job_file, overrides or [])))

@@ -45,10 +45,20 @@ def meta_parameters() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def find_hollow_buffers(module: nn.Module) -> list[str]:
-    """Return the buffers that aren't state, and were made from values that parameters here lack."""
+def find_hollow(module: nn.Module) -> list[str]:
+    """Return what isn't state, and was made from values that parameters here don't have.
+
+    These are buffers, and tensors that are plain attributes.
+    """
     state = module.state_dict().keys()
-    return [name for name, each in module.named_buffers() if each.is_meta and name not in state]
+    buffers = [name for name, each in module.named_buffers() if each.is_meta and name not in state]
+    attributes = [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, each in module.named_modules()
+        for name, value in vars(each).items()
+        if isinstance(value, torch.Tensor) and value.is_meta
+    ]
+    return buffers + attributes
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:

@@ -1,5 +1,7 @@
 """A model in parts: what it is built from, and what it costs."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -113,8 +115,19 @@ class Derived(nn.Module):
         return self.linear(x) + self.first.sum()
 
 
-def test_a_buffer_that_only_values_could_make_is_refused_unless_it_is_state():
+class Scaled(nn.Module):
+    """The same as a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.scale = 1 / self.linear.weight.detach().abs().mean()
+
+
+def test_what_only_values_could_make_is_refused_unless_it_is_state():
     assert sharded(0, 2, lambda: Derived(is_state=True)).handle
+    with pytest.raises(TrainingError, match=r"parameters' values \(layer.scale\)"):
+        sharded(0, 2, lambda: nn.Sequential(OrderedDict(layer=Scaled())))
     with pytest.raises(TrainingError, match=r"parameters' values \(first\).*persistent=True"):
         sharded(0, 2, lambda: Derived(is_state=False))
 
