@@ -1,0 +1,34 @@
+"""The simulated cluster has a real coordinator recover."""
+
+import asyncio
+from pathlib import Path
+
+from benchmarks.coordinator_scale import make_job, measure
+from benchmarks.simulated_cluster import simulated
+
+
+def test_every_figure_of_a_size_is_there():
+    rows = asyncio.run(measure(10, num_deaths=1, num_rounds=1, seed=0))
+    assert {row.system for row in rows} == {"trainflow_10"}
+    assert all(row.value > 0 for row in rows)
+    assert [row.metric for row in rows] == [
+        "first_epoch_s",
+        "epoch_after_death_s",
+        "epoch_after_death_max_s",
+        "heartbeats_core_share",
+    ]
+
+
+def test_a_death_costs_one_member_its_rank(tmp_path: Path):
+    async def act() -> tuple[list[str], list[str]]:
+        with simulated(make_job(10), 8, str(tmp_path)) as cluster:
+            await cluster.wait_epoch_after(None)
+            before = [each["worker_id"] for each in await cluster.coordinator.workers()][:10]
+            first = cluster.epoch
+            cluster.kill(before[3])
+            await cluster.wait_epoch_after(first)
+            after = [each["worker_id"] for each in await cluster.coordinator.workers()][:10]
+            return before, after
+
+    before, after = asyncio.run(asyncio.wait_for(act(), 60.0))
+    assert [rank for rank in range(10) if before[rank] != after[rank]] == [3]
