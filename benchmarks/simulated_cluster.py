@@ -112,12 +112,14 @@ class SimulatedCluster:
     Attributes:
         is_fresh: no epoch has begun.
         epoch: the newest that all its members have begun; None before.
+        members: of that one, by rank.
         coordinator: of its job.
     """
 
     def __init__(self, job: JobConfig, workers_a_node: int, directory: str):
         self.is_fresh = True
         self.epoch: EpochId | None = None
+        self.members: tuple[str, ...] = ()
         self._num_begun: Counter[EpochId] = Counter()
         self._has_begun = asyncio.Event()
         self._job = job
@@ -162,7 +164,7 @@ class SimulatedCluster:
         self.is_fresh = False
         self._num_begun[spec.epoch] += 1
         if self._num_begun[spec.epoch] == spec.world_size:
-            self.epoch = spec.epoch
+            self.epoch, self.members = spec.epoch, spec.members
             self._has_begun.set()
 
     async def wait_epoch_after(self, before: EpochId | None) -> None:

@@ -20,15 +20,13 @@ def test_every_figure_of_a_size_is_there():
 
 
 def test_a_death_costs_one_member_its_rank(tmp_path: Path):
-    async def act() -> tuple[list[str], list[str]]:
+    async def act() -> tuple[tuple[str, ...], tuple[str, ...]]:
         with simulated(make_job(10), 8, str(tmp_path)) as cluster:
             await cluster.wait_epoch_after(None)
-            before = [each["worker_id"] for each in await cluster.coordinator.workers()][:10]
-            first = cluster.epoch
+            before, first = cluster.members, cluster.epoch
             cluster.kill(before[3])
             await cluster.wait_epoch_after(first)
-            after = [each["worker_id"] for each in await cluster.coordinator.workers()][:10]
-            return before, after
+            return before, cluster.members
 
     before, after = asyncio.run(asyncio.wait_for(act(), 60.0))
     assert [rank for rank in range(10) if before[rank] != after[rank]] == [3]
