@@ -65,7 +65,8 @@ class Worker:
         self._cluster = cluster
         self.form = _Method(self._form)
         self.begin = _Method(self._begin)
-        self.request = _Method(self._ignore)
+        self.request = self.close = _Method(self._ignore)
+        self.steps_up_to = _Method(self._tell_nothing)
 
     def describe(self) -> WorkerDescription:
         """Return what it says of itself."""
@@ -75,6 +76,9 @@ class Worker:
 
     async def _ignore(self, *_: object) -> None:
         pass
+
+    async def _tell_nothing(self, *_: object) -> tuple[StepReport, ...]:
+        return ()
 
     async def _form(self, _spec: EpochSpec, **_: object) -> MemberReport:
         version = self.version or (INITIAL_VERSION if self._cluster.is_fresh else None)
