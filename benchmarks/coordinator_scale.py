@@ -54,7 +54,7 @@ async def measure_deaths(cluster: SimulatedCluster, num_deaths: int, seed: int) 
     rng = random.Random(seed)
     times_s: list[float] = []
     for _ in range(num_deaths):
-        await _wait_for_spares(cluster)
+        await wait_for_spares(cluster)
         began_s = time.monotonic()
         cluster.kill(rng.choice(cluster.members))
         await _wait_for_epoch(cluster, cluster.epoch)
@@ -62,11 +62,12 @@ async def measure_deaths(cluster: SimulatedCluster, num_deaths: int, seed: int) 
     return times_s
 
 
-async def _wait_for_spares(cluster: SimulatedCluster) -> None:
+async def wait_for_spares(cluster: SimulatedCluster) -> None:
+    """Wait until every worker without a rank is warm, and the coordinator knows who has one."""
     async with asyncio.timeout(_WITHIN_S):
         for _ in count():
             await asyncio.sleep(_LOOK_FOR_SPARES_EVERY_S)
-            if (await cluster.coordinator.status())["spares"] >= NUM_SPARES:
+            if (await cluster.coordinator.status())["spares"] == NUM_SPARES:
                 return
 
 

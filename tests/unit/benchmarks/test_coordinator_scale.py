@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from benchmarks.coordinator_scale import make_job, measure
+from benchmarks.coordinator_scale import make_job, measure, wait_for_spares
 from benchmarks.simulated_cluster import simulated
 
 
@@ -23,6 +23,7 @@ def test_a_death_costs_one_member_its_rank(tmp_path: Path):
     async def act() -> tuple[tuple[str, ...], tuple[str, ...]]:
         with simulated(make_job(10), 8, str(tmp_path)) as cluster:
             await cluster.wait_epoch_after(None)
+            await wait_for_spares(cluster)
             before, first = cluster.members, cluster.epoch
             cluster.kill(before[3])
             await cluster.wait_epoch_after(first)
