@@ -45,20 +45,13 @@ def meta_parameters() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def find_hollow(module: nn.Module) -> list[str]:
-    """Return what isn't state, and was made from values that parameters here don't have.
+def find_hollow_buffers(module: nn.Module) -> list[str]:
+    """Return the buffers that aren't state, and were made from values that parameters here lack.
 
-    These are buffers, and tensors that are plain attributes.
+    A tensor that is a plain attribute may be computed again before it is used, as weight_norm's is.
     """
     state = module.state_dict().keys()
-    buffers = [name for name, each in module.named_buffers() if each.is_meta and name not in state]
-    attributes = [
-        f"{prefix}.{name}" if prefix else name
-        for prefix, each in module.named_modules()
-        for name, value in vars(each).items()
-        if isinstance(value, torch.Tensor) and value.is_meta
-    ]
-    return buffers + attributes
+    return [name for name, each in module.named_buffers() if each.is_meta and name not in state]
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:

@@ -14,7 +14,11 @@ from trainflow.communication.group import Group
 from trainflow.communication.mesh import RankMesh
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.device_room import count_needs, require_room, total_bytes
-from trainflow.computation.meta_parameters import find_hollow, materialise, meta_parameters
+from trainflow.computation.meta_parameters import (
+    find_hollow_buffers,
+    materialise,
+    meta_parameters,
+)
 from trainflow.computation.model_handle import ModelHandle
 from trainflow.computation.seeding import RandomState
 from trainflow.computation.sharded_gradients import ShardedGradients
@@ -121,11 +125,11 @@ class ShardedModel:
 
 
 def _require_no_values(module: nn.Module) -> None:
-    hollow = find_hollow(module)
+    hollow = find_hollow_buffers(module)
     if hollow:
         raise TrainingError(
-            "prepare: got tensors that the factory makes from parameters' values "
+            "prepare: got buffers that the factory makes from parameters' values "
             f"({', '.join(hollow)}), expected none where parallel.mode shards the model: a spare "
-            "builds it without values; register them as buffers with persistent=True, which makes "
+            "builds it without values; register them with persistent=True, which makes "
             "them part of the state, or compute them in forward"
         )
