@@ -4,11 +4,11 @@ Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainflow.clock import Clock
@@ -182,8 +182,8 @@ class NodeWatch:
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers; one that was lost just before is waited for."""
         self._is_closing = True
-        await _clean_up(self._keepers, timeout_s)
-        await _clean_up(self._dismissed, _BACK_WITHIN_S)
+        await _clean_up(self._keepers.values(), timeout_s)
+        await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:
             ray.kill(keeper, no_restart=True)
         self._keepers.clear()
@@ -199,8 +199,8 @@ def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-async def _clean_up(keepers: Mapping[str, Any], timeout_s: float) -> None:
-    cleaning = [asyncio.ensure_future(_clean_one(*each)) for each in keepers.items()]
+async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:
+    cleaning = [asyncio.ensure_future(_clean_one(keeper)) for keeper in keepers]
     if not cleaning:
         return
     _, late = await asyncio.wait(cleaning, timeout=timeout_s)
@@ -208,12 +208,12 @@ async def _clean_up(keepers: Mapping[str, Any], timeout_s: float) -> None:
         task.cancel()
 
 
-async def _clean_one(node_id: str, keeper: Any) -> None:  # noqa: ANN401  an actor handle
+async def _clean_one(keeper: Any) -> None:  # noqa: ANN401  an actor handle
     """Have a Keeper clean its node up; one that has just died is asked again once it is back."""
     while True:
         try:
             return await keeper.clean_up.remote()
+        except ActorDiedError:
+            return None  # for good: it was ended, or its node is gone
         except RayError:
-            if node_id not in _alive_nodes():
-                return None
             await asyncio.sleep(_ASK_AGAIN_AFTER_S)

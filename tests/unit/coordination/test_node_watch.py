@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
@@ -41,19 +41,25 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(node_watch, "KeeperActor", SimpleNamespace(options=make))
     monkeypatch.setattr(node_watch, "NodeAffinitySchedulingStrategy", nothing)
     monkeypatch.setattr("ray.kill", nothing)
-    monkeypatch.setattr(node_watch.ray, "nodes", lambda: [{"NodeID": "a", "Alive": True}])
     return made
 
 
 @pytest.mark.usefixtures("made")
-def test_a_keeper_that_was_killed_just_before_the_end_cleans_up_once_it_is_back():
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(ActorUnavailableError("it is being restarted", None), 3), (ActorDiedError(), 1)],
+    ids=["is back soon", "was ended"],
+)
+def test_a_keeper_that_was_killed_just_before_the_end_cleans_up_once_it_is_back(
+    error: RayError, expected: int
+):
     num_asked = 0
 
     async def answer() -> None:
         nonlocal num_asked
         num_asked += 1
         if num_asked < 3:
-            raise ActorUnavailableError("it is being restarted", None)
+            raise error
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
@@ -62,7 +68,7 @@ def test_a_keeper_that_was_killed_just_before_the_end_cleans_up_once_it_is_back(
         await nodes.close(5.0)
 
     asyncio.run(act())
-    assert num_asked == 3
+    assert num_asked == expected
 
 
 def test_what_is_still_under_way_when_the_run_ends_makes_no_keeper(made: list[str]):
