@@ -26,7 +26,7 @@ def digests(outcome: Any) -> set[str]:
 
 def test_a_bit_that_flips_in_one_rank_s_sum_is_caught_in_that_step(run: Run):
     flip = fail_at(1, 3, Where.IN_SUM, Act.FLIP)
-    plain, flipped = run(train), run(train, faults=(flip,))
+    plain, flipped = run(train), run(train, flip)
     assert flipped.differences == [RanksDiffer(3, EpochId(1, 1), (1,), in_spot_check=False)]
     assert digests(flipped) == digests(plain)
     assert sorted(flipped.steps) == list(range(1, MAX_STEPS + 1))
@@ -35,7 +35,7 @@ def test_a_bit_that_flips_in_one_rank_s_sum_is_caught_in_that_step(run: Run):
 
 
 def test_of_two_that_differ_both_are_named(run: Run):
-    outcome = run(train, world=2, faults=(fail_at(0, 3, Where.IN_SUM, Act.FLIP),))
+    outcome = run(train, fail_at(0, 3, Where.IN_SUM, Act.FLIP), world=2)
     (difference,) = outcome.differences
     assert difference.ranks == (0, 1)
 
@@ -69,7 +69,7 @@ def train_and_miscompute(session: Session, extra: tuple[str, int]) -> dict[str, 
             for batch in step.microbatches():
                 num_seen.append(batch.is_padding)
                 loss = mean_loss(run.model, batch)
-                step.log({"seen": loss})
+                step.log(seen=loss)
                 step.backward(loss, weight=batch.num_targets)
             run.commit(step)
     return run.result() | {"num_checks": sum(num_seen), "num_flips": fault.num_flips}
