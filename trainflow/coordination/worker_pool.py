@@ -117,8 +117,8 @@ class WorkerPool:
         return {bundle: node for bundle, node in placed.items() if node}
 
     def num_bundles(self) -> int:
-        """Number of worker slots, placed or not."""
-        return len(self._require_group().bundle_specs)
+        """Number of worker slots, placed or not; none once they have been given back."""
+        return 0 if self._group is None else len(self._group.bundle_specs)
 
     def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry:
         """Create a worker in a bundle; it starts once the bundle is placed."""

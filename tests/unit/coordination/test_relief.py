@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, settle
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.run_state import RunState
+from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Flag
 
 SPARE, OTHER = "slot3-1.3", "slot4-1.4"
@@ -150,3 +153,14 @@ def test_it_takes_no_rank_from_another(play: Play):
         assert not scene.control.relieve(scene.ids[1])
 
     play(act)
+
+
+def test_where_no_bundles_are_reserved_nobody_is_a_candidate():
+    """Before a run has its bundles, and once they are given back: people may ask for its status."""
+    pool = WorkerPool("job-1", make_job(), (), on_gone=ignore, on_stillborn=ignore)
+    assert pool.num_bundles() == 0
+    assert Candidacy(make_job(), pool).available(()) == ()
+
+
+def ignore(*_: object) -> None:
+    pass
