@@ -22,7 +22,7 @@ from trainflow.epochs import EpochId
 
 WORKERS_A_NODE = 8
 NUM_SPARES = 8
-_LOOK_FOR_SPARES_EVERY_S = 0.1
+_HEARTBEAT_S = 0.5
 _WITHIN_S = 120.0
 
 
@@ -63,10 +63,11 @@ async def measure_deaths(cluster: SimulatedCluster, num_deaths: int, seed: int) 
 
 
 async def wait_for_spares(cluster: SimulatedCluster) -> None:
-    """Wait until every worker without a rank is warm, and the coordinator knows who has one."""
+    """Beat until every worker without a rank is warm, and the coordinator knows who has one."""
     async with asyncio.timeout(_WITHIN_S):
         for _ in count():
-            await asyncio.sleep(_LOOK_FOR_SPARES_EVERY_S)
+            await cluster.beat()
+            await asyncio.sleep(_HEARTBEAT_S)
             if (await cluster.coordinator.status())["spares"] == NUM_SPARES:
                 return
 
