@@ -69,6 +69,14 @@ def test_a_stopped_run_is_gone_on_with_by_another(
     assert store.committed_steps()[-1] == first.job.training.max_steps, "the end makes one too"
 
 
+def test_a_run_whose_code_raises_keeps_the_checkpoint_that_is_on_its_way(
+    start: Any, store: CheckpointStore
+) -> None:
+    run = start(raise_at=EVERY_STEPS + 1)
+    assert run.finish()["state"] == "failed"
+    assert store.committed_steps() == [EVERY_STEPS]
+
+
 def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
     start: Any, store: CheckpointStore, undisturbed: str
 ) -> None:

@@ -83,6 +83,13 @@ class CheckpointControl:
         """Where checkpoints go; None if none are made."""
         return self._job.checkpoint.url
 
+    @property
+    def last_coming(self) -> int | None:
+        """The last step of which a share is on its way to the store; None if there is none."""
+        left = {version for ready in self._ready.values() for version in ready}
+        left |= self._permits.versions
+        return max((version.step for version in left if version not in self._closed), default=None)
+
     async def find_stored(self) -> None:
         """Look in the store for what to go on from, with what this run has made there.
 

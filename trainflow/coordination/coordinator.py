@@ -30,6 +30,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.closing import close_run, tell_ending
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.failure_budget import FailureBudget
@@ -66,7 +67,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
-_CLOSE_WITHIN_S, _CLEAN_WITHIN_S = 3.0, 15.0
 
 
 class Coordinator:
@@ -201,7 +201,8 @@ class Coordinator:
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
-        await self._close(ending)
+        await close_run(ending, self._control, self._pool, self._nodes, self._kept)
+        tell_ending(ending, self._record)
 
     def _fail(self, trace: str) -> None:
         self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))
@@ -271,17 +272,8 @@ class Coordinator:
         if description is not None and description.ready:
             self._take(worker_id, Ready(description))
 
-    async def _close(self, ending: Ending) -> None:
-        self._control.close()
-        await self._pool.close(_CLOSE_WITHIN_S)
-        await self._nodes.close(_CLEAN_WITHIN_S)
-        await self._kept.close()
-        events = self._record.events_since(0)
-        if not events or events[-1]["kind"] != str(ending.state):
-            self._record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
-
     async def _tick(self) -> None:
-        while not self._ending.done():
+        while not self._nodes.is_closing:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             for node_id in self._nodes.silent_nodes():

@@ -170,6 +170,14 @@ class KeptState:
         if self.checkpoints.url is not None:
             await self.checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
 
+    async def wait_coming(self) -> None:
+        """Wait until every checkpoint of which a Keeper has a share to bring is made or given up."""
+        step = self.checkpoints.last_coming
+        if step is not None:
+            text = f"the run ends once the checkpoint of step {step} is in the store"
+            self._record.add_event("checkpoint_awaited", text, step=step)
+            await self.checkpoints.wait_closed(step, _STORED_WITHIN_S)
+
     async def close(self) -> None:
         """Leave nothing behind: no drill, and in the store what is to be kept; no Keeper lives."""
         if self._drills is not None:

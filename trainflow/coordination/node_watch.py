@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -22,10 +23,15 @@ from trainflow.coordination.stack_dumps import StackDump
 
 _BACK_WITHIN_S = 0.5
 _ASK_AGAIN_AFTER_S = 0.2
+_LOOK_AGAIN_AFTER_S = 0.05
 
 
 class NodeWatch:
-    """Keepers by node, what they last said, and when."""
+    """Keepers by node, what they last said, and when.
+
+    Attributes:
+        is_closing: no Keeper is started any more.
+    """
 
     def __init__(self, job_id: str, job: JobConfig, clock: Clock):
         self._job_id = job_id
@@ -39,11 +45,11 @@ class NodeWatch:
         self._heard_at_s: dict[str, float] = {}
         self._progress: dict[str, dict[str, Progress]] = {}
         self._dismissed: dict[str, Any] = {}
-        self._is_closing = False
+        self.is_closing = False
 
     def ensure(self, node_ids: set[str]) -> None:
         """Have a Keeper on each of these nodes, and let them know each other; not after `close`."""
-        if self._is_closing:  # what is still under way then would leave one behind
+        if self.is_closing:  # what is still under way then would leave one behind
             return
         fresh = node_ids - self._keepers.keys()
         for node_id in fresh:
@@ -102,8 +108,20 @@ class NodeWatch:
     def silent_nodes(self) -> list[str]:
         """Return the nodes whose lease has run out: their Keepers have killed their workers."""
         now_s = self._clock.monotonic_s()
-        limit_s = self._settings.lease_s + 1.0
+        limit_s = self._silent_after_s
         return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
+
+    @property
+    def _silent_after_s(self) -> float:
+        return self._settings.lease_s + 1.0
+
+    async def wait_heard(self) -> None:
+        """Wait until every Keeper has sent another heartbeat; not for one that has died."""
+        asked_at_s = self._clock.monotonic_s()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._silent_after_s):
+                while any(self._heard_at_s[node_id] <= asked_at_s for node_id in self._keepers):
+                    await asyncio.sleep(_LOOK_AGAIN_AFTER_S)
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
         """Ask the Keepers to obey this incarnation.
@@ -181,7 +199,7 @@ class NodeWatch:
 
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers; one that was lost just before is waited for."""
-        self._is_closing = True
+        self.is_closing = True
         await _clean_up(self._keepers.values(), timeout_s)
         await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:

@@ -57,6 +57,11 @@ class UploadPermits:
         """What it was granted for is in the store: it outlives its node."""
         self._reported.add(permit)
 
+    @property
+    def versions(self) -> set[Version]:
+        """Of what permits are held."""
+        return {held.version for held in self._held.values()}
+
     def num_uploading(self, version: Version) -> int:
         """How many Keepers are uploading a share of a version."""
         return sum(

@@ -398,6 +398,17 @@ def test_an_upload_under_way_is_waited_for(store: CheckpointStore, record: RunRe
     assert kinds(record) == ["checkpoint"]
 
 
+def test_the_last_that_is_coming_is_known_begun_or_not(store: CheckpointStore, record: RunRecord):
+    control = control_for(store, record)
+    begun, left, made = (Version(step, EpochId(1, 1)) for step in (STEP, STEP + 2, STEP + 4))
+    assert control.last_coming is None
+    control.ask("node0", begun, 1)
+    assert control.last_coming == begun.step
+    control.hear("node1", [left, made])
+    control.on_skipped(made, "too slow")
+    assert control.last_coming == left.step
+
+
 def test_an_upload_without_end_is_not_waited_for(
     store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ):

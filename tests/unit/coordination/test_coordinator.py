@@ -24,7 +24,7 @@ from trainflow.coordination import staffing
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_VERSION
+from trainflow.epochs import INITIAL_VERSION, Version
 from trainflow.errors import CapacityError
 
 
@@ -65,6 +65,10 @@ class LiveNodes(FakeNodes):
         super().__init__([0, 0, 0])
         self.node_ids: set[str] = set()
         self.fenced: list[str] = []
+        self.is_closing = False
+
+    async def wait_heard(self) -> None:
+        """All have just been heard."""
 
     def silent_nodes(self) -> list[str]:
         return []
@@ -73,7 +77,8 @@ class LiveNodes(FakeNodes):
         self.fenced.append(worker_id)
 
     async def close(self, timeout_s: float) -> None:
-        """Nothing to clean up."""
+        """There is nothing to clean up."""
+        self.is_closing = True
 
 
 class Stage:
@@ -115,6 +120,10 @@ class Stage:
         self.found = {each: FakeWorker(each, INITIAL_VERSION) for each in worker_ids}
         for worker_id, worker in self.found.items():
             worker.description = describe(worker_id, spec=SPEC, has_begun=True)
+
+    def kinds(self) -> list[str]:
+        lines = (self.directory / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["kind"] for line in lines]
 
     def result(self) -> dict[str, Any]:
         return json.loads((self.directory / "result.json").read_text())
@@ -340,6 +349,22 @@ def test_a_member_that_raises_fails_the_run_once_and_a_lost_one_does_not(play: P
         await coordinator.report(ids[1], [Crashed("Traceback: ValueError")])
         await until(stage.pool.closed.is_set)
         assert stage.result()["reason"] == f"rank 1 ({ids[1]}) raised:\nTraceback: ValueError"
+
+    play(act)
+
+
+def test_a_run_that_fails_waits_for_a_checkpoint_that_is_on_its_way(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        ids = await train(stage, coordinator)
+        version = Version(4, SPEC.epoch)
+        coordinator._checkpoints.hear("node0", [version])
+        await coordinator.report(ids[1], [Crashed("Traceback: ValueError")])
+        await until(lambda: "checkpoint_awaited" in stage.kinds())
+        await settle()
+        assert not coordinator._nodes.is_closing, "a Keeper was ended that brings a share"
+        coordinator._checkpoints.on_skipped(version, "too slow")
+        await until(lambda: coordinator._nodes.is_closing)
 
     play(act)
 

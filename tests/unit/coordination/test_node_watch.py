@@ -86,6 +86,26 @@ def test_what_is_still_under_way_when_the_run_ends_makes_no_keeper(made: list[st
     assert len(made) == 1
 
 
+@pytest.mark.usefixtures("made")
+def test_every_keeper_that_lives_is_waited_for_until_it_is_heard_again():
+    clock = FakeClock()
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), clock)
+        nodes.ensure({"a", "b", "dies"})
+        waiting = asyncio.create_task(nodes.wait_heard())
+        await asyncio.sleep(0)
+        clock.now_s += 0.1
+        nodes.hear("a", {}, knows_peers=True)
+        del nodes._keepers["dies"]
+        _, late = await asyncio.wait({waiting}, timeout=0.2)
+        assert late, "b has not been heard"
+        nodes.hear("b", {}, knows_peers=True)
+        await asyncio.wait_for(waiting, 5.0)
+
+    asyncio.run(act())
+
+
 def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
