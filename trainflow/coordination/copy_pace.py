@@ -3,6 +3,7 @@
 Process: keeper.  Thread: the one that copies.  Blocks: while training wants the link.
 """
 
+import math
 from collections.abc import Callable
 
 from trainflow.clock import Clock
@@ -13,6 +14,10 @@ _FREE_FOR_S = 0.002
 _BURST_S = 0.003
 _BURST_BYTES_AT_LEAST = 64 * 1024
 _GROWTH = 2
+_SCARCE_FROM = 0.5  # part of the time in which training wants the link
+_SCARCE_SHARE = 0.02
+_REMEMBERED_S = 5.0
+_LOOK_COUNTS_S = 0.05  # at most; between two copies nobody looks
 _SHORTEST_S = 1e-6
 _SILENT_AT_MOST_S = 20.0
 
@@ -22,8 +27,10 @@ class CopyPace:
 
     What has been sent can't be held back any more, and is in training's way once that wants the
     link. So no more goes at once than the link carries in some milliseconds, as measured, and the
-    next once that has arrived. Where training communicates most of the time the link may never be
-    free. So a copy has a time to arrive in, and one that is behind goes on beside training.
+    next once that has arrived. Where training waits for the link most of the time nothing is free:
+    what others send, or this node still has to, uses it while a rank computes. So there a copy
+    takes a small share of the time alone. It has a time to arrive in, and one that is behind goes
+    on beside training.
     """
 
     def __init__(
@@ -53,6 +60,9 @@ class CopyPace:
         self._burst_bytes = _BURST_BYTES_AT_LEAST
         self._burst_began_s = self._next_at_s
         self._in_burst = 0
+        self._next_burst_at_s = self._next_at_s
+        self._wanted_share = 0.0
+        self._looked_at_s = self._next_at_s
 
     def begin(self, num_bytes: int, *, one_of: int = 1) -> None:
         """Begin a copy of ``num_bytes``, one of several of the same state."""
@@ -94,17 +104,29 @@ class CopyPace:
         fits = int(self._in_burst * _BURST_S / took_s)
         self._burst_bytes = max(_BURST_BYTES_AT_LEAST, min(fits, _GROWTH * self._burst_bytes))
         self._in_burst = 0
+        if self._wanted_share > _SCARCE_FROM:
+            self._next_burst_at_s = self._burst_began_s + took_s / _SCARCE_SHARE
+            self._free_until_s = self._burst_began_s
         return True
 
     def _is_link_free(self) -> bool:
-        """Whether nobody wants the link; a moment ago will do, since asking takes time."""
+        """Whether a burst may go; a moment ago will do, since asking takes time."""
         now_s = self._clock.monotonic_s()
         if now_s < self._free_until_s:
             return True
-        if self._is_link_wanted():
+        if self._look(now_s) or now_s < self._next_burst_at_s:
             return False
         self._free_until_s = now_s + _FREE_FOR_S
         return True
+
+    def _look(self, now_s: float) -> bool:
+        """Ask whether training wants the link, and learn for what part of the time it does."""
+        is_wanted = self._is_link_wanted()
+        passed_s = min(now_s - self._looked_at_s, _LOOK_COUNTS_S)
+        kept = math.exp(-passed_s / _REMEMBERED_S)
+        self._wanted_share = kept * self._wanted_share + (1.0 - kept) * is_wanted
+        self._looked_at_s = now_s
+        return is_wanted
 
     def _is_due(self) -> bool:
         """Whether the copy is behind unless what is to go next does now."""

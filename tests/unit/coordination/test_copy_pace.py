@@ -106,3 +106,28 @@ def test_a_copy_that_is_behind_does_not_wait_for_what_was_sent(clock: SleepyCloc
     for _ in range(100):
         pace.before(MIB, lambda: MIB)  # nothing ever arrives
     assert clock.now_s - began_s == pytest.approx(10.0, abs=0.2)
+
+
+@pytest.mark.parametrize(("wanted_share", "most", "least"), [(0.8, 0.03, 0.01), (0.3, 0.75, 0.5)])
+def test_where_training_mostly_waits_for_the_link_a_copy_takes_a_small_share(
+    clock: SleepyClock, wanted_share: float, most: float, least: float
+):
+    """Of a link that carries 100 MiB/s, in turns of 50 ms."""
+    pace = CopyPace(10_000.0, None, lambda: clock.now_s % 0.05 < wanted_share * 0.05, clock)
+    arrives_at_s = [clock.now_s]
+
+    def num_under_way() -> int:
+        return max(0, round((arrives_at_s[0] - clock.now_s) * 100 * MIB))
+
+    def send_for(duration_s: float) -> float:
+        """Return the part of the time that the link was used for."""
+        until_s, num_pieces = clock.now_s + duration_s, 0
+        while clock.now_s < until_s:
+            pace.before(MIB // 16, num_under_way)
+            arrives_at_s[0] = max(arrives_at_s[0], clock.now_s) + 1 / 1600
+            num_pieces += 1
+        return num_pieces / 1600 / duration_s
+
+    pace.begin(1000 * MIB)
+    send_for(20.0)
+    assert least <= send_for(20.0) <= most
