@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from trainflow.config.entrypoint import import_function
 from trainflow.config.job import JobConfig
 from trainflow.data.batch import Batch
+from trainflow.data.batch_scaling import scale_step
 from trainflow.data.loader import MicrobatchLoader
 from trainflow.data.map_dataset import MapDataset
 from trainflow.data.order import Microbatch, SampleOrder, deal_microbatches
@@ -30,6 +31,7 @@ class DataFeed:
     def __init__(self, job: JobConfig, dataset: MapDataset, validation: MapDataset | None):
         self.dataset = dataset
         self._job = job
+        self._microbatch_size = job.training.microbatch_size
         self._num_validation_samples = 0 if validation is None else len(validation)
         order = SampleOrder(len(dataset), job.training.seed, job.data.order)
         self._loader = MicrobatchLoader(dataset, order, prefetch_batches=job.data.prefetch_batches)
@@ -40,10 +42,8 @@ class DataFeed:
 
     def deal(self, consumed_samples: int, world_size: int, rank: int) -> tuple[Microbatch, ...]:
         """Return this rank's microbatches of the step that begins at ``consumed_samples``."""
-        training = self._job.training
-        return deal_microbatches(
-            consumed_samples, training.global_batch_size, training.microbatch_size, world_size, rank
-        )
+        batch, size = scale_step(self._job, world_size).num_samples, self._microbatch_size
+        return deal_microbatches(consumed_samples, batch, size, world_size, rank)
 
     def pad(self, consumed_samples: int, world_size: int, rank: int) -> tuple[Microbatch, ...]:
         """Return what a rank goes through besides its own, to do so as often as any other."""
@@ -53,7 +53,7 @@ class DataFeed:
 
     def schedule(self, consumed_samples: int, world_size: int, rank: int) -> None:
         """Read ahead for this step and the next, as long as the world stays as it is."""
-        following = consumed_samples + self._job.training.global_batch_size
+        following = consumed_samples + scale_step(self._job, world_size).num_samples
         starts = (consumed_samples, following)
         self._loader.schedule([m for start in starts for m in self.deal(start, world_size, rank)])
 
@@ -83,9 +83,9 @@ class DataFeed:
                 "evaluate: got no validation data, expected some: set data.validation_url, or pack "
                 "a corpus with a validation split"
             )
-        size = self._job.training.microbatch_size
+        size, num_samples = self._microbatch_size, self._num_validation_samples
         dealt = [
-            deal_microbatches(0, self._num_validation_samples, size, world_size, other)
+            deal_microbatches(0, num_samples, size, world_size, other)
             for other in range(world_size)
         ]
         for microbatch in dealt[rank]:

@@ -21,6 +21,7 @@ from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.evaluation import gather_numbers
+from trainflow.computation.optimizer_update import Scales, update_models
 from trainflow.computation.outcome import Outcome, describe_difference, describe_sums
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import CompressionChosen
@@ -32,6 +33,7 @@ from trainflow.computation.step_times import StepTimes
 from trainflow.computation.tensor_digests import StepDigests
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
+from trainflow.data.batch_scaling import scale_step
 from trainflow.data.order import Microbatch
 from trainflow.epochs import Flag, Phase, Version
 from trainflow.errors import TooManySkippedStepsError, TrainingError
@@ -285,23 +287,25 @@ class Transaction:
         """Move everything that a step moves. Until it is done this rank holds no whole state."""
         state, total = self._state, decision.total_weight
         norm = math.hypot(*(each.norm for each in gradients)) / total if total else 0.0
-        lr = next(iter(state.models.values())).lr
+        training = self._context.job.training
+        size = scale_step(self._context.job, self._group.world_size)
+        lr = next(iter(state.models.values())).lr * size.lr_factor
         applied = bool(total) and math.isfinite(norm) and math.isfinite(decision.loss)
         state.begin_overwrite()
         self._stamp(Phase.OPTIMIZER)
         if applied:
-            self._update(gradients, total)
+            update_models(state, gradients, Scales(total, training.clip_norm, size.lr_factor))
         scale_to_blame = state.loss_scaler is not None and state.loss_scaler.may_be_to_blame
         if state.loss_scaler is not None and total:
             state.loss_scaler.update(finite=applied)
         state.skipped_in_a_row = 0 if applied or scale_to_blame else state.skipped_in_a_row + 1
-        state.consumed_samples += self._context.job.training.global_batch_size
+        state.consumed_samples += size.num_samples
         world_size = self._group.world_size
         state.last_commit = Committed(self.number, applied, decision.loss, norm, lr, world_size)
         state.version = self._next_version
         if applied and state.residuals is not None and self._mode is StepMode.LIVE:
             state.residuals.keep(state.version)
-        limit = self._context.job.training.max_skipped_steps
+        limit = training.max_skipped_steps
         if state.skipped_in_a_row >= limit:
             raise TooManySkippedStepsError(
                 f"step {self.number}: got gradients that are not finite for "
@@ -368,21 +372,6 @@ class Transaction:
         if is_made:
             residuals.sums = residuals.memory.named(total)
         return True
-
-    def _update(self, gradients: list[ReducedGradients], total_weight: float) -> None:
-        clip_norm = self._context.job.training.clip_norm
-        for model, each in zip(self._state.models.values(), gradients, strict=True):
-            norm = each.norm / total_weight
-            clip = min(1.0, clip_norm / (norm + 1e-6)) if clip_norm is not None else 1.0
-            each.scale_(clip / total_weight)
-            model.optimizer.step()
-            model.reducer.keep()
-            if model.scheduler is not None:
-                model.scheduler.step()
-            model.optimizer.zero_grad()
-        for registered in self._state.registered.values():
-            if registered.on_commit is not None:
-                registered.on_commit()
 
     def _check(self) -> None:
         if self._group.failure is not None:

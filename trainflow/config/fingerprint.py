@@ -29,7 +29,10 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     Args:
         config: a job's configuration as JSON, of this release or of another.
     """
-    return named_settings(config, _ALTERING)
+    found = named_settings(config, _ALTERING)
+    if found.get("training.batch_scaling", "none") != "none":  # a step's size depends on it too
+        found |= named_settings(config, {"workers": frozenset({"target"})})
+    return found
 
 
 def named_settings(

@@ -64,7 +64,11 @@ class TrainingConfig(Section):
     """Number of optimizer steps after which the job has succeeded."""
 
     global_batch_size: PositiveInt
-    """Samples in one step, over all workers; never changes when the world does."""
+    """Samples in one step, over all workers; with ``batch_scaling``, over ``workers.target``."""
+
+    batch_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Whether a step of a smaller or larger world has fewer or more samples in proportion, and how
+    the learning rate follows the batch. none: a step is the same in every world."""
 
     microbatch_size: PositiveInt
     """Samples in one forward and backward pass; bounded by a worker's memory."""

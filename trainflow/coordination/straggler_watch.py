@@ -20,6 +20,7 @@ from trainflow.coordination.straggler_detection import (
     StragglerVerdict,
 )
 from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.data.batch_scaling import scale_step
 from trainflow.data.order import deal_microbatches
 from trainflow.epochs import INITIAL_EPOCH
 
@@ -121,8 +122,7 @@ class StragglerWatch:
 
 def deal_loads(job: JobConfig, world_size: int) -> list[Load]:
     """Return what each rank computes in a step."""
-    training = job.training
-    batch, size = training.global_batch_size, training.microbatch_size
+    batch, size = scale_step(job, world_size).num_samples, job.training.microbatch_size
     dealt = [deal_microbatches(0, batch, size, world_size, rank) for rank in range(world_size)]
     if job.parallel.is_sharded:  # all go through as many as the one with most
         most = max(map(len, dealt))

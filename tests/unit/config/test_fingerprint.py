@@ -32,6 +32,13 @@ def test_how_many_machines_there_are_and_how_they_talk_alters_nothing():
     assert fingerprint(make_job()) == fingerprint(make_job(**other))
 
 
+def test_the_world_a_batch_is_meant_for_alters_a_run_whose_batch_follows_the_world():
+    before, now = ({"world": n, "training": {"batch_scaling": "linear"}} for n in (3, 2))
+    changed = changed_settings(config(**before), config(**now))
+    assert changed == {"workers.target": (3, 2)}
+    assert fingerprint(make_job(**before)) != fingerprint(make_job(**now))
+
+
 def test_where_values_are_kept_until_they_are_needed_alters_nothing():
     other = {"parallel": {"activation_checkpointing": "full"}}
     assert changed_settings(config(), config(**other)) == {}
