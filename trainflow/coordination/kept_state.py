@@ -171,7 +171,7 @@ class KeptState:
             await self.checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
 
     async def wait_coming(self) -> None:
-        """Wait until every checkpoint of which a Keeper has a share to bring is made or given up."""
+        """Wait until checkpoints of which a Keeper has a share to bring are made or given up."""
         step = self.checkpoints.last_coming
         if step is not None:
             text = f"the run ends once the checkpoint of step {step} is in the store"

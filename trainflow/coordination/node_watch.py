@@ -23,7 +23,6 @@ from trainflow.coordination.stack_dumps import StackDump
 
 _BACK_WITHIN_S = 0.5
 _ASK_AGAIN_AFTER_S = 0.2
-_LOOK_AGAIN_AFTER_S = 0.05
 
 
 class NodeWatch:
@@ -43,6 +42,7 @@ class NodeWatch:
         self._clock = clock
         self._keepers: dict[str, Any] = {}
         self._heard_at_s: dict[str, float] = {}
+        self._heard = asyncio.Event()
         self._progress: dict[str, dict[str, Progress]] = {}
         self._dismissed: dict[str, Any] = {}
         self.is_closing = False
@@ -94,6 +94,7 @@ class NodeWatch:
         if not knows_peers:
             self._introduce()
         self._heard_at_s[node_id] = self._clock.monotonic_s()
+        self._heard.set()
         self._progress[node_id] = progress
 
     def progress_of(self, worker_ids: set[str]) -> dict[str, Progress]:
@@ -121,7 +122,8 @@ class NodeWatch:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._silent_after_s):
                 while any(self._heard_at_s[node_id] <= asked_at_s for node_id in self._keepers):
-                    await asyncio.sleep(_LOOK_AGAIN_AFTER_S)
+                    self._heard.clear()
+                    await self._heard.wait()
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
         """Ask the Keepers to obey this incarnation.

@@ -204,7 +204,8 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
         (
             "training.max_step=1",
             "training.max_step: got an unknown key; expected one of max_steps, global_batch_size, "
-            "microbatch_size, precision, clip_norm, seed, deterministic, max_skipped_steps; "
+            "batch_scaling, microbatch_size, precision, clip_norm, seed, deterministic, "
+            "max_skipped_steps; "
             "remove training.max_step or write training.max_steps",
         ),
         ("max_steps=1", "remove max_steps or write training.max_steps"),

@@ -33,7 +33,8 @@ def test_a_step_is_the_same_in_every_world_unless_it_is_asked_for(world_size: in
 def test_batch_is_in_proportion_and_rate_follows_it(
     rule: str, world_size: int, num_samples: int, lr_factor: float
 ):
-    assert scale_step(job(rule), world_size) == StepSize(num_samples, pytest.approx(lr_factor))
+    size = scale_step(job(rule), world_size)
+    assert (size.num_samples, size.lr_factor) == (num_samples, pytest.approx(lr_factor))
 
 
 @pytest.mark.parametrize("world", [3, 7, 10])
