@@ -34,7 +34,7 @@ def test_batch_and_learning_rate_follow_the_world_where_that_is_asked_for(run: R
     digests: set[str] = set()
     for rule, factor in (("linear", 0.7), ("sqrt", 0.7**0.5)):
         settings = {"max_steps": STEPS, "batch_scaling": rule}
-        fault = fail_at(1, 4, Where.IN_OPTIMIZER)
+        fault = fail_at(1, 4, Where.IN_BACKWARD)
         outcome = run(train, fault, num_samples=STEPS * BATCH, training=settings)
         assert outcome.crashes == {}
         sizes = [outcome.used[number].total() for number in range(1, STEPS + 1)]
