@@ -31,15 +31,15 @@ def test_the_world_shrinks_and_uses_every_sample_once(run: Run, where):
 
 
 def test_batch_and_learning_rate_follow_the_world_where_that_is_asked_for(run: Run):
+    expected = [BATCH] * 3 + [7] * (STEPS - 3)  # of ten for three ranks, those of two
     digests: set[str] = set()
     for rule, factor in (("linear", 0.7), ("sqrt", 0.7**0.5)):
         settings = {"max_steps": STEPS, "batch_scaling": rule}
         fault = fail_at(1, 4, Where.IN_BACKWARD)
-        outcome = run(train, fault, num_samples=STEPS * BATCH, training=settings)
+        outcome = run(train, fault, num_samples=sum(expected), training=settings)
         assert outcome.crashes == {}
-        sizes = [outcome.used[number].total() for number in range(1, STEPS + 1)]
-        assert sizes == [BATCH] * 3 + [7] * (STEPS - 3), "10 samples for three ranks, 7 for two"
-        assert outcome.samples == Counter(range(sum(sizes))), "in order, and each once"
+        assert [outcome.used[number].total() for number in range(1, STEPS + 1)] == expected
+        assert outcome.samples == Counter(range(sum(expected))), "one pass, each sample once"
         rates = [outcome.steps[number].lr * number for number in range(1, STEPS + 1)]
         assert rates == pytest.approx([0.01] * 3 + [0.01 * factor] * (STEPS - 3))
         digests |= {result["digest"] for result in outcome.by_rank}
