@@ -25,8 +25,16 @@ class Frame:
     function: str
 
     def __str__(self) -> str:
-        shown = PurePath(*PurePath(self.file).parts[-_PARTS_SHOWN:])
-        return f"{self.function} ({shown}:{self.line})"
+        return f"{self.function} ({self._shown_file}:{self.line})"
+
+    @property
+    def without_line(self) -> str:
+        """The same, for code that turns in a loop while it waits: ranks stand together there."""
+        return f"{self.function} ({self._shown_file})"
+
+    @property
+    def _shown_file(self) -> PurePath:
+        return PurePath(*PurePath(self.file).parts[-_PARTS_SHOWN:])
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,15 @@ def parse_stacks(text: str) -> dict[int, tuple[Frame, ...]]:
 def find_place(frames: Sequence[Frame], own: OwnCode) -> str:
     """Say where a thread stands: the innermost of the job's frames, and of this package's within.
 
-    Empty if there is neither.
+    Empty if there is neither. A line is told of the job's code alone.
     """
     inner = next((f for f in frames if own.is_trainflow(f) or own.is_users(f)), None)
     users = next((f for f in frames if own.is_users(f)), None)
     if inner is None:
         return ""
-    return str(inner) if users is None or users == inner else f"{users} > {inner}"
+    if users is None:
+        return inner.without_line
+    return str(users) if users == inner else f"{users} > {inner.without_line}"
 
 
 def describe_places(places: Mapping[str, str], ranks: Mapping[str, int]) -> str:

@@ -1,5 +1,7 @@
 """Where a thread stands, by its stack."""
 
+from dataclasses import replace
+
 from trainflow.coordination.standstill import (
     Frame,
     OwnCode,
@@ -41,8 +43,14 @@ def test_a_place_is_the_innermost_of_the_jobs_frames():
 
 def test_what_it_called_of_this_package_stands_beside_it():
     place = find_place([TORCH, SLEEP, TORCH, USERS], OWN)
-    assert place == "train (trainflow/jobs/lm.py:80) > sleep (src/trainflow/clock.py:38)"
-    assert find_place([SLEEP, TORCH], OWN) == "sleep (src/trainflow/clock.py:38)"
+    assert place == "train (trainflow/jobs/lm.py:80) > sleep (src/trainflow/clock.py)"
+    assert find_place([SLEEP, TORCH], OWN) == "sleep (src/trainflow/clock.py)"
+
+
+def test_two_that_turn_in_one_loop_of_this_package_stand_together():
+    later = replace(SLEEP, line=SLEEP.line + 1)
+    assert find_place([SLEEP, USERS], OWN) == find_place([later, USERS], OWN)
+    assert find_place([SLEEP], OWN) == find_place([TORCH, later], OWN)
 
 
 def test_libraries_are_no_place():
