@@ -83,6 +83,7 @@ def show(
 ) -> None:
     """Show what one checkpoint holds: its settings and its tensors."""
     from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
+    from trainflow.config.masking import mask_variables  # noqa: PLC0415
 
     store = CheckpointStore(url)
     chosen = choose_step(store.committed_steps(), step, url)
@@ -97,9 +98,10 @@ def show(
         for path, entry in manifest.tensors.items()
     ]
     described = _describe(store, chosen)
-    answer = {**described, "config": manifest.config, "tensors": tensors}
+    config = mask_variables(manifest.config)
+    answer = {**described, "config": config, "tensors": tensors}
     lines = [f"{key:<12}{format_value(value)}" for key, value in described.items()]
-    text = [*lines, f"config      {json.dumps(manifest.config)}"]
+    text = [*lines, f"config      {json.dumps(config)}"]
     write_answer(answer, "\n".join([*text, format_table(tensors, _TENSOR_COLUMNS)]), output)
 
 

@@ -171,7 +171,7 @@ def _require_step(step: int) -> None:
 def _read_job(path: Path, changes: list[str]) -> str:
     from trainflow.config.loading import load_job  # noqa: PLC0415
 
-    return load_job(path, changes).model_dump_json()
+    return load_job(path, changes).as_sent()
 
 
 def _note(notes: list[str] | tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from trainflow.checkpointing.resume import find_resumable
 from trainflow.checkpointing.store import CheckpointStore
@@ -24,8 +25,8 @@ from trainflow.config import (
     load_job,
     resolve_entrypoint,
 )
+from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.fingerprint import changed_settings
-from trainflow.config.job import CheckpointConfig
 from trainflow.data.corpus_format import Split
 from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
@@ -91,6 +92,7 @@ def _resolve(
     _look_in_working_directory()
     entrypoint = resolve_entrypoint(config.entrypoint)
     args = entrypoint.check_args(config.args)
+    entrypoint.refuse_secrets(config.args)
     return _name_defaults(config, entrypoint), entrypoint, args
 
 
@@ -106,8 +108,8 @@ def _name_defaults(config: JobConfig, entrypoint: ResolvedEntrypoint) -> JobConf
     if filled is None:
         say(
             "note: args: got some that are others after JSON (a secret, infinity, a strict tuple), "
-            "expected the same; so checkpoints keep only those that the job names, and a changed "
-            "default isn't noticed",
+            "expected the same; so checkpoints keep only those that the job names, infinity and "
+            "NaN as null, and a changed default isn't noticed",
             err=True,
         )
         return config
@@ -221,11 +223,12 @@ def describe_job(job: CheckedJob) -> str:
     lines = {
         "name": config.name,
         "entrypoint": config.entrypoint,
-        "args": job.args.model_dump_json(),
+        "args": to_json(job.args.model_dump(mode="json"), inf_nan_mode="constants").decode(),
         "data": f"{data}, {config.data.order}",
         "training": f"{training.max_steps} steps of {training.global_batch_size} samples in "
         f"microbatches of {training.microbatch_size}, {training.precision}",
-        "workers": f"{workers.target} (at least {workers.minimum}) and {workers.spares} spares, "
+        "workers": f"{workers.target} (at least {workers.minimum}, at most {workers.most}) and "
+        f"{workers.spares} spares, "
         f"each with {resources.CPU:g} CPU and {resources.GPU:g} GPU",
         "checkpoints": _describe_checkpoints(config),
     }

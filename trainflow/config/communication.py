@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from trainflow.config.problems import Problem
+from trainflow.config.problems import Problem, show
 from trainflow.config.section import Section
 
 _MIB = 1024 * 1024
@@ -65,7 +65,7 @@ class CommunicationConfig(Section):
     @property
     def feeds_back(self) -> bool:
         """Whether there is error feedback."""
-        needed = bool(self._all & _NEED_FEEDBACK)
+        needed = bool(self._used & _NEED_FEEDBACK)
         return needed if self.error_feedback is None else self.error_feedback
 
     def sums_by_node(self, *, deterministic: bool) -> bool:
@@ -80,8 +80,14 @@ class CommunicationConfig(Section):
         return self.compression
 
     @property
-    def _all(self) -> set[str]:
-        return {self.compression, *self.per_parameter.values()}
+    def _used(self) -> set[str]:
+        """The forms that there are: a pattern that takes every parameter leaves the rest unused."""
+        used: set[str] = set()
+        for pattern, compression in self.per_parameter.items():
+            used.add(compression)
+            if pattern and not pattern.strip("*"):
+                return used
+        return used | {self.compression}
 
     def conflicts(self, *, deterministic: bool = False) -> list[Problem]:
         """Return what is wrong with settings that are right one by one.
@@ -90,22 +96,45 @@ class CommunicationConfig(Section):
             deterministic: ``training.deterministic``.
         """
         problems = self._node_conflicts(deterministic=deterministic)
-        chosen = ", ".join(sorted(self._all))
-        if self._all == {"none"} and self.error_feedback:
-            expected = "false with communication.compression = none, which leaves nothing out"
-            change = "set it to false, or choose a compression"
-            problems.append(Problem("communication.error_feedback", "true", expected, change))
-        if self._all & _NEED_FEEDBACK and self.error_feedback is False:
+        problems += self._uncompressed_conflicts()
+        chosen = ", ".join(sorted(self._used))
+        if self._used & _NEED_FEEDBACK and self.error_feedback is False:
             expected = f"true with communication.compression = {chosen}, which leaves most out"
             change = "leave it out, or choose another compression"
             problems.append(Problem("communication.error_feedback", "false", expected, change))
         for setting, compression in _ONLY_WITH.items():
             value = getattr(self, setting)
-            if value != type(self).model_fields[setting].default and compression not in self._all:
+            if value != type(self).model_fields[setting].default and compression not in self._used:
                 got = str(value)
                 expected = f"nothing with communication.compression = {chosen}"
                 change = f"leave it out, or set communication.compression to {compression}"
                 problems.append(Problem(f"communication.{setting}", got, expected, change))
+        return problems
+
+    def _uncompressed_conflicts(self) -> list[Problem]:
+        """Return what asks for something of compression where nothing is compressed."""
+        if self._used != {"none"}:
+            return []
+        where, change = "communication.compression = none", "leave it out, or choose a compression"
+        problems: list[Problem] = []
+        if self.compression != "none":
+            where = "a pattern of communication.per_parameter that excludes every parameter"
+            change = "leave it out, or narrow that pattern"
+            problems.append(
+                Problem(
+                    "communication.compression",
+                    show(self.compression),
+                    f"none with {where}",
+                    change,
+                )
+            )
+        if self.error_feedback:
+            expected = f"false with {where}, which leaves nothing out"
+            problems.append(Problem("communication.error_feedback", "true", expected, change))
+        if self.warmup_steps:
+            expected = f"0 with {where}: every step is summed uncompressed"
+            got = str(self.warmup_steps)
+            problems.append(Problem("communication.warmup_steps", got, expected, change))
         return problems
 
     def _node_conflicts(self, *, deterministic: bool) -> list[Problem]:
@@ -116,8 +145,8 @@ class CommunicationConfig(Section):
             expected = "false or null with training.deterministic: bits depend on who is where"
             change = "leave it out, or set training.deterministic to false"
             return [Problem(setting, "true", expected, change)]
-        if not self._all & _BLOCKWISE:
-            chosen = ", ".join(sorted(self._all))
+        if not self._used & _BLOCKWISE:
+            chosen = ", ".join(sorted(self._used))
             expected = f"false or null with communication.compression = {chosen}"
             change = "leave it out, or set communication.compression to int8, fp8, int4 or auto"
             return [Problem(setting, "true", expected, change)]

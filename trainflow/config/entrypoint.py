@@ -13,7 +13,9 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
+from trainflow.config.importing import uncollected
 from trainflow.config.problems import Origins, Problem, find_problems, show, summarize
+from trainflow.config.secret_args import find_secrets
 from trainflow.errors import ConfigError, EntrypointError
 
 _SHAPE = "def train(session: Session, args: Args) -> None, where Args is a pydantic model"
@@ -52,6 +54,15 @@ class ResolvedEntrypoint:
             )
             raise ConfigError(summarize(problems)) from error
 
+    def refuse_secrets(self, args: Mapping[str, Any]) -> None:
+        """Refuse a job's ``args`` that their model has as secrets, unless they have no value.
+
+        Raises:
+            ConfigError: with every such arg, one a line; or as `check_args`.
+        """
+        if problems := find_secrets(self.check_args(args), args, self.spec):
+            raise ConfigError(summarize(problems))
+
     def fill_args(self, args: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a job's ``args`` and the defaults of those that it doesn't name, as JSON has them.
 
@@ -59,8 +70,9 @@ class ResolvedEntrypoint:
         time or a token is another each time, or on each machine, or isn't to be kept.
 
         Returns:
-            None if the training function would get other args by them: secrets are masked in JSON,
-            it knows no infinity, and a validator may not bear its own outcome.
+            None if the training function would get other args by them, since secrets are masked in
+            JSON, it knows no infinity, and a validator may not bear its own outcome; or if they
+            have a secret in clear, which the model's own serializer may write.
 
         Raises:
             ConfigError: as `check_args`.
@@ -78,9 +90,10 @@ class ResolvedEntrypoint:
             )
             again = self.check_args(json.loads(json.dumps(filled, allow_nan=False)))
             same = again.model_dump(exclude=computed) == given.model_dump(exclude=computed)
+            is_open = same and not find_secrets(again, filled, self.spec)
         except Exception:  # noqa: BLE001  validators and types of the job's own may raise anything
             return None
-        return filled if same else None
+        return filled if is_open else None
 
 
 def resolve_entrypoint(spec: str) -> ResolvedEntrypoint:
@@ -112,7 +125,8 @@ def import_function(spec: str, *, setting: str) -> Callable[..., object]:
     if not (module_name and colon and function_name):
         raise _refusal(setting, show(spec), "module:function, as in jobs.pretrain_lm:train")
     try:
-        module = importlib.import_module(module_name)
+        with uncollected():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises at import
         got = f"{spec}, whose import raised {type(error).__name__}: {error}"
         expected = "a module that can be imported from Python's path"

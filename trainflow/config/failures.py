@@ -5,12 +5,21 @@ Process: any.  Pure: plain values in, a frozen configuration out.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem
 from trainflow.config.section import PositiveFloat, Section
+
+
+def _check_file_path(path: str) -> str:
+    if not path.strip() or path.endswith("/"):
+        raise ValueError("the path of a file, as /run/preempted, or null")
+    return path
+
+
+FilePath = Annotated[str, AfterValidator(_check_file_path)]
 
 
 class FailuresConfig(Section):
@@ -19,8 +28,19 @@ class FailuresConfig(Section):
     max_failures: NonNegativeInt | None = 100
     """Worker failures within ``window_s`` after which the job stops; null never stops it."""
 
+    max_preemptions: NonNegativeInt | None = None
+    """The same of workers that are lost with a node of which there was notice; they are no
+    failures."""
+
     window_s: PositiveFloat = 3600.0
-    """Seconds for which a failure counts."""
+    """Seconds for which a failure or a preemption counts."""
+
+    isolate_after: PositiveInt | None = None
+    """Worker failures on one node within ``window_s`` after which it takes no more ranks; null
+    isolates none, nor is the last node."""
+
+    probe_after_s: PositiveFloat = 60.0
+    """Seconds until an isolated node is tried again; each further time twice as many."""
 
     hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
     """Seconds without progress after which a worker is killed; auto follows the step time."""
@@ -32,6 +52,10 @@ class FailuresConfig(Section):
     spot_check_every_steps: PositiveInt | None = None
     """Steps between two in which every rank computes one and the same microbatch first, so that one
     that computes other bits than the others is found; null: none. It loses its rank."""
+
+    preemption_notice: FilePath | None = None
+    """File that is on a node once its machine is to be taken back; its ranks leave it then. Holds
+    the seconds from when it was written, or a moment; empty: now. {host}: the node's address."""
 
     lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
     """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""

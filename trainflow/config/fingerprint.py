@@ -9,18 +9,8 @@ from typing import Any
 
 import xxhash
 
-from trainflow.config.communication import CommunicationConfig
+from trainflow.config.altering import ALTERING, ALTERING_WITH_BATCH_SCALING
 from trainflow.config.job import JobConfig
-
-_ALTERING: dict[str, frozenset[str] | None] = {
-    "entrypoint": None,
-    "args": None,
-    "training": None,
-    "parallel": frozenset({"mode", "gather"}),
-    "data": frozenset({"url", "validation_url", "dataset", "order"}),
-    "communication": frozenset(CommunicationConfig.model_fields) - {"backend"},
-}
-"""Sections whose settings alter a run; all of a section where no names are given."""
 
 
 def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -29,9 +19,9 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     Args:
         config: a job's configuration as JSON, of this release or of another.
     """
-    found = named_settings(config, _ALTERING)
+    found = named_settings(config, ALTERING)
     if found.get("training.batch_scaling", "none") != "none":  # a step's size depends on it too
-        found |= named_settings(config, {"workers": frozenset({"target"})})
+        found |= named_settings(config, ALTERING_WITH_BATCH_SCALING)
     return found
 
 

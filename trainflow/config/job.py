@@ -13,10 +13,13 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 
+from trainflow.config.altering import altering_names
+from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.failures import FailuresConfig
 from trainflow.config.parallel import ParallelConfig
@@ -28,6 +31,10 @@ _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a conne
 _MAX_SEED = 2**63 - 1
 _RAY_DECIMALS = 4
 
+AS_KEPT = {"as_kept": True}
+"""Context in which settings that a checkpoint or a record holds are read: those that conflict today
+didn't, or did nothing, in the release that ran them."""
+
 
 def _check_function_path(path: str) -> str:
     module, colon, function = path.partition(":")
@@ -37,24 +44,6 @@ def _check_function_path(path: str) -> str:
 
 
 FunctionPath = Annotated[str, AfterValidator(_check_function_path)]
-
-
-def _check_folder_url(url: str) -> str:
-    if "/" not in url:
-        raise ValueError("auto, never, a step, or the URL or path of a folder, with a slash in it")
-    return url
-
-
-FolderUrl = Annotated[str, AfterValidator(_check_folder_url)]
-
-
-def _check_named(url: str) -> str:
-    if not url.strip():
-        raise ValueError("the URL or path of a folder, or null; for the working directory say .")
-    return url
-
-
-NamedUrl = Annotated[str, AfterValidator(_check_named)]
 
 
 class TrainingConfig(Section):
@@ -144,49 +133,19 @@ class WorkersConfig(Section):
     target: PositiveInt
     """Workers that training starts with, and returns to after losses."""
 
+    maximum: PositiveInt | None = None
+    """Workers that training may grow to where nodes have room for them; null: ``target``."""
+
     spares: NonNegativeInt = 0
     """Warm workers beyond the target, each ready to take a dead worker's rank."""
 
     resources: ResourcesConfig = ResourcesConfig()
     """What each worker, spare or not, takes of its node."""
 
-
-class CheckpointConfig(Section):
-    """What is kept of the state where it outlives every machine of the run."""
-
-    url: NamedUrl | None = None
-    """Folder for checkpoints, as any URL that fsspec writes; null keeps none."""
-
-    every_steps: PositiveInt | None = None
-    """Steps between two checkpoints; the last step, and a stop between two steps, make one too."""
-
-    every_s: Literal["auto"] | PositiveFloat | None = None
-    """Seconds between two checkpoints, as rank 0 counts them, beside ``every_steps`` or alone;
-    auto: what loses least, from the measured time to save and between failures."""
-
-    resume: Literal["auto", "never"] | NonNegativeInt | FolderUrl = "auto"
-    """Where to begin: auto takes the newest checkpoint at ``url``, if any; a step, that one; the
-    URL of another folder, the newest there, unless there is one at ``url``."""
-
-    keep_last: PositiveInt = 3
-    """How many of the newest committed ones stay, whole or damaged: a run reads none of them before
-    it removes others; ``trainflow checkpoints prune`` does."""
-
-    keep_every: PositiveInt | None = None
-    """Those whose step is a multiple of this stay for good."""
-
-    keep_best: NonNegativeInt = 0
-    """How many of those with the smallest ``best_metric`` stay."""
-
-    best_metric: str | None = None
-    """Name of an evaluation, as the training function calls it."""
-
-    drill_every_s: PositiveFloat | None = None
-    """Seconds between two proofs, beside training, that the newest checkpoint restores bit for bit;
-    each takes memory for one state on the head's node. null makes none."""
-
-    accept: list[str] = Field(default_factory=list[str])
-    """Changed settings to go on with from a checkpoint that was made with others, by name."""
+    @property
+    def most(self) -> int:
+        """How many may train at once."""
+        return self.target if self.maximum is None else self.maximum
 
 
 class SnapshotConfig(Section):
@@ -199,7 +158,7 @@ class SnapshotConfig(Section):
     """Further nodes that keep each snapshot."""
 
     max_bytes_per_s: Annotated[int, Field(ge=_LEAST_COPY_RATE)] | None = None
-    """Most that a node sends to others for that; null bounds it by what training leaves."""
+    """Most that a node sends to others for that; null: as much as goes while no rank waits."""
 
     copy_within_s: PositiveFloat = 30.0
     """Seconds for a node's copies to reach others; those that are behind take what they need."""
@@ -264,6 +223,10 @@ class JobConfig(Section):
     labels: dict[str, str] = Field(default_factory=dict[str, str])
     """Free text kept with the job, for searching."""
 
+    def as_sent(self) -> str:
+        """Return it as JSON for another process, with infinity and NaN, which strict JSON lacks."""
+        return to_json(self.model_dump(), inf_nan_mode="constants").decode()
+
     def num_copying(self, world_size: int) -> int:
         """Return how many nodes copy the state out; of sharded state all that have a part of it."""
         return world_size if self.parallel.is_sharded else 1 + self.snapshot.replicas
@@ -278,14 +241,16 @@ class JobConfig(Section):
         return self.parallel.group_size(self.workers.target)
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
+    def _refuse_conflicts(self, info: ValidationInfo) -> Self:
+        if info.context == AS_KEPT:
+            return self
         problems = [
             *_batch_conflicts(self.training, self.workers),
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
-            *_checkpoint_conflicts(self.checkpoint),
+            *self.checkpoint.conflicts(set(altering_names(type(self)))),
             *self.failures.conflicts(
                 self.communication, self.parallel, deterministic=self.training.deterministic
             ),
@@ -312,9 +277,11 @@ def _batch_conflicts(training: TrainingConfig, workers: WorkersConfig) -> list[P
         change = "lower it or raise training.global_batch_size"
         got = str(training.microbatch_size)
         problems.append(Problem("training.microbatch_size", got, expected, change))
-    if batch < workers.target:
-        expected = f"at least workers.target = {workers.target}, one sample a worker"
-        change = "raise it or lower workers.target: the global batch is below the world"
+    grows = workers.maximum is not None and training.batch_scaling == "none"
+    name, most = ("workers.maximum", workers.most) if grows else ("workers.target", workers.target)
+    if batch < most:
+        expected = f"at least {name} = {most}, one sample a worker"
+        change = f"raise it or lower {name}: the global batch is below the world"
         problems.append(Problem("training.global_batch_size", str(batch), expected, change))
     return problems
 
@@ -325,6 +292,10 @@ def _world_conflicts(workers: WorkersConfig) -> list[Problem]:
         expected = f"at most workers.target = {workers.target}"
         change = "lower it or raise workers.target"
         problems.append(Problem("workers.minimum", str(workers.minimum), expected, change))
+    if workers.most < workers.target:
+        expected = f"at least workers.target = {workers.target}"
+        change = "raise it or leave it out"
+        problems.append(Problem("workers.maximum", str(workers.maximum), expected, change))
     return problems
 
 
@@ -342,29 +313,3 @@ def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfi
     expected = "gloo or auto where workers.resources.GPU = 0"
     change = "change it, or give each worker a GPU in workers.resources.GPU"
     return [Problem("communication.backend", "'nccl'", expected, change)]
-
-
-def _checkpoint_conflicts(checkpoint: CheckpointConfig) -> list[Problem]:
-    problems: list[Problem] = []
-    if checkpoint.keep_best and checkpoint.best_metric is None:
-        expected = "0 where checkpoint.best_metric is null"
-        change = "name an evaluation in checkpoint.best_metric, or leave this out"
-        problems.append(
-            Problem("checkpoint.keep_best", str(checkpoint.keep_best), expected, change)
-        )
-    if checkpoint.url is not None:
-        return problems
-    needed = {
-        "checkpoint.every_steps": checkpoint.every_steps,
-        "checkpoint.every_s": checkpoint.every_s,
-        "checkpoint.drill_every_s": checkpoint.drill_every_s,
-        "checkpoint.resume": checkpoint.resume if isinstance(checkpoint.resume, int) else None,
-        "checkpoint.keep_every": checkpoint.keep_every,
-        "checkpoint.best_metric": checkpoint.best_metric,
-    }
-    change = "set checkpoint.url to a folder or leave this out"
-    return problems + [
-        Problem(name, str(value), "nothing where checkpoint.url is null", change)
-        for name, value in needed.items()
-        if value is not None
-    ]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -199,8 +199,10 @@ def _guess(
 
 def _section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel] | None:
     for part in path:
-        field = model.model_fields.get(str(part))
-        section = section_model(field) if field else None
+        if isinstance(part, int):  # a place in a list, whose sections are all of one model
+            continue
+        field = model.model_fields.get(part)
+        section = (section_model(field) or _item_model(field)) if field else None
         if section is None:
             return None
         model = section
@@ -213,3 +215,11 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return hint
     return None
+
+
+def _item_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of the sections that a field holds a list of, or None."""
+    if get_origin(field.annotation) is not list:
+        return None
+    item: object = get_args(field.annotation)[0]
+    return item if isinstance(item, type) and issubclass(item, BaseModel) else None

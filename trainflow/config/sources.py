@@ -17,6 +17,7 @@ from trainflow.config.problems import Problem, section_model, show
 
 ENVIRONMENT_PREFIX = "TRAINFLOW__"
 _LEVEL_SEPARATOR = "__"
+_VARIABLES = ("runtime_env", "env_vars")  # whose values may be secrets
 
 Settings = dict[str, Any]
 
@@ -102,7 +103,8 @@ def _read_override(path: tuple[str, ...], text: str, source: str) -> Override | 
     try:
         return Override(path, parse_yaml(text), source)
     except yaml.YAMLError as error:
-        got = f"{show(text)} ({_describe(error)})"
+        shown = "text" if path[:2] == _VARIABLES else show(text)
+        got = f"{shown} ({_describe(error)})"
         return Problem(".".join(path), got, "a YAML value", "put it in quotes", source)
 
 

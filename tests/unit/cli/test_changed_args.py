@@ -1,5 +1,6 @@
 """A run goes on from a checkpoint whose args were the same, however they were written."""
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ def goes_on(job_file: Path, tmp_path: Path) -> Callable[..., JobConfig]:
 
     def check(*overrides: str) -> JobConfig:
         config = check_job(job_file, [f"checkpoint.url={tmp_path}/store", *overrides]).config
-        sent = JobConfig.model_validate_json(config.model_dump_json())
+        sent = JobConfig.model_validate_json(config.as_sent())
         find_resumable(sent)  # the coordinator compares too, without the model of the args
         return sent
 
@@ -87,3 +88,8 @@ def test_args_that_json_changes_are_kept_as_the_job_names_them(goes_on, job_file
     change_default(job_file, "lr: float = float('inf')\n    depth: int = 2")
     assert goes_on("args.depth=3").args == {"depth": 3}
     assert "a changed default isn't noticed" in capsys.readouterr().err
+    named = goes_on("args.lr=-.inf")
+    assert named.args == {"lr": -math.inf}
+    assert "infinity and NaN as null" in capsys.readouterr().err
+    save(named)
+    assert goes_on("args.lr=-.inf").args == {"lr": -math.inf}

@@ -1,5 +1,6 @@
 """Everything a job can be refused for before anything starts."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_code_of_the_job_that_exits_is_refused(
     ("environment", "named"),
     [
         ("{foo: 1}", "runtime_env.foo: got a key; expected one of conda, "),
-        ("{env_vars: {A: 1}}", "got env_vars; expected a runtime environment .* TypeError: "),
+        ("{env_vars: [A]}", "got env_vars; expected a runtime environment .* TypeError: "),
         ("{working_dir: /no/such/folder}", "got working_dir; .* is not a valid path"),
         ("{working_dir: .}", "got working_dir; .* ValueError: "),
     ],
@@ -98,6 +99,23 @@ def test_a_runtime_environment_that_ray_would_refuse_or_ignore_is_refused(
 ):
     with pytest.raises(ConfigError, match=named):
         check_job(job_file, [f"runtime_env={environment}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("runtime_env.env_vars.PIN=4711", "got a value of type int; expected text; put it in quo"),
+        ("runtime_env.env_vars={PIN: [4711]}", "got a value of type list; expected text; put it"),
+        ("runtime_env.env_vars.PIN='4711", r"got text \(.*expected a YAML value; put it in quotes"),
+    ],
+)
+def test_the_value_of_an_environment_variable_that_is_refused_is_not_said(
+    job_file: Path, override: str, told: str
+):
+    with pytest.raises(ConfigError, match=rf"runtime_env\.env_vars\.PIN: {told}") as refusal:
+        check_job(job_file, [override])
+    trace = traceback.format_exception(refusal.value)
+    assert not [line for line in trace if "4711" in line]
 
 
 def test_a_runtime_environment_passes_and_a_plugin_s_where_plugins_are_named(
@@ -165,6 +183,18 @@ def test_a_function_that_is_not_there_is_refused(override: str, named: str, job_
         check_job(job_file, [override])
 
 
+def test_a_secret_among_the_args_is_refused_and_not_said(
+    job_file: Path, call_main: CallMain, capsys
+):
+    module = Path("tiny_job_of_a_test.py")
+    text = module.read_text().replace("lr: float", "token: SecretStr | None = None\n    lr: float")
+    module.write_text(f"from pydantic import SecretStr\n{text}")
+    assert call_main("validate", job_file, "--set", "args.token=hf_0123") == 2
+    message = capsys.readouterr().err
+    assert "args.token: got a secret; expected none" in message
+    assert "hf_0123" not in message
+
+
 @pytest.mark.parametrize("setting", ["args.lr", "args.rate", "training.steps"])
 def test_a_wrong_setting_is_refused_by_its_name(setting: str, job_file: Path):
     with pytest.raises(ConfigError, match=setting):
@@ -176,6 +206,7 @@ def test_what_would_run_is_described(job_file: Path):
     for named in ("tiny_job_of_a_test:train", '{"lr":0.5}', "10 steps of 8 samples", "0 spares"):
         assert named in text
     assert "  checkpoints none" in text.splitlines()
+    assert '{"lr":-Infinity}' in describe_job(check_job(job_file, ["args.lr=-.inf"]))
 
 
 def test_a_local_folder_of_checkpoints_is_the_same_for_workers_elsewhere(job_file: Path):

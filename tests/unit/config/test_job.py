@@ -1,6 +1,8 @@
 """Bounds and cross-field checks of the job file's settings."""
 
 import copy
+import json
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainflow.config import JobConfig
+from trainflow.config.masking import kept_settings
 
 SETTINGS: dict[str, Any] = {
     "name": "pretrain-lm",
@@ -70,6 +73,17 @@ def test_a_configuration_survives_a_round_trip_through_json():
     assert JobConfig.model_validate_json(config.model_dump_json()) == config
 
 
+def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
+    args = {"lr": math.inf, "bounds": [-math.inf, {"upper": math.nan}], "hidden": 8}
+    config = JobConfig.model_validate(settings_with(args=args))
+    sent = JobConfig.model_validate_json(config.as_sent())
+    assert repr(sent.args) == repr(args), "no NaN equals another"
+    nothing = {"lr": None, "bounds": [None, {"upper": None}], "hidden": 8}
+    for each in (config, sent):
+        assert each.model_dump(mode="json")["args"] == nothing
+        json.dumps(kept_settings(each), allow_nan=False)
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -79,9 +93,18 @@ def test_a_configuration_survives_a_round_trip_through_json():
         {"training__global_batch_size": 2, "training__microbatch_size": 1},
         {"failures__hang_timeout_s": 1},
         {"failures__max_failures": None},
+        {"failures__preemption_notice": "/run/preempted"},
+        {"failures__preemption_notice": None},
+        {"failures__max_preemptions": 0},
+        {"failures__isolate_after": 1},
+        {"failures__probe_after_s": 0.1},
         {"failures": {"replace_stragglers": True}, "communication__compression": "int8"},
         {"parallel": {"mode": "fsdp"}, "failures": {"replace_stragglers": False}},
         {"workers__resources": {"CPU": 0.5, "GPU": 0.25}},
+        {"workers__maximum": 2},
+        {"workers__maximum": 4},
+        {"workers__maximum": 99, "training__batch_scaling": "sqrt"},
+        {"workers__maximum": None},
         {"workers__resources": {"CPU": 1.0001, "GPU": 2}},
         {"communication__backend": "nccl", "workers__resources": {"GPU": 1}},
         {"communication": {"hierarchical": False}, "training__deterministic": True},
@@ -93,6 +116,16 @@ def test_a_configuration_survives_a_round_trip_through_json():
         {"parallel": {"mode": "hsdp", "shard": 2}, "workers": {"minimum": 2, "target": 6}},
         {"parallel": {"mode": "hsdp", "replicate": 3}, "workers": {"minimum": 2, "target": 6}},
         {"parallel": {"mode": "hsdp"}, "workers": {"minimum": 3, "target": 6}},
+        {"communication": {"warmup_steps": 5, "per_parameter": {"head.*": "int8"}}},
+        {"communication": {"compression": "top_k", "per_parameter": {"*.bias": "none"}}},
+        {"checkpoint": {"url": "./never"}},
+        {"checkpoint": {"url": None, "keep_last": 3, "resume": "auto", "accept": []}},
+        {"checkpoint": {"resume": "never"}},
+        {"checkpoint": {"resume": "s3://other/run", "accept": ["training.seed"]}},
+        {"checkpoint": {"url": "x", "accept": ["args.lr", "entrypoint", "training.seed"]}},
+        {"checkpoint": {"url": "x", "accept": ["data.url", "parallel.mode", "workers.target"]}},
+        {"checkpoint": {"url": "x", "accept": ["training.of_another_release"]}},
+        {"checkpoint": {"url": "x", "accept": ["training.lr"]}},
         {"data": {"dataset": "jobs.toy:dataset"}},
         {"name": "0"},
         {"name": "a" * 63},
@@ -130,6 +163,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"data__order": "stream"}, "data.order", "'shuffled' or 'sequential'"),
         ({"data__prefetch_batches": 0}, "data.prefetch_batches", "greater than 0"),
         ({"workers__minimum": 0}, "workers.minimum", "greater than 0"),
+        ({"workers__maximum": 0}, "workers.maximum", "greater than 0"),
         ({"workers__spares": -1}, "workers.spares", "greater than or equal to 0"),
         ({"workers__resources": {"CPU": -1}}, "workers.resources.CPU", "greater than or equal"),
         ({"workers__resources": {"CPU": 1.00005}}, "workers.resources.CPU", "at most 4 decimals"),
@@ -155,11 +189,22 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"failures__window_s": 0}, "failures.window_s", "greater than 0"),
         ({"failures__hang_timeout_s": 0}, "failures.hang_timeout_s", "greater than 0"),
         ({"failures__lease_s": 1}, "failures.lease_s", "greater than or equal to 3"),
+        ({"failures__preemption_notice": ""}, "failures.preemption_notice", "the path of a file"),
+        ({"failures__preemption_notice": "/run/"}, "failures", "the path of a file"),
+        ({"failures__max_preemptions": -1}, "failures.max_preemptions", "greater than or equal"),
+        ({"failures__isolate_after": 0}, "failures.isolate_after", "greater than 0"),
+        ({"failures__probe_after_s": 0}, "failures.probe_after_s", "greater than 0"),
         ({"monitoring__log_every_steps": 0}, "monitoring.log_every_steps", "greater than 0"),
         ({"labels": {"team": 3}}, "labels.team", "valid string"),
         ({"service": {"url": "s3://b"}}, "service", "not permitted"),
         ({"checkpoint": {"url": "x", "resume": "latest"}}, "checkpoint.resume", "auto"),
         ({"checkpoint": {"url": ""}}, "checkpoint.url", "the URL or path of a folder, or null"),
+        (
+            {"checkpoint": {"url": "never"}},
+            "checkpoint.url",
+            "for a folder of that name say ./never",
+        ),
+        ({"checkpoint": {"url": "auto"}}, "checkpoint.url", "auto is for checkpoint.resume"),
         ({"snapshot": {"every_steps": 0}}, "snapshot.every_steps", "greater than 0"),
         ({"snapshot": {"replicas": -1}}, "snapshot.replicas", "greater than or equal to 0"),
     ],
@@ -192,6 +237,18 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "workers.minimum: got 3",
             "at most workers.target = 2",
             "raise workers.target",
+        ),
+        (
+            {"workers__maximum": 1},
+            "workers.maximum: got 1",
+            "at least workers.target = 2",
+            "leave it out",
+        ),
+        (
+            {"workers__maximum": 99},
+            "training.global_batch_size: got",
+            "at least workers.maximum = 99",
+            "lower workers.maximum",
         ),
         (
             {"data__url": None},
@@ -344,6 +401,89 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "nothing where checkpoint.url is null",
             "set checkpoint.url",
         ),
+        *(
+            (
+                {"checkpoint": {name: value}},
+                f"checkpoint.{name}: got {value!r}",
+                "nothing where checkpoint.url is null",
+                "set checkpoint.url",
+            )
+            for name, value in {
+                "keep_last": 5,
+                "keep_best": 1,
+                "keep_every": 10,
+                "best_metric": "loss",
+                "every_s": "auto",
+                "drill_every_s": 60.0,
+                "accept": ["training.seed"],
+            }.items()
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["training.seed", "training.max_step"]}},
+            "checkpoint.accept: got 'training.max_step'",
+            "the name of a setting that alters a run",
+            "write training.max_steps, or remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["trainig.seed"]}},
+            "checkpoint.accept: got 'trainig.seed'",
+            "the name of a setting that alters a run",
+            "write training.seed, or remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["entrypont"]}},
+            "checkpoint.accept: got 'entrypont'",
+            "the name of a setting that alters a run",
+            "write entrypoint, or remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["workers.spares"]}},
+            "checkpoint.accept: got 'workers.spares'",
+            "the name of a setting that alters a run",
+            "; remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["arg.lr"]}},
+            "checkpoint.accept: got 'arg.lr'",
+            "as args.lr, training.seed or data.url",
+            "remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["communication.backend"]}},
+            "checkpoint.accept: got 'communication.backend'",
+            "the name of a setting that alters a run",
+            "remove it",
+        ),
+        (
+            {"checkpoint": {"url": "x", "accept": ["args"]}},
+            "checkpoint.accept: got 'args'",
+            "the name of a setting that alters a run",
+            "remove it",
+        ),
+        (
+            {"communication": {"warmup_steps": 5}},
+            "communication.warmup_steps: got 5",
+            "0 with communication.compression = none: every step is summed uncompressed",
+            "choose a compression",
+        ),
+        (
+            {"communication": {"compression": "int8", "per_parameter": {"*": "none"}}},
+            "communication.compression: got 'int8'",
+            "none with a pattern of communication.per_parameter that excludes every parameter",
+            "narrow that pattern",
+        ),
+        (
+            {
+                "communication": {
+                    "compression": "int8",
+                    "error_feedback": True,
+                    "per_parameter": {"*.bias": "none", "**": "none", "head.*": "int4"},
+                }
+            },
+            "communication.error_feedback: got true",
+            "false with a pattern of communication.per_parameter that excludes every parameter",
+            "narrow that pattern",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -381,6 +521,7 @@ def test_what_needs_error_feedback_has_it_unasked():
     assert feeds_back(compression="power_sgd")
     assert feeds_back(compression="int8", error_feedback=True)
     assert not feeds_back(compression="int8")
+    assert not feeds_back(per_parameter={"*": "bf16", "head.*": "top_k"}), "nothing goes as top_k"
     assert not feeds_back()
 
 
