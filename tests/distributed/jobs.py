@@ -20,7 +20,8 @@ def make_job(*, world: int = 3, spares: int = 0, minimum: int = 1, **sections: A
             "entrypoint": "tests.distributed.training:train",
             "training": training | sections.get("training", {}),
             "data": {"dataset": "tests.distributed.training:Samples"},
-            "workers": {"minimum": minimum, "target": world, "spares": spares},
+            "workers": {"minimum": minimum, "target": world, "spares": spares}
+            | sections.get("workers", {}),
             "communication": {"bucket_bytes": 1000} | sections.get("communication", {}),
             "parallel": sections.get("parallel", {}),
             "checkpoint": sections.get("checkpoint", {}),

@@ -17,6 +17,7 @@ from tests.distributed.test_sharded import (
     assert_near,
     train_model,
 )
+from tests.distributed.training import digest, make_optimizer, mean_loss
 from trainflow.computation.session import Session
 
 WIDTH = 5
@@ -127,3 +128,53 @@ def test_such_a_model_is_cut_anew_where_the_world_shrinks(run: Run):
     assert len(outcome.members) == 2
     assert sorted(outcome.by_rank[0]["commits"])[-1] == MAX_STEPS
     assert_every_sample_used_once(outcome)
+
+
+class Fourier(nn.Module):
+    """Draws what isn't state, once it has parameters: a buffer, a plain tensor, and an order."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.register_buffer("directions", torch.randn(16, 16), persistent=False)
+        self.phases = torch.rand(16)
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+        self.order = torch.randperm(16).tolist()
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cos(self.first(x) @ self.directions + self.phases)[:, self.order]
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.last(x)
+
+
+def train_fourier(session: Session, _: Any = None) -> dict[str, Any]:
+    model = session.prepare(Fourier, make_optimizer)
+    commits, drawn = {}, set()
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            done = step.commit()
+            commits[done.number] = done
+            drawn.add((digest(model.directions, model.phases), *model.order))
+    return {"commits": commits, "means": {}, "drawn": drawn}
+
+
+@pytest.fixture(scope="module")
+def whole_fourier(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Three ranks that each hold the whole model."""
+    case = Case(train_fourier, make_job(world=3), num_samples=MAX_STEPS * BATCH)
+    return run_case(case, tmp_path_factory.mktemp("whole_fourier"))
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_a_factory_draws_is_the_same_on_a_spare_and_where_the_world_shrinks(
+    run: Run, whole_fourier: Outcome, spares: int
+):
+    fault = fail_at(1, 4, Where.IN_BACKWARD)
+    outcome = run(train_fourier, fault, spares=spares, parallel={"mode": "fsdp"})
+    assert_near(outcome, whole_fourier)
+    (drawn,) = whole_fourier.by_rank[0]["drawn"]
+    assert [result["drawn"] for result in outcome.by_rank] == [{drawn}] * (2 + spares)

@@ -8,7 +8,7 @@ see `outside_a_run`.  Blocks: on the store and the local file system.
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from trainflow.computation.weights import bytes_of, load_weights, names_in
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
+from trainflow.config.masking import kept_settings, mask_variables
 from trainflow.epochs import INITIAL_EPOCH, WHOLE, Version
 from trainflow.errors import CheckpointError, ConfigError
 
@@ -94,7 +95,9 @@ def import_checkpoint(request: ImportRequest) -> Json:
 
 def _import_weights(request: ImportRequest, job: JobConfig, notes: list[str]) -> Manifest:
     """Write the state that the job begins with, but for the weights; returns what is to be made."""
-    filled = resolve_entrypoint(job.entrypoint).fill_args(job.args)
+    entrypoint = resolve_entrypoint(job.entrypoint)
+    entrypoint.refuse_secrets(job.args)
+    filled = entrypoint.fill_args(job.args)
     job = job.model_copy(update={"args": filled or job.args})  # what a run compares with
     with build_state(job, _ATTEMPT) as (state, _):
         name = next(iter(state.models)) if request.model is None else request.model
@@ -126,7 +129,7 @@ def _import_weights(request: ImportRequest, job: JobConfig, notes: list[str]) ->
         created_at_s=SYSTEM_CLOCK.unix_s(),
         world_size=1,
         fingerprint=fingerprint(job),
-        config=job.model_dump(mode="json"),
+        config=kept_settings(job),
         skeleton=flat.skeleton,
         tensors=assemble([report]),
     )
@@ -211,6 +214,7 @@ def _weight_files(path: Path) -> list[Path]:
 def _import_export(path: Path, store: CheckpointStore) -> Manifest:
     """Bring back a checkpoint that was exported, bit for bit."""
     manifest = read_exported_manifest(path)
+    manifest = replace(manifest, config=mask_variables(manifest.config))
     folder, names = DcpFolder(path), dcp_names(manifest)
     expected = {
         names[key]: (getattr(torch, t.dtype), t.shape) for key, t in manifest.tensors.items()

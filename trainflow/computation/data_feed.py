@@ -3,7 +3,7 @@
 Process: every rank.  Thread: training; reading ahead has a thread of its own (`MicrobatchLoader`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -26,10 +26,12 @@ class DataFeed:
 
     Attributes:
         dataset: the training samples.
+        on_read: called with each batch that this rank is about to compute.
     """
 
     def __init__(self, job: JobConfig, dataset: MapDataset, validation: MapDataset | None):
         self.dataset = dataset
+        self.on_read: Callable[[Batch], None] | None = None
         self._job = job
         self._microbatch_size = job.training.microbatch_size
         self._num_validation_samples = 0 if validation is None else len(validation)
@@ -59,7 +61,10 @@ class DataFeed:
 
     def read(self, microbatch: Microbatch) -> Batch:
         """Return a microbatch; at once if it was scheduled."""
-        return self._loader.get(microbatch)
+        batch = self._loader.get(microbatch)
+        if self.on_read is not None:
+            self.on_read(batch)
+        return batch
 
     def read_padding(self, microbatch: Microbatch) -> Batch:
         """Return a microbatch that another rank computes."""

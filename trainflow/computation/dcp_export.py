@@ -7,6 +7,7 @@ write.  Blocks: on the store and the local file system.  Holds the whole state i
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainflow.checkpointing.part_reader import Part, read_parts
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.computation.own_process import answer_request
 from trainflow.computation.state_tree import unflatten_state
+from trainflow.config.masking import mask_variables
 from trainflow.errors import CheckpointError
 
 Json = Any
@@ -50,7 +52,8 @@ def export_dcp(url: str, step: int, folder: Path) -> Json:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # one process is what is meant
             dcp.save(tree, checkpoint_id=folder, no_dist=True)
-        (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
+        kept = replace(manifest, config=mask_variables(manifest.config))
+        (folder / MANIFEST_FILE).write_bytes(encode_manifest(kept))
     except (OSError, CheckpointException) as error:
         cause = str(error).strip().rpartition("\n")[2]
         raise CheckpointError(

@@ -6,7 +6,7 @@ an older call is under way, and the older one then fails. ``begin`` releases the
 into the formed epoch. The training side makes one call: ``park``.
 
 Process: every worker.
-Thread: control calls form, begin, request, close; training calls park.
+Thread: control calls form, begin, request, wait_standing, close; training calls park.
 """
 
 import threading
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.group import Group
 from trainflow.computation.reports import StepReport
 from trainflow.epochs import (
@@ -168,13 +169,18 @@ class EpochGate:
                 raise CoordinationError(f"epoch {epoch} is out of date; at {self._latest()}")
             self._requests = Flag.NONE
             self._begun = True
-            self._assignment = Assignment(self._group, plan, time.time())
+            self._assignment = Assignment(self._group, plan, SYSTEM_CLOCK.unix_s())
             self._changed.notify_all()
 
     def request(self, flag: Flag) -> None:
         """Carry ``flag`` to all ranks with the next commit of this epoch."""
         with self._changed:
             self._requests |= flag
+
+    def wait_standing(self) -> None:
+        """Block until the training thread stands still, or the session is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._standing or self._closed)
 
     def close(self) -> None:
         """End the session: whatever training waits for, it gets `SessionClosed`."""

@@ -2,11 +2,14 @@
 
 The loss is multiplied before backward, and gradients are divided as they enter their buckets, so
 that sums, residuals and clipping are in units that don't change with the scale. Scales are powers
-of two: both are exact.
+of two: both are exact. The scale is that of a mean loss: what a microbatch's weight adds to it in
+backward is taken out, or gradients in fp16 would overflow the sooner, the more targets there are.
 
-Process: every rank.  Thread: training.  Ranks: the same on all, since all see the same sums.
+Process: every rank.  Thread: training.  Ranks: the scale is the same on all, since all see the same
+sums; what a loss with its weight is multiplied with is each rank's own.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +22,7 @@ class LossScaler:
     """The scale, and when it changes.
 
     Attributes:
-        scale: what the loss is multiplied with.
+        scale: what a mean loss is multiplied with.
         num_finite: steps with finite gradients since it last changed.
         growth_interval: after so many of them it doubles.
     """
@@ -32,6 +35,14 @@ class LossScaler:
     def may_be_to_blame(self) -> bool:
         """Whether gradients may have overflowed for the scale alone."""
         return self.scale > 1.0
+
+    def scale_weighted(self, weight: float) -> float:
+        """Return with what a mean loss times about ``weight`` has the scale, a power of two.
+
+        Args:
+            weight: above 0, of one microbatch; those of a step's others may differ.
+        """
+        return math.ldexp(self.scale, -math.frexp(weight)[1])
 
     def update(self, *, finite: bool) -> None:
         """Halve the scale after a step without finite gradients, double it after many with."""

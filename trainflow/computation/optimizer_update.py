@@ -4,7 +4,7 @@ Process: every rank.  Thread: training.
 """
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainflow.communication.reduced_gradients import ReducedGradients
+from trainflow.computation.sharded_gradients import ShardedGradients
+from trainflow.computation.sharded_optimizers import stepping
 from trainflow.computation.training_state import TrainingState
 
 
@@ -38,7 +40,9 @@ def update_models(
         norm, limit = each.norm / scales.total_weight, scales.clip_norm
         clip = min(1.0, limit / (norm + 1e-6)) if limit is not None else 1.0
         each.scale_(clip / scales.total_weight)
-        with scaled_lr(model.optimizer, scales.lr_factor):
+        is_sharded = isinstance(model.reducer, ShardedGradients)
+        on_shards = stepping(model.optimizer) if is_sharded else nullcontext()
+        with scaled_lr(model.optimizer, scales.lr_factor), on_shards:
             model.optimizer.step()
         model.reducer.keep()
         if model.scheduler is not None:

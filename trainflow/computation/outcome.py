@@ -45,6 +45,7 @@ def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepR
         weight=decision.total_weight,
         compute_s=outcome.compute_s,
         compute_by_rank=decision.compute_s,
+        shortest_wait_s=decision.shortest_wait_s,
         wait_s=outcome.wait_s,
         wire_bytes=outcome.wire_bytes,
         sums=outcome.sums,

@@ -27,6 +27,7 @@ from trainflow.communication.group import Group
 from trainflow.computation.aborted import StepMode
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.outer_environment import naming_missing_variables
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import CheckpointUnusable
 from trainflow.computation.session import Session
@@ -34,7 +35,7 @@ from trainflow.computation.stamps import StampWriter
 from trainflow.computation.step import Step
 from trainflow.computation.training_state import TrainingState
 from trainflow.config.entrypoint import resolve_entrypoint
-from trainflow.config.job import JobConfig
+from trainflow.config.job import AS_KEPT, JobConfig
 from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, RecoveryPlan, StoredState
 from trainflow.errors import CheckpointError, CoordinationError, TrainFlowError, TrainingError
 
@@ -83,7 +84,7 @@ def parse_job(config: object, source: str) -> JobConfig:
         CheckpointError: it holds none, or those of another release.
     """
     try:
-        return JobConfig.model_validate_json(json.dumps(config))
+        return JobConfig.model_validate_json(json.dumps(config), context=AS_KEPT)
     except ValidationError as error:
         raise CheckpointError(
             f"{source}: got settings that are no job of this release ({error.error_count()} "
@@ -105,6 +106,14 @@ def build_state(
             damaged or of another training function.
         TrainingError: the training function raised, or never came to its steps.
     """
+    with naming_missing_variables(job), _build_state(job, job_id, stored) as built:
+        yield built
+
+
+@contextmanager
+def _build_state(
+    job: JobConfig, job_id: str, stored: StoredState | None
+) -> Generator[tuple[TrainingState, float]]:
     entrypoint = resolve_entrypoint(job.entrypoint)
     args = entrypoint.check_args(job.args)
     gate = EpochGate("alone", _connect)

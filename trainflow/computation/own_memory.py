@@ -3,15 +3,19 @@
 Process: worker that restores.  Thread: training, parked between steps.
 """
 
+import logging
 from collections.abc import Generator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.checkpointing.snapshot import Snapshot
-from trainflow.epochs import HeldShards, ShardId, StoredState, WhereKept
+from trainflow.checkpointing.snapshot_checks import check_snapshot
+from trainflow.epochs import HeldShards, HeldState, ShardId, StoredState, WhereKept
 from trainflow.errors import StateError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,30 @@ class OwnMemory:
     def reading(self, stored: WhereKept, shard: ShardId) -> Generator[Snapshot | None]:
         """Yield the part ``shard`` of a state; None if it isn't here, or not to be read here.
 
-        Meanwhile nobody writes over it.
+        Meanwhile nobody writes over it. What is said to be here and can't be had is told.
         """
         with ExitStack() as stack:
             snapshot = None
             if self._is_named(stored, shard):
-                with suppress(StateError):
+                try:
                     held = stack.enter_context(closing(HeldSnapshots(self.folder)))
-                    snapshot = stack.enter_context(held.reading(stored.version, shard))
+                    found = stack.enter_context(held.reading(stored.version, shard))
+                    check_snapshot(found)
+                    snapshot = found
+                except (OSError, StateError) as error:
+                    logger.warning("%s is not read from this node's memory: %s", stored, error)
             yield snapshot
+
+    def elsewhere(self, stored: WhereKept, shard: ShardId) -> WhereKept:
+        """Return where but here the part ``shard`` of a state is kept; if nowhere else, here."""
+        if isinstance(stored, HeldShards):
+            shards = (self._leave_out(each, shard) for each in stored.shards)
+            return replace(stored, shards=tuple(shards))
+        return self._leave_out(stored, shard) if isinstance(stored, HeldState) else stored
+
+    def _leave_out(self, held: HeldState, shard: ShardId) -> HeldState:
+        others = tuple(source for source in held.sources if source.host != self.host)
+        return replace(held, sources=others) if others and held.shard == shard else held
 
     def _is_named(self, stored: WhereKept, shard: ShardId) -> bool:
         """Whether the state is said to be here: what turned out to be bad is not."""

@@ -34,6 +34,7 @@ from trainflow.computation.aborted import StepMode
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.numerics import settle_numerics
+from trainflow.computation.outer_environment import naming_missing_variables
 from trainflow.computation.outside_a_run import parse_job
 from trainflow.computation.own_process import answer_request
 from trainflow.computation.rank_context import RankContext
@@ -138,6 +139,11 @@ def replay(request: ReplayRequest) -> Json:
             raised, or another rank did.
     """
     job = parse_job(request.config, f"the record of {request.job_id}")
+    with naming_missing_variables(job):
+        return _replay(job, request)
+
+
+def _replay(job: JobConfig, request: ReplayRequest) -> Json:
     settle_numerics(job)
     device = _choose_device(job, request)
     entrypoint = resolve_entrypoint(job.entrypoint)

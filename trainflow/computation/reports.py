@@ -88,6 +88,8 @@ class StepReport:
         copy_lag: steps that all would go back by if a node were lost now; None if nothing is
             streamed, or nothing has arrived yet.
         digest: 16 hex digits, of the bits of the summed gradients; None if none was made.
+        shortest_wait_s: time that the rank waited which came last: about what communication took
+            that computing did not hide.
     """
 
     step: int
@@ -110,6 +112,7 @@ class StepReport:
     copy_lag: int | None = None
     compute_by_rank: tuple[float, ...] = ()
     digest: str | None = None
+    shortest_wait_s: float = 0.0
 
     @property
     def version(self) -> Version:

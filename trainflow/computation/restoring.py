@@ -27,6 +27,7 @@ from trainflow.checkpointing.manifest import Chunk, Manifest
 from trainflow.checkpointing.part_reader import Fetch, Part, read_parts
 from trainflow.checkpointing.peer_memory import LostMemoryError, PeerMemory
 from trainflow.checkpointing.peer_shards import PeerShards
+from trainflow.checkpointing.snapshot import Snapshot
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.own_memory import OwnMemory
@@ -71,8 +72,12 @@ def restore(
         UnreachableMemoryError: no Keeper answers that may have it.
         CheckpointError: it is damaged or missing.
     """
-    if own_memory is not None and _restore_from_here(state, stored, shard, after_each, own_memory):
-        return None
+    if own_memory is not None:
+        if _restore_from_here(state, stored, shard, after_each, own_memory):
+            return None
+        elsewhere = own_memory.elsewhere(stored, shard)
+        if elsewhere != stored and _restore_if_there(state, elsewhere, shard, after_each, clock):
+            return None
     for pause_s in _PAUSES_S:
         try:
             return _restore_once(state, stored, shard, after_each, clock)
@@ -103,6 +108,22 @@ def _restore_once(
         _load(state, source, after_each, stored)
 
 
+def _restore_if_there(
+    state: TrainingState,
+    stored: WhereKept,
+    shard: ShardId,
+    after_each: Callable[[], None],
+    clock: Clock,
+) -> bool:
+    """Load it from the memory of other nodes; False if none of them has it."""
+    try:
+        _restore_once(state, stored, shard, after_each, clock)
+    except LostMemoryError as error:
+        logger.warning("%s; this node's Keeper is asked too", error)
+        return False
+    return True
+
+
 def _restore_from_here(
     state: TrainingState,
     stored: WhereKept,
@@ -110,24 +131,34 @@ def _restore_from_here(
     after_each: Callable[[], None],
     own_memory: OwnMemory,
 ) -> bool:
-    """Load it from this node's own memory; False if it isn't there."""
-    with own_memory.reading(stored, shard) as snapshot:
-        if snapshot is None:
-            return False
-        state.begin_overwrite()
-        with _loading(stored):
-            live = flatten_state(state.tree()).tensors
-        tensors: list[Tensor] = []
-        for record, payload in zip(snapshot.tensors, snapshot.payloads, strict=True):
-            place = _landing_place(record.dtype, record.shape, live.get(record.path))
-            if record.num_bytes:
-                there = torch.frombuffer(payload, dtype=torch.uint8)
-                place.view(-1).view(torch.uint8).copy_(there)
-            tensors.append(place)
-            after_each()
-        with _loading(stored):
-            state.load_tree(unflatten_state(snapshot.skeleton, tensors), stored.version)
-        return True
+    """Load it from this node's own memory; False if it isn't there, or no good."""
+    try:
+        with own_memory.reading(stored, shard) as snapshot:
+            if snapshot is not None:
+                state.begin_overwrite()
+                _load_from_here(state, snapshot, after_each, stored)
+            return snapshot is not None
+    except Exception as error:  # noqa: BLE001  not swallowed: what isn't damage comes again elsewhere
+        # No hash vouches for it, so that a misfit may be damage; others may have it whole.
+        logger.warning("%s is read elsewhere than in this node's memory: %s", stored, error)
+        return False
+
+
+def _load_from_here(
+    state: TrainingState, snapshot: Snapshot, after_each: Callable[[], None], stored: WhereKept
+) -> None:
+    with _loading(stored):
+        live = flatten_state(state.tree()).tensors
+    tensors: list[Tensor] = []
+    for record, payload in zip(snapshot.tensors, snapshot.payloads, strict=True):
+        place = _landing_place(record.dtype, record.shape, live.get(record.path))
+        if record.num_bytes:
+            there = torch.frombuffer(payload, dtype=torch.uint8)
+            place.view(-1).view(torch.uint8).copy_(there)
+        tensors.append(place)
+        after_each()
+    with _loading(stored):
+        state.load_tree(unflatten_state(snapshot.skeleton, tensors), stored.version)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+Device = torch.device
+
 
 def derive_seed(seed: int, step: int, microbatch: int) -> int:
     """Mix a run's seed, a step and a global microbatch index into 63 bits."""
@@ -30,22 +32,29 @@ def seed_everything(seed: int) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """What the generators of the host are at."""
+    """What generators are at: those of the host, and perhaps a device's."""
 
     python: Any
     numpy: Any
     torch: Tensor
+    gpu: tuple[Device, Tensor] | None = None
 
     @classmethod
-    def capture(cls) -> "RandomState":
-        """Note it."""
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
+    def capture(cls, device: Device | None = None) -> "RandomState":
+        """Note it; also of ``device``, if that is a GPU."""
+        host = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        if device is None or device.type != "cuda":
+            return cls(*host)
+        return cls(*host, (device, torch.cuda.get_rng_state(device)))
 
     def restore(self) -> None:
         """Have the generators go on from there."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
+        if self.gpu is not None:
+            device, state = self.gpu
+            torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Process: every rank.  Thread: training.  Ranks: every rank runs the same trainin
 waits in ``steps`` until it is given a rank.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.group import Group
@@ -31,12 +31,13 @@ from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import EvaluationReport, Joined, TensorDigests
 from trainflow.computation.seeding import seed_everything
 from trainflow.computation.sharded_model import Layout, ShardedModel
-from trainflow.computation.state_tree import flatten_state
+from trainflow.computation.state_tree import require_keepable
 from trainflow.computation.step import Step
 from trainflow.computation.step_history import StepHistory
 from trainflow.computation.training_state import Registered, Stateful, TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.computation.whole_weights import gather_weights
+from trainflow.computation.witness import digest_state
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
 from trainflow.epochs import (
@@ -243,7 +244,8 @@ class Session:
             raise TrainingError("steps: got no model, expected session.prepare(...) before it")
         self._sealed = True
         self._state.residuals = open_residuals(self._context, self._state)
-        flatten_state(self._state.tree())  # refuses what can't be kept while nothing is lost yet
+        require_keepable(self._state.tree())
+        self._context.on_built()
         if self._context.rehearsal is not None:
             self._group, fresh = self._context.rehearsal, FreshState.capture(self._state)
             yield from self._present(StepMode.REHEARSAL, self._group)
@@ -258,6 +260,10 @@ class Session:
                 self._leave_together(self._group)
             else:
                 yield from self._present(StepMode.LIVE, self._group)
+
+    def describe_end(self) -> tuple[int | None, ShardId, str]:
+        """Return this rank's number, its part of the state and the digest of that, for a record."""
+        return self.rank, self._shard, digest_state(self._state)
 
     def linger(self) -> None:
         """After the training function has returned: hold the final state for ranks that join late.
@@ -325,7 +331,9 @@ class Session:
         self._lay_out(plan)
         if not join(self._context, self._state, group, plan):
             return
-        self._joined = Joined(assignment.begun_at_s, time.time(), healed=group.rank in plan.sources)
+        self._joined = Joined(
+            assignment.begun_at_s, SYSTEM_CLOCK.unix_s(), healed=group.rank in plan.sources
+        )
         self._finished = plan.finished
         if plan.replay_tail and not self._finished and self._state.last_commit is not None:
             yield from self._present(StepMode.TAIL, group)

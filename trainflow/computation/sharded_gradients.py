@@ -27,7 +27,13 @@ from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients, SumTimes
-from trainflow.computation.sharding import fill_up_gradients, forget_gradients, free_gathered
+from trainflow.computation.parameter_marks import require_no_hooks
+from trainflow.computation.sharding import (
+    fill_up_gradients,
+    forget_gradients,
+    free_gathered,
+    scale_gradients,
+)
 from trainflow.computation.shards import local_part
 
 
@@ -56,6 +62,7 @@ class ShardedGradients:
         self._root = root
         self._is_digested = is_digested
         self._device = device
+        self._named = parameters
         self._parameters = [parameter for _, parameter in parameters]
         self._exchange = exchange
         self._group: Group | None = None
@@ -78,18 +85,28 @@ class ShardedGradients:
             self._root.reset_iter_state()
             forget_gradients(self._module)
 
-    def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
-        """Forget the last step's gradients; see `Reducer`."""
+    def begin(self, group: Group, *, exact: bool = False) -> None:
+        """Forget the last step's gradients; see `Reducer`.
+
+        Raises:
+            TrainingError: parameters were given hooks meanwhile.
+        """
+        require_no_hooks("steps", self._named)
         self.connect(group, exact=exact)
         self._is_armed = False
         for unit in self._units:
             unit.set_requires_gradient_sync(True, recurse=False)  # of nothing, unless it runs
             unit.set_reduce_scatter_unused_params(False, recurse=False)
         self._group = group
-        self._unscale = 1.0 / loss_scale
+        self._unscale = 1.0
         self.times = SumTimes()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def note_loss_scale(self, loss_scale: float) -> None:
+        """Say by what this rank multiplies its losses; see `Reducer`."""
+        scale_gradients(self._module, loss_scale * self._unscale)
+        self._unscale = self._exchange.unscale = 1.0 / loss_scale
 
     def arm(self) -> None:
         """The next backward is this rank's last one in the step: sum gradients as they come."""
@@ -113,13 +130,12 @@ class ShardedGradients:
             return None
         grads = [local_part(p.grad) for p in self._parameters if p.grad is not None]
         flats = tuple(grad.view(-1) for grad in grads if grad.numel())
-        for flat in flats:
-            if self._unscale != 1.0:
-                flat.mul_(self._unscale)
+        size = self._group.spec.shard_size
+        for flat in flats if size == 1 else ():  # else they were divided as they were sent
+            flat.mul_(self._unscale)
         described = self._gather_descriptions(self._group, flats)
         if described is None:
             return None
-        size = self._group.spec.shard_size
         first = self._group.rank // size * size
         own = described[first : first + size].contiguous()
         is_hashed = self._hashes(self._group)

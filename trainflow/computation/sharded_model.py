@@ -14,17 +14,16 @@ from trainflow.communication.group import Group
 from trainflow.communication.mesh import RankMesh
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.device_room import count_needs, require_room, total_bytes
-from trainflow.computation.meta_parameters import (
-    find_hollow_buffers,
-    materialise,
-    meta_parameters,
-)
+from trainflow.computation.gathered_norms import require_norms_in_bf16
+from trainflow.computation.meta_parameters import materialise
 from trainflow.computation.model_handle import ModelHandle
+from trainflow.computation.module_factory import ModuleFactory
+from trainflow.computation.parameter_marks import ParameterMarks
 from trainflow.computation.seeding import RandomState
 from trainflow.computation.sharded_gradients import ShardedGradients
+from trainflow.computation.sharded_optimizers import refuse_what_differs, require_elementwise
 from trainflow.computation.sharding import Sharding, shard
 from trainflow.computation.training_state import PreparedModel
-from trainflow.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,8 @@ class ShardedModel:
         self._blueprint = blueprint
         self._find_trainable = find_trainable
         self._device = device
-        self._randomness = RandomState.capture()
+        refuse_what_differs()
+        self._factory = ModuleFactory(blueprint.model, device)
         self._exchange = exchange
         self._sharding = sharding
         self.layout = layout
@@ -80,41 +80,35 @@ class ShardedModel:
                 until the state is loaded.
         """
         self.layout = layout
+        before = RandomState.capture(self._device)
         modes = {name: each.training for name, each in self.prepared.module.named_modules()}
         self.prepared = self._build(layout, with_values=with_values)
         for name, each in self.prepared.module.named_modules():
             each.training = modes.get(name, each.training)
         self.handle.point_to(self.prepared.module)
+        before.restore()
         return self.prepared
 
     def connect(self, group: Group) -> None:
         """From now on these are the ranks that share it, in forward too."""
         self._gradients.connect(group)
 
-    def _make_module(self, *, with_values: bool) -> nn.Module:
-        """Call the factory, with random numbers as they were when the model was prepared."""
-        if not with_values:
-            self._randomness.restore()
-            with meta_parameters():
-                module = self._blueprint.model()
-            if all(parameter.requires_grad for parameter in module.parameters()):
-                _require_no_values(module)
-                return module
-            # What is frozen is in no state: it must come from the factory.
-        self._randomness.restore()
-        return self._blueprint.model()
-
     def _build(self, layout: Layout, *, with_values: bool) -> PreparedModel:
-        module = self._make_module(with_values=with_values)
+        module = self._factory.make(with_values=with_values)
         self._find_trainable(module)  # refuses what can't be sharded, too
+        if self._sharding.in_bf16:
+            require_norms_in_bf16(module, self._device)
         needs = count_needs(module, layout.count, self._sharding)
         room_bytes = total_bytes(self._device)
         require_room(needs, room_bytes, self._sharding)
+        marks = ParameterMarks(module)
         mesh = RankMesh(self._device, layout.index, layout.count)
         root = shard(module, mesh, self._exchange, self._sharding)
         materialise(module, self._sharding.home(self._device))
+        marks.put_back(module)
         trainable = self._find_trainable(module)
         made = self._blueprint.optimizer([parameter for _, parameter in trainable])
+        require_elementwise(made)
         require_room(needs.with_states(made), room_bytes, self._sharding)
         make_scheduler = self._blueprint.scheduler
         self._gradients = ShardedGradients(
@@ -122,14 +116,3 @@ class ShardedModel:
         )
         scheduler = None if make_scheduler is None else make_scheduler(made)
         return PreparedModel(module, made, scheduler, self._gradients)
-
-
-def _require_no_values(module: nn.Module) -> None:
-    hollow = find_hollow_buffers(module)
-    if hollow:
-        raise TrainingError(
-            "prepare: got buffers that the factory makes from parameters' values "
-            f"({', '.join(hollow)}), expected none where parallel.mode shards the model: a spare "
-            "builds it without values; register them with persistent=True, which makes "
-            "them part of the state, or compute them in forward"
-        )

@@ -133,7 +133,7 @@ def shard(
         if isinstance(unit, FSDPModule):
             parts = [
                 ParameterPart.of(each.sharded_param.shape, each.padded_sharded_param_size.numel())
-                for each in _records_of(unit)
+                for each in records_of(unit)
             ]
             gather: Any = GatherParameters(exchange, parts)  # FSDP2's own types aren't public
             unit.set_custom_all_gather(gather)
@@ -167,6 +167,15 @@ def forget_gradients(module: nn.Module) -> None:
             each.unsharded_param.grad = None
 
 
+def scale_gradients(module: nn.Module, factor: float) -> None:
+    """Multiply whole gradients that a step's microbatches have left so far."""
+    for each in (each for records in _records_of_units(module) for each in records):
+        whole = each.unsharded_param.grad if hasattr(each, "unsharded_param") else None
+        for grad in (each.unsharded_accumulated_grad, whole):
+            if grad is not None:
+                grad.mul_(factor)
+
+
 def fill_up_gradients(module: nn.Module) -> None:
     """Where some of a unit's parameters have sums of earlier microbatches, give the others zeros.
 
@@ -185,10 +194,10 @@ def fill_up_gradients(module: nn.Module) -> None:
 
 
 def _records_of_units(module: nn.Module) -> Iterator[list[Any]]:
-    return (_records_of(unit) for unit in module.modules() if isinstance(unit, FSDPModule))
+    return (records_of(unit) for unit in module.modules() if isinstance(unit, FSDPModule))
 
 
-def _records_of(unit: FSDPModule) -> list[Any]:
+def records_of(unit: FSDPModule) -> list[Any]:
     """Return FSDP2's own records of the parameters that a unit gathers, in the order it does."""
     fsdp: Any = unit
     groups = fsdp._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  there is no other way

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,14 @@ class Stamp:
     pulse_at_s: float
 
 
+OnStamp = Callable[[Phase, int, EpochId], None]
+
+
 class StampWriter:
     """Writes one worker's stamp.
+
+    Attributes:
+        listeners: called by the training thread after each, with its phase, step and epoch.
 
     Raises:
         OSError: no room for one page on the file system of ``path``.
@@ -51,6 +57,7 @@ class StampWriter:
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self.listeners: list[OnStamp] = []
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, _LAYOUT.size)
@@ -71,6 +78,8 @@ class StampWriter:
         fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
         for index, value in enumerate((*fields, _PHASES.index(phase))):
             self._numbers[index] = value
+        for listener in self.listeners:
+            listener(phase, step, epoch)
 
     def renew(self) -> None:
         """Record that the training thread gets on with what it is at."""

@@ -54,6 +54,21 @@ def flatten_state(tree: Tree) -> FlatState:
     return replace(found, skeleton=_strip(tree, "", found, 0))
 
 
+def require_keepable(tree: Tree) -> None:
+    """Refuse a whole training state that could not be kept, before anything is lost.
+
+    Raises:
+        StateError: `flatten_state` would raise it; or what the user registered, which is to be the
+            same on every rank, holds a shard.
+    """
+    for path in flatten_state(tree).places:
+        if path.startswith("/registered/"):
+            raise StateError(
+                f"state at {path}: got a rank's shard (DTensor); expected a tensor that is the same"
+                " on every rank: keep what a sharded model's parameters come to in the model"
+            )
+
+
 def unflatten_state(skeleton: Json, tensors: Sequence[Tensor]) -> Tree:
     """Put a state together from its skeleton and its tensors, ordered as `FlatState.tensors`."""
     result = skeleton

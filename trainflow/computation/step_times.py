@@ -35,6 +35,11 @@ class StepTimes:
         return time.monotonic() - self._waiting_from_s
 
     @property
+    def waited_s(self) -> float:
+        """For how long it has waited in all, also in between; once `begin_waiting` was called."""
+        return self.total_s - self.computed_s
+
+    @property
     def total_s(self) -> float:
         """For how long it has been at the step."""
         return time.monotonic() - self._started_at_s

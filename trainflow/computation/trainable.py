@@ -6,6 +6,7 @@ Process: every rank.  Thread: training.  Pure.
 import torch
 from torch import nn
 
+from trainflow.computation.parameter_marks import require_no_hooks
 from trainflow.config.job import JobConfig
 from trainflow.errors import TrainingError
 
@@ -20,8 +21,10 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
 
     Raises:
         TrainingError: there are none, or complex ones, or more exact ones than compression takes,
-            or less exact ones than fp16 training does, or such that can't be sharded.
+            or less exact ones than fp16 training does, or such that can't be sharded; or forward
+            would write parameters.
     """
+    _require_unwritten(name, module)
     trainable = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
     if not trainable:
         raise TrainingError(
@@ -57,6 +60,26 @@ def find_trainable(name: str, module: nn.Module, job: JobConfig) -> list[tuple[s
     return trainable
 
 
+def _require_unwritten(name: str, module: nn.Module) -> None:
+    """Refuse layers that write rows of their weight in forward: which, depends on a rank's batch.
+
+    Ranks that hold the weight whole would part; a weight that is gathered is let go.
+    """
+    writing = [
+        f"{key or 'the module itself'}: {type(each).__name__}"
+        for key, each in module.named_modules()
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None
+    ]
+    if writing:
+        raise TrainingError(
+            f"prepare({name!r}): got layers with max_norm ({', '.join(writing)}), which write "
+            "their weight in forward, each rank for its own batch, expected parameters that the "
+            "optimizer alone changes; leave max_norm out, and scale in forward what an "
+            "nn.Embedding returns (before it is summed, for an EmbeddingBag): rows * (max_norm / "
+            "rows.norm(dim=-1, keepdim=True).clamp(min=max_norm))"
+        )
+
+
 def _require_shardable(
     name: str, module: nn.Module, trainable: list[tuple[str, nn.Parameter]]
 ) -> None:
@@ -66,12 +89,19 @@ def _require_shardable(
             f"prepare({name!r}): got parameters without dimensions ({', '.join(scalars)}), "
             "expected none where parallel.mode shards them; give them one, as torch.zeros(1)"
         )
+    empty = [key for key, each in module.named_parameters() if not each.numel()]
+    if empty:
+        raise TrainingError(
+            f"prepare({name!r}): got parameters without elements ({', '.join(empty)}), expected "
+            "none where parallel.mode shards them; leave them out, or set mode: ddp"
+        )
     strided = [key for key, each in module.named_parameters() if not each.is_contiguous()]
     if strided:
         raise TrainingError(
             f"prepare({name!r}): got parameters that aren't contiguous ({', '.join(strided)}), "
             "expected contiguous ones where parallel.mode shards them; make each with .contiguous()"
         )
+    require_no_hooks(f"prepare({name!r})", trainable)
     dtypes = sorted({str(each.dtype) for _, each in trainable})
     if len(dtypes) > 1:
         raise TrainingError(

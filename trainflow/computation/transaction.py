@@ -7,12 +7,12 @@ Fails: `StepAborted` on entry to microbatches, backward and commit, never inside
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import commit_record
 from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
@@ -41,6 +41,7 @@ from trainflow.errors import TooManySkippedStepsError, TrainingError
 logger = logging.getLogger(__name__)
 
 _BEFORE_ALL = -1  # in place of a microbatch: random numbers drawn before the first one
+_AFTER_ALL = -2  # and by what a commit moves
 
 
 class Transaction:
@@ -59,6 +60,7 @@ class Transaction:
         self._start: StepStart | None = None
         self._times = StepTimes(group)
         self._weight = 0.0
+        self._scale: float | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._scalars: dict[str, tuple[Tensor, float]] = {}
         self._backward_due = False
@@ -76,9 +78,7 @@ class Transaction:
                 self._state.residuals.memory.begin()
             with self._context.stamps.waiting():  # for the others, where compression is chosen
                 for model in self._state.models.values():
-                    model.reducer.begin(
-                        self._group, self._loss_scale, exact=self.number <= warmup_steps
-                    )
+                    model.reducer.begin(self._group, exact=self.number <= warmup_steps)
             self._stamp(Phase.DATA)  # who stands still from here on keeps the others waiting
 
     def leave(self, error: BaseException | None) -> bool:
@@ -160,8 +160,19 @@ class Transaction:
         elif not self._spot.is_on:
             self._weight += weight
             self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
-        (mean_loss * (weight * self._loss_scale)).backward()
+        (mean_loss * (weight * self._scale_for(weight))).backward()
         self._stamp(Phase.COMPUTE)
+
+    def _scale_for(self, weight: float) -> float:
+        """Return by what the step's losses are multiplied: the one that weighs most decides."""
+        scaler = self._state.loss_scaler
+        if scaler is not None and weight > 0:
+            fits = scaler.scale_weighted(weight)
+            if self._scale is None or fits < self._scale:
+                self._scale = fits
+                for model in self._state.models.values():
+                    model.reducer.note_loss_scale(fits)
+        return 1.0 if self._scale is None else self._scale
 
     def log(self, scalars: Mapping[str, Tensor | float]) -> None:
         """Add values to the step's weighted means; each microbatch weighs the same."""
@@ -203,7 +214,7 @@ class Transaction:
         tensor_digests = digests.finish()
         self.reached = self.outcome = Outcome(
             committed,
-            time.time(),
+            SYSTEM_CLOCK.unix_s(),
             decision,
             compute_s=self._times.total_s - waited_s,
             wait_s=waited_s,
@@ -255,7 +266,7 @@ class Transaction:
             weight=self._weight,
             loss_sum=float(self._loss_sum),
             compute_s=self._times.computed_s,
-            wait_s=self._times.waiting_s,
+            wait_s=self._times.waited_s,
             scalars={
                 name: Scalar(float(total), weight)
                 for name, (total, weight) in self._scalars.items()
@@ -294,6 +305,7 @@ class Transaction:
         state.begin_overwrite()
         self._stamp(Phase.OPTIMIZER)
         if applied:
+            seed_everything(derive_seed(training.seed, self.number, _AFTER_ALL))
             update_models(state, gradients, Scales(total, training.clip_norm, size.lr_factor))
         scale_to_blame = state.loss_scaler is not None and state.loss_scaler.may_be_to_blame
         if state.loss_scaler is not None and total:
@@ -319,13 +331,9 @@ class Transaction:
     def _next_version(self) -> Version:
         return Version(self.number, self._group.spec.epoch)
 
-    @property
-    def _loss_scale(self) -> float:
-        scaler = self._state.loss_scaler
-        return 1.0 if scaler is None else scaler.scale
-
     def _scaling(self) -> dict[str, float]:
-        return {} if self._state.loss_scaler is None else {"loss_scale": self._loss_scale}
+        scaler = self._state.loss_scaler
+        return {} if scaler is None else {"loss_scale": scaler.scale}
 
     def _keep_choices(self) -> None:
         """Make how this step was summed part of the state that it has made."""

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -41,6 +43,27 @@ def test_a_saved_scaler_goes_on_where_it_was():
 )
 def test_only_fp16_needs_one(precision, scales):
     assert (make_loss_scaler(precision) is not None) is scales
+
+
+@given(
+    exponent=st.integers(-24, 40),
+    weight=st.floats(1e-6, 1e12, allow_nan=False, allow_infinity=False),
+)
+def test_what_a_weighted_loss_is_multiplied_with_makes_up_for_its_weight(
+    exponent: int, weight: float
+):
+    scaler = LossScaler(2.0**exponent)
+    factor = scaler.scale_weighted(weight)
+    assert math.frexp(factor)[0] == 0.5, "a power of two, so that dividing by it is exact"
+    assert scaler.scale / 2 <= factor * weight < scaler.scale
+    assert scaler.scale == 2.0**exponent
+
+
+@pytest.mark.parametrize(
+    ("weight", "factor"), [(0.25, 2.0), (0.75, 1.0), (1.0, 0.5), (2.0, 0.25), (4e6, 2.0**-22)]
+)
+def test_the_more_targets_weigh_the_less_their_sum_is_scaled(weight: float, factor: float):
+    assert LossScaler(1.0).scale_weighted(weight) == factor
 
 
 def test_a_scale_above_one_may_be_to_blame():

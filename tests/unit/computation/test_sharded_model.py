@@ -22,8 +22,9 @@ from trainflow.computation.recomputation import recompute_units
 from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.sharding import Sharding, find_gathered, find_units
 from trainflow.computation.shards import box_of, like, local_part, place_of
+from trainflow.computation.state_tree import require_keepable
 from trainflow.config.parallel import ParallelConfig
-from trainflow.errors import TrainingError
+from trainflow.errors import StateError, TrainingError
 
 CPU = torch.device("cpu")
 FREES, STAYS = Sharding(), Sharding(stays_in_forward=True)
@@ -49,11 +50,13 @@ def trainable(module: nn.Module):
     return [(name, each) for name, each in module.named_parameters() if each.requires_grad]
 
 
-def sharded(rank: int, world_size: int, factory=Net, exchange=None, sharding=FREES) -> ShardedModel:
+def sharded(
+    rank: int, world_size: int, factory=Net, exchange=None, sharding=FREES, optimizer=AdamW
+) -> ShardedModel:
     torch.manual_seed(3)
     blueprint = Blueprint(
         factory,
-        lambda parameters: AdamW(parameters, lr=0.1),
+        optimizer,
         lambda optimizer: LambdaLR(optimizer, lambda _: 1.0),
     )
     exchange = exchange or ShardExchange(EXACT)
@@ -189,6 +192,13 @@ def test_shards_make_up_the_whole_model_as_its_factory_makes_it(world_size):
             rows += box.shape[0]
             parts.append(local_part(parameter).detach())
         assert torch.equal(torch.cat(parts), expected)
+
+
+def test_a_shard_may_not_be_in_what_the_user_registers():
+    weight = next(sharded(0, 2).handle.parameters())
+    require_keepable({"models": {"model": weight}, "registered": {"ema": {"of": [torch.ones(2)]}}})
+    with pytest.raises(StateError, match=r"state at /registered/ema/of/0: got a rank's shard"):
+        require_keepable({"registered": {"ema": {"of": [weight]}}})
 
 
 def test_a_tensor_that_is_not_sharded_is_where_it_is():

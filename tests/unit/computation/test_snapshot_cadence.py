@@ -17,7 +17,8 @@ from trainflow.computation.epoch_gate import SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.snapshot_cadence import SnapshotCadence
-from trainflow.config.job import CheckpointConfig, SnapshotConfig
+from trainflow.config.checkpoint import CheckpointConfig
+from trainflow.config.job import SnapshotConfig
 from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, RecoveryPlan, Version
 
 stamp, context, begin = alone.stamp, alone.context, alone.begin

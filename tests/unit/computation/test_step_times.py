@@ -18,3 +18,4 @@ def test_what_it_waited_in_the_middle_is_no_computing(monkeypatch: pytest.Monkey
     times.begin_waiting()
     now.s, group.waited_s = 106.0, 10.0
     assert (times.computed_s, times.waiting_s, times.total_s) == (3.0, 1.0, 6.0)
+    assert times.waited_s == 3.0

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,37 @@ def test_float64_is_refused_where_it_is_sharded():
         find_trainable("model", model, make_job(parallel={"mode": "zero1"}))
 
 
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_what_writes_its_weight_in_forward_is_refused(kind: Any, mode: str, *, frozen: bool):
+    job = make_job(parallel={"mode": mode})
+    model = nn.Sequential(kind(8, 4, max_norm=1.0).requires_grad_(not frozen), nn.Linear(4, 2))
+    refusal = rf"max_norm \(0: {kind.__name__}\).*optimizer alone.*leave max_norm out"
+    with pytest.raises(TrainingError, match=refusal):
+        find_trainable("model", model, job)
+    with pytest.raises(TrainingError, match=r"\(the module itself: "):
+        find_trainable("model", kind(8, 4, max_norm=1.0), job)
+    assert len(find_trainable("model", kind(8, 4), job)) == 1
+
+
+def test_what_is_to_stand_in_place_of_max_norm_looks_up_the_same_and_writes_nothing():
+    ids, max_norm = torch.tensor([[1, 3, 3], [0, 2, 5]]), 1.5
+    torch.manual_seed(3)
+    plain = nn.Embedding(8, 4, padding_idx=0)
+    before = plain.weight.detach().clone()
+    rows = plain(ids)
+    rows = rows * (max_norm / rows.norm(dim=-1, keepdim=True).clamp(min=max_norm))
+    rows.sum().backward()
+    assert torch.equal(plain.weight, before)
+    assert plain.weight.grad is not None
+    assert plain.weight.grad.isfinite().all()
+    writing = nn.Embedding(8, 4, max_norm=max_norm, _weight=before.clone())
+    torch.testing.assert_close(rows, writing(ids))
+    bag = nn.EmbeddingBag(8, 4, max_norm=max_norm, mode="sum", _weight=before.clone())
+    torch.testing.assert_close(rows.sum(1), bag(ids))
+
+
 def with_parameter(parameter: nn.Parameter) -> nn.Module:
     module = nn.Linear(2, 2)
     module.register_parameter("odd", parameter)
@@ -81,6 +114,8 @@ def with_parameter(parameter: nn.Parameter) -> nn.Module:
     ("module", "refusal"),
     [
         (with_parameter(nn.Parameter(torch.zeros(()))), r"dimensions \(odd\).*torch\.zeros\(1\)"),
+        (with_parameter(nn.Parameter(torch.zeros(0, 4))), r"elements \(odd\).*leave them out"),
+        (with_parameter(nn.Parameter(torch.zeros(4, 0))), r"elements \(odd\)"),
         (
             with_parameter(nn.Parameter(torch.zeros(2, 3).t())),
             r"contiguous \(odd\).*\.contiguous\(\)",

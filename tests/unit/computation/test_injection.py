@@ -1,0 +1,121 @@
+"""A rank does what was ordered of it, at that place, once in the whole run."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.communication.rehearsal import EchoTransport
+from trainflow.computation import injection
+from trainflow.computation.chaos_orders import Order, give_order, read_claim
+from trainflow.computation.injection import Injector, flip_bit
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
+
+EPOCH = EpochId(1, 2)
+WORLD = 3
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(injection.os, "kill", lambda pid, number: sent.append((pid, number)))
+    return sent
+
+
+def make_rank(folder: Path, rank: int, name: str = "slot1-1.1"):
+    """Return the injector of a connected rank, and its transport."""
+    injector = Injector(folder, name, SYSTEM_CLOCK)
+    connect = injector.watch(lambda _store, _rank, size: EchoTransport(size))
+    return injector, connect(None, rank, WORLD)  # type: ignore[arg-type]
+
+
+def go_through(injector: Injector, step: int, epoch: EpochId = EPOCH) -> None:
+    for phase in (Phase.DATA, Phase.COMPUTE, Phase.COMMUNICATE, Phase.OPTIMIZER, Phase.USER):
+        injector.on_stamp(phase, step, epoch)
+
+
+def make_order(kind: str = "kill", **changes: object) -> Order:
+    fields = {"number": 1, "kind": kind, "rank": 1, "step": 5, "phase": "optimizer"} | changes
+    return Order(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
+def test_a_signal_is_sent_at_its_rank_step_and_phase(
+    tmp_path: Path, signals: list[tuple[int, int]], kind: str, number: int
+):
+    give_order(tmp_path, make_order(kind))
+    injector, _ = make_rank(tmp_path, 1)
+    go_through(injector, 4)
+    injector.on_stamp(Phase.DATA, 5, EPOCH)
+    injector.on_stamp(Phase.COMMUNICATE, 5, EPOCH)
+    assert signals == []
+    injector.on_stamp(Phase.OPTIMIZER, 5, EPOCH)
+    assert signals == [(os.getpid(), number)]
+    done = read_claim(tmp_path, 1)
+    assert done is not None
+    assert (done.rank, done.step, done.epoch, done.pid) == (1, 5, (1, 2), os.getpid())
+
+
+def test_another_rank_does_nothing(tmp_path: Path, signals: list[tuple[int, int]]):
+    give_order(tmp_path, make_order())
+    go_through(make_rank(tmp_path, 0)[0], 5)
+    assert signals == []
+
+
+def test_who_takes_the_rank_does_not_do_it_again(tmp_path: Path, signals: list[tuple[int, int]]):
+    give_order(tmp_path, make_order())
+    go_through(make_rank(tmp_path, 1)[0], 5)
+    go_through(make_rank(tmp_path, 1, "slot3-1.3")[0], 5)
+    assert len(signals) == 1
+
+
+def test_a_spare_that_rehearses_does_nothing(tmp_path: Path, signals: list[tuple[int, int]]):
+    give_order(tmp_path, make_order())
+    go_through(make_rank(tmp_path, 1)[0], 5, INITIAL_EPOCH)
+    assert signals == []
+
+
+def test_a_bit_of_a_sum_is_flipped_once_in_the_commit(tmp_path: Path):
+    give_order(tmp_path, make_order("flip", phase=None, pick=0.5))
+    injector, transport = make_rank(tmp_path, 1)
+    for phase in (Phase.DATA, Phase.COMPUTE):
+        injector.on_stamp(phase, 5, EPOCH)
+    early, sums = torch.ones(8), torch.ones(8)
+    transport.all_reduce(early).wait()
+    assert torch.equal(early, torch.ones(8)), "a sum that isn't waited for by the commit"
+    injector.on_stamp(Phase.COMMUNICATE, 5, EPOCH)
+    transport.all_reduce(sums).wait()
+    assert sums.ne(1).sum() == 1
+    again = torch.ones(8)
+    transport.all_reduce(again).wait()
+    assert torch.equal(again, torch.ones(8))
+
+
+def test_a_flip_without_a_step_is_done_in_the_next_that_begins(tmp_path: Path):
+    injector, transport = make_rank(tmp_path, 1)
+    injector.on_stamp(Phase.DATA, 5, EPOCH)
+    give_order(tmp_path, make_order("flip", step=None, phase=None))
+    injector.on_stamp(Phase.COMMUNICATE, 5, EPOCH)
+    sums = torch.ones(8)
+    transport.all_reduce(sums).wait()
+    assert torch.equal(sums, torch.ones(8))
+    for phase in (Phase.DATA, Phase.COMMUNICATE):
+        injector.on_stamp(phase, 6, EPOCH)
+    transport.all_reduce(sums).wait()
+    assert not torch.equal(sums, torch.ones(8))
+    done = read_claim(tmp_path, 1)
+    assert done is not None
+    assert done.step == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("pick", [0.0, 0.4, 0.9999])
+def test_exactly_one_bit_changes(dtype: torch.dtype, pick: float):
+    tensor = torch.linspace(1, 2, 7, dtype=dtype)
+    before = tensor.view(torch.uint8).clone()
+    flip_bit(tensor, pick)
+    changed = before ^ tensor.view(torch.uint8)
+    assert sum(int(byte).bit_count() for byte in changed.tolist()) == 1
