@@ -3,12 +3,12 @@
 Process: any; one of its own restores.  Blocks: until that has answered, or the time is over.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainflow.checkpointing.torch_process import Leash, run_with_torch
+from trainflow.checkpointing.torch_process import Leash, Surroundings, run_with_torch
 
 _MODULE = "trainflow.computation.drill"
+_HERE = Surroundings()
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def run_drill(
     step: int,
     *,
     timeout_s: float,
-    import_paths: Sequence[str] | None = None,
-    niceness: int = 0,
+    surroundings: Surroundings = _HERE,
     leash: Leash | None = None,
 ) -> DrillReport:
     """Restore a checkpoint through the code that a run restores with, and compare every byte.
@@ -55,8 +54,7 @@ def run_drill(
         url: of the store; a local path is absolute.
         step: which checkpoint.
         timeout_s: how long it may take before it is killed.
-        import_paths: where the job's modules are; this process's own paths if None.
-        niceness: how far it stands back behind training: 0 to 19.
+        surroundings: in what it is restored: where the job's modules are, which variables are set.
         leash: by which another thread ends it.
 
     Raises:
@@ -68,9 +66,8 @@ def run_drill(
     answer = run_with_torch(
         _MODULE,
         {"url": url, "step": step},
-        import_paths=import_paths,
+        surroundings=surroundings,
         timeout_s=timeout_s,
-        niceness=niceness,
         leash=leash,
     )
     return DrillReport(

@@ -84,7 +84,7 @@ class Manifest:
         created_at_s: CLOCK_REALTIME.
         world_size: of the membership that wrote it; it may be restored at any other.
         fingerprint: of the settings that the state depends on.
-        config: the job's settings.
+        config: the job's settings, without the values of environment variables.
         skeleton: the state with a number in place of each tensor; see `state_tree`.
         tensors: by path, in the order of those numbers.
     """

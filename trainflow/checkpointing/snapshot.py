@@ -77,7 +77,7 @@ def parse_description(text: bytes) -> Description:
     """Read a description; of those that were read last it is at hand, since each chunk needs it.
 
     Raises:
-        ValueError, KeyError or TypeError: it is none.
+        ValueError, LookupError, TypeError, ArithmeticError or RecursionError: it is none.
     """
     found = json.loads(text)
     tensors = tuple(map(TensorRecord.unpack, found["tensors"]))

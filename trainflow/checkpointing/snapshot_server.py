@@ -12,6 +12,7 @@ A connection begins with the token, and then asks any number of times:
         nothing more if the answer has "there": that state is here already
     {"op": "residuals", "version": V}                              the parts that go with a state
     {"op": "residual", "part": P}                                  that part, in such frames
+    {"op": "probe", "take": n, "give": m}                          see `link_probe`
 
 The answer is {"ok": true, ...}, or {"ok": false, "error": TEXT, "no_room": BOOL}, after which the
 connection ends. While a description or room takes its time, {"ok": true, "wait": true} comes every
@@ -33,6 +34,7 @@ from typing import Any
 
 from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.link_probe import answer_probe
 from trainflow.checkpointing.manifest import encode_manifest
 from trainflow.checkpointing.residual_file import PartId
 from trainflow.checkpointing.snapshot import TensorRecord
@@ -122,9 +124,18 @@ class SnapshotServer:
                 logger.debug("a connection ended: %s", error)
 
     def _answer(self, connection: socket.socket, request: Mapping[str, Json]) -> None:
-        if request["op"] == "residual":
-            return self._send_residual(connection, PartId.unpack(tuple(map(int, request["part"]))))
-        version = _parse_version(request["version"])
+        match request["op"]:
+            case "probe":
+                answer_probe(connection, request)
+            case "residual":
+                part = PartId.unpack(tuple(map(int, request["part"])))
+                self._send_residual(connection, part)
+            case _:
+                self._answer_about(connection, _parse_version(request["version"]), request)
+
+    def _answer_about(
+        self, connection: socket.socket, version: Version, request: Mapping[str, Json]
+    ) -> None:
         match request["op"]:
             case "residuals":
                 parts = [part.pack() for part in self._residuals.find(version)]
@@ -140,10 +151,9 @@ class SnapshotServer:
                 self._take_copy(connection, version, request)
             case _:
                 raise ValueError(
-                    f"got op {request['op']!r}, expected describe, holds, read, store, residuals "
-                    "or residual"
+                    f"got op {request['op']!r}, expected describe, holds, read, store, residuals, "
+                    "residual or probe"
                 )
-        return None
 
     def _describe(self, connection: socket.socket, version: Version, shard: ShardId) -> None:
         with _telling_to_wait(connection):

@@ -295,7 +295,7 @@ class Slot:
             )
         try:
             described = parse_description(self._map[_PAGE : _PAGE + num_text])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise StateError(f"{self.path}: got no description ({error}), expected one") from error
         version = Version(step, EpochId(incarnation, counter))
         payloads = tuple(self._payloads(start, described.tensors))

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,39 @@ Json = Any
 _BEGIN = "trainflow.checkpointing.bound_process"
 _OWN_PATH = str(Path(errors.__file__).parent.parent)
 _TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """In what a process works.
+
+    Attributes:
+        import_paths: where a job's modules are looked for; this process's own paths if None.
+        variables: of its environment, beside those that this process has. Values may be secrets:
+            they are in its environment, and in nothing else.
+        niceness: how far it stands back behind others that want the CPU: 0 to 19.
+    """
+
+    import_paths: Sequence[str] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    niceness: int = 0
+
+    def environment(self, scratch: str) -> dict[str, str]:
+        """Return the whole environment of a process that writes what it drops to ``scratch``."""
+        if self.import_paths is None:
+            paths = [str(Path.cwd()), *sys.path]
+        else:
+            paths = list(self.import_paths)
+        paths += [self.variables.get("PYTHONPATH", ""), _OWN_PATH]
+        return {
+            **os.environ,
+            **self.variables,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TMPDIR": scratch,  # what it leaves behind when it is killed goes with that
+        }
+
+
+_HERE = Surroundings()
 
 
 class Leash:
@@ -65,9 +99,8 @@ def run_with_torch(
     module: str,
     request: Json,
     *,
-    import_paths: Sequence[str] | None = None,
+    surroundings: Surroundings = _HERE,
     timeout_s: float | None = None,
-    niceness: int = 0,
     leash: Leash | None = None,
 ) -> Json:
     """Run ``python -m module``, which calls `trainflow.computation.own_process.answer_request`.
@@ -75,17 +108,15 @@ def run_with_torch(
     Args:
         module: its dotted name.
         request: JSON.
-        import_paths: where a job's modules are looked for; this process's own paths if None.
+        surroundings: in what it works.
         timeout_s: how long it may take.
-        niceness: how far it stands back behind others that want the CPU: 0 to 19.
         leash: by which another thread ends it.
 
     Raises:
         TrainFlowError: what it raised.
         CheckpointError: it raised something else, died, took too long, or was ended.
     """
-    paths = [str(Path.cwd()), *sys.path] if import_paths is None else list(import_paths)
-    message = json.dumps({"niceness": niceness, "request": request})
+    message = json.dumps({"niceness": surroundings.niceness, "request": request})
     with (
         tempfile.TemporaryDirectory(prefix="trainflow-") as scratch,
         subprocess.Popen(
@@ -94,11 +125,7 @@ def run_with_torch(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([*filter(None, paths), _OWN_PATH]),
-                "TMPDIR": scratch,  # what it leaves behind when it is killed goes with that
-            },
+            env=surroundings.environment(scratch),
         ) as process,
         (leash or Leash()).holding(process),
     ):

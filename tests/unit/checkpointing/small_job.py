@@ -1,12 +1,13 @@
 """A job with a bit of everything that a state can hold, and a checkpoint of it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from torch import Tensor, nn
 
 from trainflow.checkpointing.manifest import Manifest
@@ -32,8 +33,10 @@ class Args(BaseModel):
     width: int = 12
     forgets: bool = False
     raises: bool = False
+    needs: str = ""
     after: str = ""
     frozen: float = 0.5
+    token: SecretStr | None = None
 
 
 class Net(nn.Module):
@@ -72,6 +75,8 @@ def train(session: Session, args: Args) -> None:
     print("what a training function prints is no answer")
     if args.raises:
         raise RuntimeError("no such file: model.bin")
+    if args.needs:
+        print(f"{args.needs} has {len(os.environ[args.needs])} characters")
     session.prepare(
         lambda: Net(args),
         lambda parameters: torch.optim.AdamW(parameters, lr=0.1),

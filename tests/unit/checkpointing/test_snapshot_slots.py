@@ -136,6 +136,21 @@ def test_a_cut_file_is_damage(slot: Slot):
         Slot(slot.path).read()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [b"{}", b"\xff", b"[" * 4000, b'{"purpose":0,"skeleton":0,"tensors":[["","",[],1e999]]}'],
+)
+def test_a_description_that_is_none_is_damage(slot: Slot, text: bytes):
+    fill(slot)
+    with slot.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(text)
+        file.seek(5 * 8)
+        file.write(len(text).to_bytes(8, "little"))
+    with pytest.raises(StateError, match="got no description"):
+        slot.read()
+
+
 def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainflow.checkpointing.torch_process import Leash, run_with_torch
+from trainflow.checkpointing.torch_process import Leash, Surroundings, run_with_torch
 from trainflow.errors import CheckpointError, ConfigError
 
 MODULE = "answering_process_of_a_test"
@@ -26,6 +26,9 @@ def answer(request):
     match request["do"]:
         case "echo":
             return {"got": request, "niceness": os.nice(0), "path": sys.path}
+        case "show":
+            with open("/proc/self/cmdline") as file:
+                return {"variables": dict(os.environ), "path": sys.path, "command": file.read()}
         case "refuse":
             raise ConfigError("got this, expected that")
         case "raise":
@@ -54,12 +57,28 @@ def test_an_answer_comes_back_whatever_else_is_printed(tmp_path: Path):
     answer = run_with_torch(
         MODULE,
         {"do": "echo", "n": [1, None]},
-        import_paths=[str(tmp_path), "somewhere"],
-        niceness=5,
+        surroundings=Surroundings([str(tmp_path), "somewhere"], niceness=5),
     )
     assert answer["got"] == {"do": "echo", "n": [1, None]}
     assert answer["niceness"] == os.nice(0) + 5
     assert any(path.endswith("/somewhere") for path in answer["path"])
+
+
+def test_variables_are_in_its_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRAINFLOW_TEST_PLACE", "outside")
+    variables = {
+        "TRAINFLOW_TEST_TOKEN": "hf_0123456789",
+        "PYTHONPATH": "/more",
+        "TMPDIR": str(tmp_path),
+    }
+    surroundings = Surroundings([str(tmp_path)], variables)
+    answer = run_with_torch(MODULE, {"do": "show"}, surroundings=surroundings)
+    assert answer["variables"]["TRAINFLOW_TEST_TOKEN"] == "hf_0123456789"
+    assert answer["variables"]["TRAINFLOW_TEST_PLACE"] == "outside"
+    assert answer["variables"]["TMPDIR"] != str(tmp_path), "what is left there must go"
+    assert {str(tmp_path), "/more"} < set(answer["path"])
+    assert "hf_0123456789" not in answer["command"] + repr(surroundings)
+    assert "TRAINFLOW_TEST_TOKEN" not in os.environ
 
 
 def test_an_error_of_ours_is_raised_here():
@@ -125,9 +144,9 @@ def test_what_is_begun_after_the_end_is_ended_at_once(tmp_path: Path):
 def test_it_dies_with_whoever_asked(tmp_path: Path):
     pids = tmp_path / "pids"
     ask = (
-        "from trainflow.checkpointing.torch_process import run_with_torch\n"
+        "from trainflow.checkpointing.torch_process import Surroundings, run_with_torch\n"
         f"run_with_torch({MODULE!r}, {{'do': 'hang', 'pids': {str(pids)!r}}}, "
-        f"import_paths=[{str(tmp_path)!r}])"
+        f"surroundings=Surroundings([{str(tmp_path)!r}]))"
     )
     deadline_s = time.monotonic() + 30
     with subprocess.Popen([sys.executable, "-c", ask]) as asker:
@@ -149,8 +168,9 @@ def test_it_dies_with_whoever_asked_also_while_it_begins(tmp_path: Path):
         f"import os, time\nopen({str(pids)!r}, 'w').write(f'{{os.getpid()}} ')\ntime.sleep(300)\n"
     )
     ask = (
-        "from trainflow.checkpointing.torch_process import run_with_torch\n"
-        f"run_with_torch('begins_for_ever', {{}}, import_paths=[{str(tmp_path)!r}])"
+        "from trainflow.checkpointing.torch_process import Surroundings, run_with_torch\n"
+        "run_with_torch('begins_for_ever', {}, "
+        f"surroundings=Surroundings([{str(tmp_path)!r}]))"
     )
     deadline_s = time.monotonic() + 30
     with subprocess.Popen(
