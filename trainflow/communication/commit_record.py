@@ -120,6 +120,7 @@ class CommitDecision:
         digest: hash of the reduced gradients, the same on all ranks where none is suspected.
         scalars: mean over ranks of each logged value, by name.
         compute_s: time that each rank computed in this step, by rank.
+        shortest_wait_s: time that the rank waited which came last: about what communication took.
     """
 
     total_weight: float
@@ -130,6 +131,7 @@ class CommitDecision:
     digest: int
     scalars: dict[str, float]
     compute_s: tuple[float, ...]
+    shortest_wait_s: float
 
 
 def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
@@ -156,6 +158,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
         digest=records[0].digest,
         scalars=_mean_scalars(records),
         compute_s=tuple(record.compute_s for record in records),
+        shortest_wait_s=min(record.wait_s for record in records),
     )
 
 

@@ -53,6 +53,7 @@ class ShardExchange:
     Attributes:
         gathering: how parameters travel.
         wire: names what travels.
+        unscale: what gradients are multiplied with before they are sent, on this rank in this step.
         wire_bytes: sent so far in the step.
         plain_bytes: the same, if nothing were compressed.
     """
@@ -75,6 +76,7 @@ class ShardExchange:
         self._handles: deque[Handle] = deque()
         self._summed: set[object] = set()
         self._succeeded = True
+        self.unscale = 1.0
         self.wire_bytes = 0
         self.plain_bytes = 0
 
@@ -90,6 +92,7 @@ class ShardExchange:
         self._summed.clear()
         self._succeeded = True
         self._group = group
+        self.unscale = 1.0
         self.wire_bytes = self.plain_bytes = 0
 
     def finish(self) -> bool:
@@ -110,9 +113,11 @@ class ShardExchange:
 
         Args:
             output: gets this rank's part of the sums.
-            parts: the gradients.
+            parts: the gradients; they are written over.
             unit: what they are of.
         """
+        if self.unscale != 1.0:
+            parts.mul_(self.unscale)
         group, described = self._connected, (output.numel(), output.element_size())
         self._handles.append(self._scatter.start(output, parts, group))
         with self._waiting():

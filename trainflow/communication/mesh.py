@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from trainflow.errors import TrainingError
+
 
 class _RanksOnly(dist.ProcessGroup):
     """Knows rank and size; a collective over it is an error, since it has no backend."""
@@ -50,6 +52,17 @@ class RankMesh(DeviceMesh):
     def __hash__(self) -> int:
         """Hash what `__eq__` compares."""
         return hash((super().__hash__(), self.get_coordinate()))
+
+    @property
+    def _dim_group_names(self) -> list[str]:
+        """What torch asks for a collective's group by."""
+        raise TrainingError(
+            "got a collective over a sharded tensor (full_tensor(), or a norm, a mean or a product "
+            "of whole parameters), expected what each rank can compute of its own part: other "
+            "ranks may have died, and only a step's own collectives survive that; take to_local() "
+            "for this rank's part, session.full_state_dict() for whole parameters, "
+            "Committed.grad_norm for the gradient's norm, or set parallel.mode: ddp"
+        )
 
     def get_group(self, mesh_dim: int | str | None = None) -> dist.ProcessGroup:
         """Return what knows rank and size; of a mesh of one dimension there is one."""

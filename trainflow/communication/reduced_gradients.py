@@ -65,13 +65,20 @@ class Reducer(Protocol):
         """Return what chooses how they are summed, if nobody has."""
         ...
 
-    def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
+    def begin(self, group: Group, *, exact: bool = False) -> None:
         """Forget the last step's gradients, whatever became of them.
 
         Args:
             group: who sums the next ones.
-            loss_scale: what these will have been multiplied with; a power of two.
             exact: they are to be summed uncompressed.
+        """
+        ...
+
+    def note_loss_scale(self, loss_scale: float) -> None:
+        """Say by what this rank multiplies its losses from here on, a power of two.
+
+        Gradients that it has are brought to that; all are divided by it before they are sent, so
+        that each rank may have its own.
         """
         ...
 

@@ -99,12 +99,11 @@ class GradientReducer:
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(index))
 
-    def begin(self, group: Group, loss_scale: float = 1.0, *, exact: bool = False) -> None:
+    def begin(self, group: Group, *, exact: bool = False) -> None:
         """Forget the last step's gradients, whatever became of them.
 
         Args:
             group: who sums the next ones.
-            loss_scale: what these will have been multiplied with; a power of two.
             exact: they are to be summed uncompressed.
         """
         for handle in self._handles:
@@ -115,7 +114,7 @@ class GradientReducer:
         if self.auto is not None and not exact:
             self.auto.prepare(group, [buffer.numel() for buffer in self._buffers[:-1]])
         self._group = group
-        self._unscale = 1.0 / loss_scale
+        self._unscale = 1.0
         self._armed = False
         self._handles = []
         self.times = SumTimes()
@@ -124,6 +123,13 @@ class GradientReducer:
         self._repeated = None
         for parameter in self._parameters:
             parameter.grad = None
+
+    def note_loss_scale(self, loss_scale: float) -> None:
+        """Say by what this rank multiplies its losses; see `Reducer`."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(loss_scale * self._unscale)
+        self._unscale = 1.0 / loss_scale
 
     def arm(self) -> None:
         """The next backward is this rank's last one in the step: send buckets as they fill."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import xxhash
 
+from trainflow.communication.compression.load_times import counted
 from trainflow.errors import CommunicationError
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-std=c++17")
@@ -42,7 +43,8 @@ def load_library(name: str) -> ctypes.CDLL:
 def _load_once(name: str) -> ctypes.CDLL | CommunicationError:
     """Return the library, or why not: a compiler that hangs is waited for once."""
     try:
-        return _load(_folder(), name)
+        with counted():
+            return _load(_folder(), name)
     except CommunicationError as error:
         return error
 

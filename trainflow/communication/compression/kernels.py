@@ -20,6 +20,7 @@ from trainflow.communication.compression.bfloat16 import (
 )
 from trainflow.communication.compression.block_format import BlockFormat
 from trainflow.communication.compression.eager import EagerKernels
+from trainflow.communication.compression.load_times import counted
 from trainflow.communication.compression.messages import Messages, Quantised
 from trainflow.communication.compression.native import NativeKernels
 from trainflow.errors import CommunicationError
@@ -89,12 +90,16 @@ def _bfloat16_kernels(device: torch.device) -> BlockKernels:
 
 def _triton_kernels(block_format: BlockFormat, device: torch.device) -> BlockKernels:
     try:  # only here: CPU builds of torch bring no Triton
-        from trainflow.communication.compression import triton_blockwise as gpu  # noqa: PLC0415
+        with counted():
+            from trainflow.communication.compression import (  # noqa: PLC0415
+                triton_blockwise as gpu,
+            )
     except ImportError as error:
         raise CommunicationError(
             f"got {error}, expected Triton, which CUDA builds of torch bring; install triton"
         ) from error
-    return gpu.working_kernels(block_format, device)
+    with counted():
+        return gpu.working_kernels(block_format, device)
 
 
 def fastest(

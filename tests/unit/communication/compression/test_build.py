@@ -9,6 +9,7 @@ import pytest
 
 from trainflow.communication.compression import build
 from trainflow.communication.compression.build import load_library
+from trainflow.communication.compression.load_times import seconds_loading
 from trainflow.errors import CommunicationError
 
 
@@ -34,6 +35,15 @@ def test_what_was_built_is_found_where_there_is_no_compiler(cache_home, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert load_library("low_rank").expand
     assert sorted(path.suffix for path in cache_home.iterdir()) == [".so", ".xxh3"]
+
+
+def test_what_it_takes_to_have_a_library_is_counted_once():
+    before_s = seconds_loading()
+    load_library("low_rank")
+    after_s = seconds_loading()
+    assert after_s > before_s
+    load_library("low_rank")
+    assert seconds_loading() == after_s
 
 
 def test_another_compiler_does_not_build_it_again(cache_home, monkeypatch, tmp_path):
