@@ -21,7 +21,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks.
+
+    Attributes:
+        skew_s: by how much CLOCK_REALTIME is taken to be wrong; other than 0 in chaos campaigns.
+    """
+
+    skew_s = 0.0
 
     def monotonic_s(self) -> float:
         """Read CLOCK_MONOTONIC."""
@@ -29,7 +35,7 @@ class SystemClock:
 
     def unix_s(self) -> float:
         """Read CLOCK_REALTIME."""
-        return time.time()
+        return time.time() + self.skew_s
 
     def sleep(self, duration_s: float) -> None:
         """Block the calling thread."""

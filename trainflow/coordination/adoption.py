@@ -59,7 +59,7 @@ def find_keeper_nodes(job_id: str) -> set[str]:
 
 def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
     """Find what a coordinator that died while it cleaned up has left."""
-    pool.find_group()
+    pool.bundles.find()
     for worker_id, actor in find_workers(job_id).items():
         pool.adopt(worker_id, actor)
     nodes.ensure(find_keeper_nodes(job_id))
@@ -112,8 +112,10 @@ async def adopt(
         CoordinationError: no majority of Keepers answered in time.
     """
     entries = [pool.adopt(worker_id, actor) for worker_id, actor in found.items()]
-    vacant = set(range(pool.num_bundles())) - {entry.bundle for entry in entries}
+    vacant = pool.bundles.numbers() - {entry.bundle for entry in entries}
     await take_office(nodes, control, clock)
+    for entry in entries:
+        entry.actor.run.remote()  # the call may have been lost with who had made it
     asked_at_s = clock.monotonic_s()
     answers = await asyncio.gather(*[ask_description(a, _ANSWER_WITHIN_S) for a in found.values()])
     descriptions = {answer.worker_id: answer for answer in answers if answer is not None}

@@ -1,4 +1,7 @@
-"""Who may be a member: every warm worker, and one that has straggled only where nobody else can.
+"""Who may be a member: every warm worker, but some only where nobody else can.
+
+Those are workers that have straggled, and workers on nodes that are to be emptied or have failed
+too often.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
@@ -7,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.membership import Candidate, next_members
+from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.worker_pool import WorkerPool
 
 
@@ -15,19 +19,32 @@ class Candidacy:
 
     Attributes:
         designated: workers that are to form the first epoch, chosen by node.
+        unfit: nodes whose workers take no rank.
     """
 
     def __init__(self, job: JobConfig, pool: WorkerPool):
         self.designated: frozenset[str] = frozenset()
+        self.unfit = UnfitNodes()
         self._job = job
         self._pool = pool
         self._leaving: str | None = None
         self._relieved: set[str] = set()
 
-    @property
-    def at_most(self) -> int:
-        """How many members there may be."""
-        return min(self._job.workers.target, self._pool.num_bundles())
+    def at_most(self, members: Sequence[str]) -> int:
+        """Return how many members there may be.
+
+        Beyond the target the world grows by what is warm beyond the spares, and doesn't shrink for
+        want of spares.
+
+        Args:
+            members: of the newest epoch; none before the first, which begins with the target.
+        """
+        workers = self._job.workers
+        most = workers.target
+        if members and workers.most > most:
+            num_beyond = len(self._find_fit(self._warm(), members)) - workers.spares
+            most = min(workers.most, max(most, len(members), num_beyond))
+        return min(most, self._pool.num_bundles())
 
     def num_needed(self, members: Sequence[str], finished: Collection[str]) -> int:
         """Return how few members may go on: once one has left the last step, none may be missing.
@@ -47,26 +64,38 @@ class Candidacy:
         wait_for = self.designated if is_first else frozenset[str]()
         choosy = wait_for <= self._pool.entries.keys()
         warm = tuple(
-            Candidate(entry.worker_id, entry.description.node_id)
-            for entry in self._pool.entries.values()
-            if entry.description is not None
-            and (not wait_for or not choosy or entry.worker_id in wait_for)
+            each
+            for each in self._warm()
+            if not wait_for or not choosy or each.worker_id in wait_for
         )
-        return self._prefer(warm, self._relieved.difference(members))
+        fit = self._find_fit(warm, members)
+        num_needed = self.at_most(members) if is_first else self._job.workers.minimum
+        candidates = fit if len(fit) >= num_needed else warm
+        return self._prefer(candidates, self._relieved.difference(members), members)
 
     def next_at_boundary(self, members: Sequence[str]) -> tuple[str, ...]:
         """Return who is to be a member once all have stopped between two steps.
 
-        All hold the same state there, so that one may leave.
+        All hold the same state there, or have left their part of it in memory, so that some may
+        leave: who straggles, if there is another, and who is on a node that is to be emptied, as
+        far as the world stays large enough. The node that has most time left is the last to go.
         """
         leaving = set[str]() if self._leaving is None else {self._leaving}
-        candidates = self._prefer(self.available(members), leaving)
-        return next_members(members, candidates, self.at_most, self._job.group_size)
+        candidates = self._prefer(self.available(members), leaving, members)
+        deadlines = self.unfit.draining
+        staying = [each for each in candidates if each.node_id not in deadlines]
+        going = [each for each in candidates if each.node_id in deadlines]
+        going.sort(key=lambda each: (-deadlines[each.node_id], each.worker_id not in members))
+        for number in range(len(going)):
+            lineup = self._fill(members, [*staying, *going[:number]])
+            if len(lineup) >= self._job.workers.minimum:
+                return lineup
+        return self._fill(members, candidates)
 
     def relieve(self, worker_id: str, members: Sequence[str]) -> bool:
         """Have a member leave at the next boundary; False if there is nobody to take its rank."""
         others = [each for each in self.available(members) if each.worker_id != worker_id]
-        if len(others) < self.at_most:
+        if len(others) < self.at_most(members):
             return False
         self._leaving = worker_id
         return True
@@ -77,7 +106,25 @@ class Candidacy:
             self._relieved.add(self._leaving)
         self._leaving = None
 
-    def _prefer(self, candidates: tuple[Candidate, ...], last: set[str]) -> tuple[Candidate, ...]:
+    def _fill(self, members: Sequence[str], candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        return next_members(members, candidates, self.at_most(members), self._job.group_size)
+
+    def _warm(self) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(entry.worker_id, entry.description.node_id)
+            for entry in self._pool.entries.values()
+            if entry.description is not None
+        )
+
+    def _find_fit(
+        self, warm: tuple[Candidate, ...], members: Sequence[str]
+    ) -> tuple[Candidate, ...]:
+        """Leave out those on nodes that are to take no ranks, unless they have one."""
+        return tuple(c for c in warm if c.node_id not in self.unfit or c.worker_id in members)
+
+    def _prefer(
+        self, candidates: tuple[Candidate, ...], last: set[str], members: Sequence[str]
+    ) -> tuple[Candidate, ...]:
         """Leave out who comes last, where the others are enough."""
         others = tuple(each for each in candidates if each.worker_id not in last)
-        return others if len(others) >= self.at_most else candidates
+        return others if len(others) >= self.at_most(members) else candidates

@@ -20,6 +20,7 @@ from trainflow.checkpointing.verification import quarantine
 from trainflow.clock import Clock
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
+from trainflow.config.masking import kept_settings
 from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
@@ -324,7 +325,7 @@ class CheckpointControl:
             created_at_s=self._clock.unix_s(),
             world_size=world_size,
             fingerprint=fingerprint(self._job),
-            config=self._job.model_dump(mode="json"),
+            config=kept_settings(self._job),
             skeleton=shares[0].skeleton,
             tensors=assemble(shares),
         )

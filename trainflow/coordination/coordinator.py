@@ -20,12 +20,14 @@ import ray
 
 from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.reports import (
     CheckpointUnusable,
     RanksDiffer,
     SnapshotLeftOut,
     StepReport,
 )
+from trainflow.computation.skewed_clock import follow_skew
 from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
@@ -33,13 +35,13 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run, tell_ending
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.epoch_control import EpochControl
-from trainflow.coordination.failure_budget import FailureBudget
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.launch import launch_workers
+from trainflow.coordination.losses import Losses
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import (
     Crashed,
@@ -51,13 +53,13 @@ from trainflow.coordination.messages import (
     WorkerDescription,
     WorkerMessage,
 )
+from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
-from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.status import build_status, list_workers
-from trainflow.coordination.straggler_watch import StragglerWatch
+from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.epochs import Version
 from trainflow.errors import TrainFlowError
@@ -85,13 +87,9 @@ class Coordinator:
         self._background = Background(self._fail)
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
-        self._kept.drill_every(self._job.checkpoint.drill_every_s, import_paths)
+        self._kept.begin_drills(self._job, import_paths)
         self._pool = WorkerPool(
-            job_id,
-            self._job,
-            import_paths,
-            on_gone=self._on_gone,
-            on_stillborn=self._on_raised,
+            job_id, self._job, import_paths, on_gone=self._on_gone, on_stillborn=self._on_raised
         )
         self._control = EpochControl(
             self._job, self._pool, self._record, self._kept, SYSTEM_CLOCK, superior=self
@@ -99,13 +97,21 @@ class Coordinator:
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
         self._response = HangResponse(self._hangs, evidence, self._control, self._background, self)
-        self._stragglers = StragglerWatch(self._job, self._pool, self._control, self._record)
+        self._detectors = StepDetectors(
+            self._job, self._pool, self._control, self._nodes, self._record, self._background
+        )
         self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self)
-        budget = FailureBudget(self._job.failures.max_failures, self._job.failures.window_s)
-        self._staffing = Staffing(self._pool, self._nodes, self._record, budget, SYSTEM_CLOCK)
+        self._changes = NodeChanges(
+            self._job, self._pool, self._control, self._nodes, self._record, self._background
+        )
+        self._staffing = self._changes.staffing
+        self._losses = Losses(
+            self._pool, self._record, self._control, self._staffing, self._background, self
+        )
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
+        follow_skew(find_folder(job_id), os.getpid())
         self._background.start(self._live())
 
     # Calls from workers and Keepers
@@ -120,6 +126,7 @@ class Coordinator:
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
+        self._changes.hear(beat)
         self._response.look()
         self._control.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
@@ -151,7 +158,7 @@ class Coordinator:
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
         status["state"] = str(self._state or self._control.state)
-        status["stragglers"] = self._stragglers.current()
+        status |= self._detectors.describe()
         is_over = self._state is not None and self._state.is_terminal
         status["ending"] = self._ending.result().describe() if is_over else None
         status["events"] = self._record.events_since(since_event)
@@ -170,7 +177,7 @@ class Coordinator:
         """End the run at the next step boundary. Acknowledged at once; a repeat changes nothing."""
         if self._state is RunState.STOPPING or self._ending.done():
             return
-        self._state = RunState.STOPPING
+        self._state, self._losses.replaces = RunState.STOPPING, False
         self._record.add_event("stopping", "asked to stop at the next step boundary")
         self._background.start(self._stop_workers())
 
@@ -225,7 +232,7 @@ class Coordinator:
         return await self._ending
 
     async def _open(self) -> None:
-        found = adoption.find_workers(self._job_id) if self._pool.find_group() else {}
+        found = adoption.find_workers(self._job_id) if self._pool.bundles.find() else {}
         if found:
             await self._adopt(found)
         elif self._record.has("stopping"):
@@ -243,7 +250,7 @@ class Coordinator:
         if not self._ending.done():
             self._control.open()
         if self._record.has("stopping") and self._state is None:
-            self._state = RunState.STOPPING
+            self._state, self._losses.replaces = RunState.STOPPING, False
             self._background.start(self._stop_workers())
 
     async def _adopt(self, found: dict[str, Any]) -> None:
@@ -261,7 +268,7 @@ class Coordinator:
         for worker_id in estate.unheard:
             self._background.start(self._describe_later(worker_id))
         for bundle in estate.vacant:
-            self._background.start(self._respawn(bundle))
+            self._losses.replace(bundle)
         if self._control.all_finished():
             self._background.start(self._finish())
 
@@ -276,6 +283,7 @@ class Coordinator:
         while not self._nodes.is_closing:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
+            self._changes.tick(may_start=self._losses.replaces)
             for node_id in self._nodes.silent_nodes():
                 on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
                 for entry in on_node:
@@ -286,7 +294,8 @@ class Coordinator:
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
         if self._control.request_stop():
-            await self._control.wait_stopped(self._hangs.stop_patience_s)
+            patience_s = self._hangs.stop_patience_s
+            await self._pool.wait_trained(self._control.members, patience_s)
             await self._kept.wait_stored()
         self.end(STOPPED)
 
@@ -301,6 +310,7 @@ class Coordinator:
         """End the run; the first ending counts."""
         if not self._ending.done():
             self._ending.set_result(ending)
+            self._losses.replaces = False
 
     # What happens
 
@@ -311,7 +321,8 @@ class Coordinator:
             case StepReport():
                 self._metrics.on_step(message)
                 self._control.on_step(message)
-                self._stragglers.on_step(message)
+                self._detectors.on_step(message)
+                self._staffing.starts.on_step()
             case RanksDiffer():
                 self._consistency.on_difference(message)
             case CheckpointUnusable() | SnapshotLeftOut():
@@ -328,7 +339,8 @@ class Coordinator:
     def _on_ready(self, description: WorkerDescription) -> None:
         entry = self._pool.entries.get(description.worker_id)
         if entry is not None:
-            self._staffing.on_ready(entry.bundle)
+            self._staffing.on_ready(entry, description.node_id)
+            self._staffing.starts.on_ready(description)
             self._pool.describe(description)
             self._nodes.ensure({description.node_id})
             self._control.advance()
@@ -339,28 +351,12 @@ class Coordinator:
 
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:
         """Get rid of workers that are gone or useless, and start others in their places."""
-        if self._ending.done():
-            return
-        known = [self._pool.entries[each] for each in worker_ids if each in self._pool.entries]
-        # Before an epoch is taken over, only the record knows who is a member.
-        rank_of = self._control.rank_of if self._control.members else self._record.losses.rank_of
-        texts = [
-            self._staffing.drop(entry, cause, rank_of(entry.worker_id), self._control.incarnation)
-            for entry in known
-        ]
-        if texts and self.spend(texts[-1]):
-            return
-        for entry, text in zip(known, texts, strict=True):
-            self._control.on_gone(entry, text)
-            self._background.start(self._respawn(entry.bundle))
+        if not self._ending.done():
+            self._losses.lose(worker_ids, cause)
 
     def spend(self, text: str) -> bool:
         """Judge a failure that is recorded; ends the run, and returns True, if it was too many."""
-        if not self._staffing.is_overspent():
-            return False
-        limit = f"failures.max_failures = {self._staffing.budget.limit}"
-        self.end(Ending(RunState.FAILED, f"more than {limit} failures; last: {text}", 1))
-        return True
+        return self._losses.spend(text)
 
     def _on_raised(self, worker_id: str, trace: str) -> None:
         """The job's own code raised: a member's would again on any other worker.
@@ -380,13 +376,6 @@ class Coordinator:
         self._control.on_finished(worker_id)
         if self._control.all_finished():
             self._background.start(self._finish())
-
-    async def _respawn(self, bundle: int) -> None:
-        """Start a replacement once training goes on, so as not to compete with its recovery."""
-        await self._control.wait_settled()
-        await self._staffing.pause(bundle)
-        if not self._ending.done() and self._state is not RunState.STOPPING:
-            self._staffing.respawn(bundle, self._control.incarnation)
 
 
 CoordinatorActor = ray.remote(max_restarts=-1, num_cpus=0)(Coordinator)

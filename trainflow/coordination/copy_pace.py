@@ -1,6 +1,6 @@
-"""When bytes of a copy may go to another node: on what training leaves of the link, but in time.
+"""When bytes of a copy may go to another node: while no rank waits for the link, but in time.
 
-Process: keeper.  Thread: the one that copies.  Blocks: while training wants the link.
+Process: keeper.  Thread: the one that copies.  Blocks: while training waits for the link.
 """
 
 import math
@@ -24,6 +24,11 @@ _SILENT_AT_MOST_S = 20.0
 
 class CopyPace:
     """Lets bytes go while no rank of this node waits for others: the link is theirs till then.
+
+    A rank waits when it exchanges with others and does nothing else, and while it heals or is
+    healed from. What travels while it computes doesn't count: gradients during backward, and
+    parameters of a sharded model as they are gathered. A copy goes on beside them, and shares the
+    link with them.
 
     What has been sent can't be held back any more, and is in training's way once that wants the
     link. So no more goes at once than the link carries in some milliseconds, as measured, and the

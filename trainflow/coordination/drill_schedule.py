@@ -8,13 +8,13 @@ chunks in place, and rely on them.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from trainflow.checkpointing.drill import DrillReport, run_drill
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.checkpointing.torch_process import Leash
+from trainflow.checkpointing.torch_process import Leash, Surroundings
 from trainflow.checkpointing.verification import verify
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.run_record import RunRecord
@@ -36,6 +36,7 @@ class DrillSchedule:
         checkpoints: CheckpointControl,
         record: RunRecord,
         import_paths: Sequence[str],
+        variables: Mapping[str, str],
         every_s: float,
     ):
         """Make a schedule; `run` keeps to it.
@@ -44,11 +45,12 @@ class DrillSchedule:
             checkpoints: of the run.
             record: takes what became of each drill.
             import_paths: where the job's modules are.
+            variables: which the job's workers have in their environments.
             every_s: seconds between the end of one and the beginning of the next.
         """
         self._checkpoints = checkpoints
         self._record = record
-        self._import_paths = tuple(import_paths)
+        self._surroundings = Surroundings(tuple(import_paths), variables, _NICENESS)
         self._every_s = every_s
         self._leash = Leash()
         self._closing = asyncio.Event()
@@ -89,8 +91,7 @@ class DrillSchedule:
             stored.url,
             stored.step,
             timeout_s=_WITHIN_S,
-            import_paths=self._import_paths,
-            niceness=_NICENESS,
+            surroundings=self._surroundings,
             leash=self._leash,
         )
         try:

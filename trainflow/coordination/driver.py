@@ -114,6 +114,17 @@ class Run:
         """Return the pid of the coordinator's process."""
         return self._ask(self._coordinator.pid.remote())
 
+    def keeper_pid(self, node_id: str) -> int:
+        """Return the pid of the Keeper on a node; raises UnreachableError if there is none now."""
+        try:
+            keeper = ray.get_actor(names.keeper_name(self.job_id, node_id), names.NAMESPACE)
+            return cast("int", ray.get(keeper.pid.remote(), timeout=_ANSWER_WITHIN_S))
+        except (RayError, GetTimeoutError, ValueError) as error:
+            raise UnreachableError(
+                f"job {self.job_id}: the Keeper of node {node_id} does not answer "
+                f"({type(error).__name__}); it may be restarting: ask again"
+            ) from error
+
     def _ask(self, answer: Any) -> Any:  # noqa: ANN401
         try:
             return ray.get(answer, timeout=_ANSWER_WITHIN_S)
@@ -152,7 +163,7 @@ def start_run(job: JobConfig, import_paths: tuple[str, ...] | None = None) -> Ru
         resources={_ON_HEAD: 0.001},
     ).remote(
         job_id,
-        job.model_dump_json(),
+        job.as_sent(),
         own_import_paths() if import_paths is None else import_paths,
         str(directory.absolute()),
     )

@@ -15,8 +15,14 @@ from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination.candidacy import Candidacy
-from trainflow.coordination.epoch_former import FormedEpoch, form_epoch, specify
-from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.epoch_former import (
+    FormedEpoch,
+    form_epoch,
+    note_formed,
+    plan_once_parked,
+    specify,
+)
+from trainflow.coordination.hang_detection import Progress, find_forgotten
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
     Candidate,
@@ -33,14 +39,13 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
-from trainflow.epochs import EpochId, EpochSpec, Flag, Phase
+from trainflow.epochs import EpochId, EpochSpec, Flag
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.03
 _RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
-_FORGOTTEN_AFTER_S = 2.0
 
 
 class EpochControl:
@@ -176,12 +181,10 @@ class EpochControl:
         if self._forming is not None or self._broken:
             return
         running_s = self._clock.monotonic_s() - self._running_since_s
-        for worker_id, seen in progress.items():
-            trains = worker_id in self.members and worker_id not in self._finished
-            parked = trains and seen.phase is Phase.PARKED
-            if parked and _FORGOTTEN_AFTER_S < seen.progress_age_s < running_s:
-                text = f"{worker_id} has parked, and no epoch was being formed"
-                self.break_epoch(self.epoch, text)
+        training = set(self.members) - self._finished
+        for worker_id in find_forgotten(progress, training, running_s):
+            text = f"{worker_id} has parked, and no epoch was being formed"
+            self.break_epoch(self.epoch, text)
 
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
@@ -203,13 +206,14 @@ class EpochControl:
             self._forming.cancel()
             self._forming = None
             self._broken = True
+        lineup = self._lineup if self.members else ()
         move = decide_move(
             Situation(
-                members=self._lineup if self.members else (),
+                members=lineup,
                 broken=self._broken,
                 available=self._available(),
                 minimum=self.candidacy.num_needed(self.members, self._finished),
-                target=self.candidacy.at_most,
+                target=self.candidacy.at_most(lineup),
                 pausing=self._pausing,
                 group_size=self._job.group_size,
             )
@@ -219,8 +223,7 @@ class EpochControl:
             case FormEpoch(members):
                 self._start_forming(members, at_boundary=False)
             case PauseToGrow():
-                self._pausing = True
-                self._request(Flag.PAUSE)
+                self._pause()
             case WaitForWorkers():
                 self._settled.set()
             case _:
@@ -231,14 +234,29 @@ class EpochControl:
 
         The member becomes the spare that is taken last.
         """
-        busy = self._broken or self._pausing or self._stop_asked or self._forming is not None
-        if busy or not self._is_open or self._finished or worker_id not in self.members:
+        if not self._may_pause or worker_id not in self.members:
             return False
         if not self.candidacy.relieve(worker_id, self.members):
             return False
+        self._pause()
+        return True
+
+    def empty_nodes(self) -> bool:
+        """Have ranks leave unfit nodes at the next step boundary; False if none can leave now."""
+        if not self._may_pause or self.candidacy.next_at_boundary(self.members) == self.members:
+            return False
+        self._pause()
+        return True
+
+    @property
+    def _may_pause(self) -> bool:
+        """Whether all train, and are not about to stop for something else."""
+        busy = self._broken or self._pausing or self._stop_asked or self._forming is not None
+        return self._is_open and not busy and not self._finished
+
+    def _pause(self) -> None:
         self._pausing = True
         self._request(Flag.PAUSE)
-        return True
 
     def _note_waiting(self, move: Move) -> None:
         was_waiting = self._waiting
@@ -256,13 +274,6 @@ class EpochControl:
             return False
         self._request(Flag.STOP)
         return True
-
-    async def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until every member has left its training function."""
-        entries = [self._pool.entries[m] for m in self.members if m in self._pool.entries]
-        waits = [asyncio.ensure_future(entry.actor.wait_trained.remote()) for entry in entries]
-        if waits:
-            await asyncio.wait(waits, timeout=timeout_s)
 
     async def wait_settled(self) -> None:
         """Wait until no recovery is under way, or none is possible without more workers."""
@@ -309,16 +320,18 @@ class EpochControl:
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
+        plan = partial(
+            self._kept.plan,
+            spec,
+            member_lost=self._member_lost,
+            committed_step=self._record.last_step,
+        )
+        before = self.members if at_boundary else ()
         try:
             formed = await form_epoch(
                 spec,
                 actors,
-                partial(
-                    self._kept.plan,
-                    spec,
-                    member_lost=self._member_lost,
-                    committed_step=self._record.last_step,
-                ),
+                plan_once_parked(spec, before, self._pool.entries, plan),
                 at_boundary=at_boundary,
                 record=self._record,
                 now_s=self._clock.unix_s,
@@ -370,23 +383,9 @@ class EpochControl:
             self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()
-        self._record.add_event(
-            "epoch",
-            f"epoch {spec.epoch}: {spec.world_size} members from step {base.step}",
-            epoch=str(spec.epoch),
-            members=list(spec.members),
-            base=str(base),
-        )
-        self._note_nodes(spec)
+        note_formed(self._job, formed, self._record)
         self._heed_early_failure()
         self.advance()
-
-    def _note_nodes(self, spec: EpochSpec) -> None:
-        """Say once that sums can't go by node, if that was asked for."""
-        asked = self._job.communication.hierarchical and spec.world_size > 1
-        if asked and not spec.by_node and not self._record.has("hierarchical_off"):
-            text = "nodes don't have equally many members, two or more: sums don't go by node"
-            self._record.add_event("hierarchical_off", text, nodes=list(spec.nodes))
 
     def _request(self, flag: Flag) -> None:
         """Ask one member; its commit record tells the others."""

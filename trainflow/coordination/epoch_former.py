@@ -4,6 +4,7 @@ Process: coordinator.  Thread: a task of its event loop; cancelled when a member
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,11 @@ from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.missed_reports import make_up_for_reports
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.worker_pool import WorkerEntry
+from trainflow.data.batch_scaling import scale_step
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, RecoveryPlan
+
+_PARKED_WITHIN_S = 30.0
 
 MakePlan = Callable[[Sequence[MemberReport]], Awaitable[RecoveryPlan]]
 
@@ -95,3 +100,54 @@ async def form_epoch(
     await make_up_for_reports(record, plan, reports, actors)
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
     return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())
+
+
+def plan_once_parked(
+    spec: EpochSpec,
+    before: Sequence[str],
+    entries: Mapping[str, WorkerEntry],
+    make_plan: MakePlan,
+) -> MakePlan:
+    """Return how to plan after those who leave between two steps have come to stand still too.
+
+    Of sharded state, and of what compression has left out, they hold a part that others are to read
+    in their nodes' memory, and it is there by then. One that dies or hangs is not waited for.
+
+    Args:
+        spec: the epoch that is formed.
+        before: members of the one before that stop at its boundary.
+        entries: workers that live, by id.
+        make_plan: makes the plan.
+    """
+    leaving = [entries[each] for each in before if each in entries and each not in spec.members]
+
+    async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
+        standing = asyncio.gather(
+            *[each.actor.stand.remote() for each in leaving], return_exceptions=True
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(standing, _PARKED_WITHIN_S)
+        return await make_plan(reports)
+
+    return plan
+
+
+def note_formed(job: JobConfig, formed: FormedEpoch, record: RunRecord) -> None:
+    """Record an epoch that has begun; say once that sums can't go by node, if that is asked for."""
+    spec, base = formed.plan.spec, formed.plan.base
+    size = scale_step(job, spec.world_size)
+    scaled = f", {size.num_samples} samples a step, learning rates times {size.lr_factor:.3g}"
+    record.add_event(
+        "epoch",
+        f"epoch {spec.epoch}: {spec.world_size} members from step {base.step}"
+        f"{'' if job.training.batch_scaling == 'none' else scaled}",
+        epoch=str(spec.epoch),
+        members=list(spec.members),
+        base=str(base),
+        samples=size.num_samples,
+        lr_factor=size.lr_factor,
+    )
+    asked = job.communication.hierarchical and spec.world_size > 1
+    if asked and not spec.by_node and not record.has("hierarchical_off"):
+        text = "nodes don't have equally many members, two or more: sums don't go by node"
+        record.add_event("hierarchical_off", text, nodes=list(spec.nodes))

@@ -1,10 +1,12 @@
 """Tell which worker the others wait for, from progress stamps alone. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
+
+_FORGOTTEN_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,22 @@ def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVer
             )
     stuck = [p.phase.is_waiting and p.progress_age_s > timeout_s for p in members.values()]
     return HangVerdict(hung, deadlocked=not hung and bool(stuck) and all(stuck))
+
+
+def find_forgotten(
+    progress: Mapping[str, Progress], training: Collection[str], running_s: float
+) -> list[str]:
+    """Return the members that wait for an epoch, which nobody forms.
+
+    Args:
+        progress: by worker id.
+        training: members that haven't finished.
+        running_s: for how long their epoch has run: what they did before says nothing.
+    """
+    return [
+        worker_id
+        for worker_id, seen in progress.items()
+        if worker_id in training
+        and seen.phase is Phase.PARKED
+        and _FORGOTTEN_AFTER_S < seen.progress_age_s < running_s
+    ]

@@ -18,6 +18,7 @@ from typing import Any
 from trainflow.checkpointing.chunks import name_of
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.config.job import JobConfig
+from trainflow.config.masking import kept_settings
 
 _FILE = "job.json"
 _PACKAGES = ("trainflow", "torch")
@@ -29,7 +30,7 @@ class JobRecord:
 
     Attributes:
         job_id: names the run.
-        config: the job's settings, as JSON.
+        config: the job's settings as JSON, without the values of environment variables.
         import_paths: where its modules were looked for.
         code: hash of the file that the training function is in; None if none was found.
         versions: of Python, and of what computes, by name.
@@ -44,7 +45,7 @@ class JobRecord:
     @classmethod
     def of(cls, job_id: str, job: JobConfig, import_paths: Sequence[str]) -> "JobRecord":
         """Describe a run of this machine's code and libraries."""
-        config = job.model_dump(mode="json")
+        config = kept_settings(job)
         code = hash_code(job.entrypoint, import_paths)
         return cls(job_id, config, tuple(import_paths), code, find_versions())
 

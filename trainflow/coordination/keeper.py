@@ -15,8 +15,13 @@ from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util import get_node_ip_address
 
+from trainflow.checkpointing.link_probe import probe_link
+from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import find_folder
+from trainflow.computation.skewed_clock import follow_skew
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
@@ -25,6 +30,7 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
+from trainflow.coordination.preemption_notice import PreemptionNotice, watch_file
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
@@ -50,6 +56,7 @@ class Heartbeat:
         ready: states of which this node has yet to bring a share to storage.
         trouble: why another node takes no copy of its state; None if all that are asked do.
         address: where it serves what is in its memory.
+        notice: what its machine's provider says; None: that it stays, or nothing.
     """
 
     node_id: str
@@ -60,6 +67,7 @@ class Heartbeat:
     trouble: str | None = None
     address: PeerAddress | None = None
     all_held: tuple[tuple[Version, ShardId], ...] = ()
+    notice: PreemptionNotice | None = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,13 @@ class KeeperSettings:
         lease_s: seconds unheard after which it kills its workers.
         checkpoint_url: where snapshots go that are for storage; None if none are.
         snapshot: when what it sends of snapshots to other nodes may go.
+        notice_file: where it looks whether its machine is to be taken back; None: nowhere.
     """
 
     lease_s: float
     checkpoint_url: str | None
     snapshot: SnapshotConfig
+    notice_file: str | None = None
 
 
 class Keeper:
@@ -111,6 +121,12 @@ class Keeper:
         self._next_beat_s = 0.0
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
+        path = settings.notice_file
+        self._notices = (
+            None if path is None else watch_file(path, get_node_ip_address(), SYSTEM_CLOCK)
+        )
+        self._is_notice_told = False
+        follow_skew(find_folder(job_id), os.getpid())
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
 
     @ray.method(concurrency_group="control")
@@ -145,10 +161,20 @@ class Keeper:
         """Answer, which is all that a peer wants to know."""
 
     @ray.method(concurrency_group="control")
+    def pid(self) -> int:
+        """Return this process's id."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
     def dump_stacks(self, worker_ids: tuple[str, ...]) -> dict[str, StackDump]:
         """Have workers of this node show where they stand."""
         with self._dumping:
             return dump_stacks(self._stamps, worker_ids, SYSTEM_CLOCK, _STACKS_WITHIN_S)
+
+    @ray.method(concurrency_group="control")
+    def probe(self, target: PeerAddress) -> LinkSpeed:
+        """Measure the link to another node's Keeper. Raises OSError or StateError."""
+        return probe_link(target, SYSTEM_CLOCK)
 
     @ray.method(concurrency_group="control")
     def fence(self, incarnation: int, worker_id: str) -> bool:
@@ -201,7 +227,8 @@ class Keeper:
             self._kill_all()
             if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
                 self._forget(self._stamps)
-        if now_s >= self._next_beat_s or self._has_stale(progress):
+        has_news = self._notice is not None and not self._is_notice_told
+        if now_s >= self._next_beat_s or self._has_stale(progress) or has_news:
             self._beat(progress)
             self._next_beat_s = now_s + HEARTBEAT_S
 
@@ -212,8 +239,14 @@ class Keeper:
         )
         return any(age_s > limit_s for age_s in ages_s)
 
+    @property
+    def _notice(self) -> PreemptionNotice | None:
+        return None if self._notices is None else self._notices.newest
+
     def _beat(self, progress: dict[str, Progress]) -> None:
         """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
+        notice = self._notice
+        self._is_notice_told = notice is not None
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
             beat = Heartbeat(
@@ -225,6 +258,7 @@ class Keeper:
                 trouble=self._memory.replicator.trouble,
                 address=self._memory.address,
                 all_held=self._memory.held.all_held(),
+                notice=notice,
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))

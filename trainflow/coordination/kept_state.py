@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
+from trainflow.config.job import JobConfig
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.drill_schedule import DrillSchedule
+from trainflow.coordination.job_variables import find_variables
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
 from trainflow.coordination.run_record import RunRecord
@@ -79,10 +82,14 @@ class KeptState:
             return held
         return stored
 
-    def drill_every(self, every_s: float | None, import_paths: Sequence[str]) -> None:
-        """From now on prove every so often that the newest checkpoint restores; None: never."""
+    def begin_drills(self, job: JobConfig, import_paths: Sequence[str]) -> None:
+        """From now on prove as often as the job says that the newest checkpoint restores."""
+        every_s = job.checkpoint.drill_every_s
         if every_s is not None:
-            self._drills = DrillSchedule(self.checkpoints, self._record, import_paths, every_s)
+            variables = find_variables(job.runtime_env, os.environ)
+            self._drills = DrillSchedule(
+                self.checkpoints, self._record, import_paths, variables, every_s
+            )
             self._background.start(self._drills.run())
 
     async def plan(

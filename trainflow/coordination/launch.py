@@ -4,15 +4,20 @@ Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
+import logging
+from collections.abc import Collection
 
 import ray
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.placement import choose_members, count_slots
+from trainflow.coordination.ray_drains import find_draining_nodes
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.errors import CapacityError
+
+logger = logging.getLogger(__name__)
 
 _PLACE_WITHIN_S = 60.0
 _SAY_AFTER_S = 3.0
@@ -30,7 +35,9 @@ async def launch_workers(
         CapacityError: fewer workers fit on the cluster than ``workers.minimum``.
     """
     wanted = job.workers.target + job.workers.spares
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    draining = await asyncio.to_thread(_find_draining)
+    nodes_there = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] not in draining]
+    alive = [node["Resources"] for node in nodes_there]
     slots = count_slots(alive, job.workers.resources.model_dump())
     if slots < job.workers.minimum:
         raise CapacityError(
@@ -40,15 +47,15 @@ async def launch_workers(
         )
     if slots < wanted:
         text = (
-            f"{wanted} workers with spares were asked for, {slots} fit on the cluster: this run "
-            "won't use nodes that are added later"
+            f"{wanted} workers with spares were asked for, {slots} fit on the cluster: others "
+            "start once there is room"
         )
         record.add_event("reduced", text, wanted=wanted, slots=slots)
     loop = asyncio.get_running_loop()
     text = f"no room for {min(slots, wanted)} workers yet: another job holds the resources"
     said_later = loop.call_later(_SAY_AFTER_S, record.add_event, "waiting", text)
     try:
-        await asyncio.wait_for(pool.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
+        await asyncio.wait_for(pool.bundles.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
     except TimeoutError as error:
         raise CapacityError(
             f"workers: got no room for {min(slots, wanted)} workers within "
@@ -69,3 +76,12 @@ async def launch_workers(
         "launched", f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes"
     )
     return frozenset(designated)
+
+
+def _find_draining() -> Collection[str]:
+    """Return the nodes on which Ray starts nothing any more, as far as it tells."""
+    try:
+        return find_draining_nodes().keys()
+    except Exception:
+        logger.exception("Ray does not tell which nodes it drains")
+        return ()

@@ -14,13 +14,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.sites import Loopback, Sites
 from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
 
@@ -36,7 +37,7 @@ class LocalNode:
     Attributes:
         process: whose children are the node.
         temp_dir: Ray's files of this node.
-        host: its loopback address; None for the head, which has the machine's own.
+        host: the address that it was given; None if Ray has found one.
     """
 
     process: subprocess.Popen[bytes]
@@ -82,14 +83,14 @@ class LocalCluster:
         address: what other processes connect to.
         head: the head's node.
         nodes: the others.
-        racks: theirs, as far as they have any.
+        sites: where they are.
         dies_with_starter: nodes end in order when the thread that has started them is gone.
     """
 
     address: str
     head: LocalNode
     nodes: list[LocalNode] = field(default_factory=list[LocalNode])
-    racks: Sequence[str] = ()
+    sites: Sites = field(default_factory=Loopback)
     dies_with_starter: bool = False
 
     @classmethod
@@ -99,7 +100,7 @@ class LocalCluster:
         head_cpus: float,
         num_nodes: int = 0,
         node_cpus: float = 2,
-        racks: Sequence[str] = (),
+        sites: Sites = Loopback(),  # noqa: B008  it is a value
         takes_jobs: bool = False,
         dies_with_starter: bool = False,
     ) -> "LocalCluster":
@@ -109,18 +110,19 @@ class LocalCluster:
             head_cpus: that the head declares.
             num_nodes: how many others there are.
             node_cpus: that each of them declares.
-            racks: labels of the others that say which fail together, as far as given.
+            sites: where on this machine each is.
             takes_jobs: start Ray's dashboard too, to which ``ray job submit`` talks.
             dies_with_starter: end every node when the calling thread is gone, by SIGKILL too.
 
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
-        cluster = _start_head(head_cpus, with_dashboard=takes_jobs, bound=dies_with_starter)
-        cluster.racks = racks
+        head = ["--head", "--port=0", f"--include-dashboard={str(takes_jobs).lower()}"]
+        node = _start_node(sites, 0, [*head, f"--num-cpus={head_cpus:g}"], bound=dies_with_starter)
+        cluster = cls(_wait_head(node), node, sites=sites, dies_with_starter=dies_with_starter)
         try:
             for _ in range(num_nodes):
-                cluster.nodes.append(_start_node(cluster, len(cluster.nodes), node_cpus))
+                cluster.nodes.append(cluster._begin_node(len(cluster.nodes), node_cpus))
             for node in cluster.nodes:
                 _wait_started(node)
         except BaseException:
@@ -130,17 +132,22 @@ class LocalCluster:
 
     def add_node(self, cpus: float) -> LocalNode:
         """Start one more node."""
-        node = _start_node(self, len(self.nodes), cpus)
+        node = self._begin_node(len(self.nodes), cpus)
         self.nodes.append(node)
         _wait_started(node)
         return node
 
     def replace(self, dead: LocalNode, cpus: float) -> LocalNode:
         """Start a node in the place of one that was killed, under its address."""
+        node = self.begin_replacing(dead, cpus)
+        _wait_started(node)
+        return node
+
+    def begin_replacing(self, dead: LocalNode, cpus: float) -> LocalNode:
+        """As `replace`, without waiting for the node to have registered."""
         index = self.nodes.index(dead)
         shutil.rmtree(dead.temp_dir, ignore_errors=True)
-        self.nodes[index] = _start_node(self, index, cpus)
-        _wait_started(self.nodes[index])
+        self.nodes[index] = self._begin_node(index, cpus)
         return self.nodes[index]
 
     def stop(self) -> None:
@@ -149,35 +156,33 @@ class LocalCluster:
             node.stop()
             shutil.rmtree(node.temp_dir, ignore_errors=True)
 
+    def kill(self) -> None:
+        """End every process of the cluster at once; `stop` removes the files."""
+        for node in [*self.nodes, self.head]:
+            node.kill()
+
     def __enter__(self) -> "LocalCluster":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _begin_node(self, index: int, cpus: float) -> LocalNode:
+        arguments = [f"--address={self.address}", f"--num-cpus={cpus:g}"]
+        return _start_node(self.sites, 1 + index, arguments, bound=self.dies_with_starter)
 
-def _start_head(cpus: float, *, with_dashboard: bool, bound: bool) -> LocalCluster:
-    dashboard = f"--include-dashboard={str(with_dashboard).lower()}"
-    node = _start(["--head", "--port=0", dashboard, f"--num-cpus={cpus:g}"], bound=bound)
+
+def _wait_head(node: LocalNode) -> str:
+    """Wait until the head has started; returns its address."""
     _wait_started(node)
     address_file = node.temp_dir / "ray_current_cluster"
     _wait_for(node, lambda: address_file.exists() and address_file.read_text().strip() != "")
-    return LocalCluster(address_file.read_text().strip(), node, dies_with_starter=bound)
+    return address_file.read_text().strip()
 
 
-def _start_node(cluster: LocalCluster, index: int, cpus: float) -> LocalNode:
-    """Start a node under a loopback address of its own, so that drivers attach to the head."""
-    host = f"127.0.0.{index + 2}"
-    rack = [f"--labels={RACK}={cluster.racks[index]}"] if index < len(cluster.racks) else []
-    address = [f"--address={cluster.address}", f"--node-ip-address={host}"]
-    arguments = [*address, f"--num-cpus={cpus:g}", *rack]
-    node = _start(arguments, bound=cluster.dies_with_starter)
-    node.host = host
-    return node
-
-
-def _start(arguments: list[str], *, bound: bool) -> LocalNode:
+def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool) -> LocalNode:
     temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))
+    host, rack = sites.address(number), sites.rack(number)
     command = [
         sys.executable,
         "-m",
@@ -190,11 +195,13 @@ def _start(arguments: list[str], *, bound: bool) -> LocalNode:
         f"--temp-dir={temp_dir}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
         "--dashboard-agent-listen-port=0",  # its default is one port for all nodes of a machine
+        *([] if host is None else [f"--node-ip-address={host}"]),
+        *([] if rack is None else [f"--labels={RACK}={rack}"]),
         *arguments,
     ]
     with (temp_dir / "ray-start.log").open("wb") as log:
         process = subprocess.Popen(
-            command,
+            sites.command(number, command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -202,7 +209,7 @@ def _start(arguments: list[str], *, bound: bool) -> LocalNode:
             env={**os.environ, "RAY_AUTH_MODE": "disabled"},
             preexec_fn=_bind_to_starter if bound else None,  # noqa: PLW1509  one call, no lock
         )
-    return LocalNode(process, temp_dir)
+    return LocalNode(process, temp_dir, host)
 
 
 _prctl = ctypes.CDLL(None).prctl

@@ -4,6 +4,7 @@ A coordinator that dies may take with it what it has heard, and hears nothing wh
 the next one compares who should be there with who is.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,15 @@ class LossHistory:
 
     Attributes:
         failed_at_s: CLOCK_REALTIME of each failure, oldest first.
+        preempted_at_s: of each loss with a node of which there was notice, which is no failure.
+        failed_on: of failures, by address of the node, as far as that is known.
         last: the newest one in words; empty before the first.
     """
 
     def __init__(self) -> None:
         self.failed_at_s: list[float] = []
+        self.preempted_at_s: list[float] = []
+        self.failed_on: defaultdict[str, list[float]] = defaultdict(list)
         self.last = ""
         self._members: tuple[str, ...] = ()
         self._told: set[str] = set()
@@ -31,10 +36,16 @@ class LossHistory:
         elif kind == "epoch":
             self._members = tuple(data.get("members", ()))
         elif kind == "failure":
-            self.failed_at_s.append(event["at_s"])
+            self._take_failure(event["at_s"], data)
             self.last = event["text"]
-            if "worker" in data:
-                self._told.add(data["worker"])
+
+    def _take_failure(self, at_s: float, data: Mapping[str, Any]) -> None:
+        is_preempted = data.get("preempted", False)
+        (self.preempted_at_s if is_preempted else self.failed_at_s).append(at_s)
+        if data.get("host") is not None and not is_preempted:
+            self.failed_on[data["host"]].append(at_s)
+        if "worker" in data:
+            self._told.add(data["worker"])
 
     def is_told(self, worker_id: str) -> bool:
         """Whether a failure names this worker."""

@@ -55,6 +55,7 @@ class MemoryTier:
         self._unheard: set[str] = set()  # nodes with members that did not say what they hold
         self._targets_of: dict[str, list[str]] = {}  # of sharded state, by the node that sends
         self._is_outdated = False
+        self._unfit: frozenset[str] = frozenset()  # as of when copies were directed last
         self._is_short_told = False
         self._refused: set[str] = set()  # nodes whose copies another one has no room for: told
         self._direct_again_at_s = 0.0
@@ -75,8 +76,9 @@ class MemoryTier:
         known = self._nodes.node_ids
         held = [version for node, version in self._newest.items() if node in known]
         held.sort(key=lambda version: version.recency, reverse=True)
-        # The newest that two nodes hold; what one alone holds may go with it.
-        return held[min(1, len(held) - 1)] if held else None
+        # The newest that as many nodes hold as are to; what fewer hold may go with them.
+        last = max(1, self._settings.replicas)
+        return held[min(last, len(held) - 1)] if held else None
 
     def _find_needed(self) -> Version | None:
         """Look at what all nodes hold, but not at each heartbeat of each of them."""
@@ -87,7 +89,7 @@ class MemoryTier:
         if now_s >= self._look_at_held_at_s:
             self._look_at_held_at_s = now_s + _LOOK_AT_HELD_EVERY_S
             copies = (Copies(PeerAddress(node, 0, ""), self._held[node]) for node in known)
-            self._needed = find_needed(Found(copies))
+            self._needed = find_needed(Found(copies), self._num_copies)
         return self._needed
 
     def _tell_refusal(self, beat: Heartbeat) -> None:
@@ -203,14 +205,15 @@ class MemoryTier:
         if self._settings.every_steps is None or not snapshot_nodes:
             return None
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
+        self._unfit = self._nodes.unfit.all()
         self._shards = shards or {}
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
         self._num_directed += 1
         if self.is_sharded:
             return await self._direct_shards(snapshot_nodes)
         missing = self._num_missing
-        others = _rank_others(snapshot_nodes) if missing else []
-        self._nodes.ensure(set(others[:missing]))
+        others = self._put_last(_rank_others(snapshot_nodes)) if missing else []
+        self._nodes.ensure(set(others[:missing]) - self._unfit)
         answers = await self._ask_whom_to_send(any_others=bool(others))
         if answers is None:
             return None
@@ -230,17 +233,18 @@ class MemoryTier:
         """
         known = sorted(self._nodes.node_ids)
         node_ids = [node_id for node_id in node_ids if node_id in known]  # those not lost since
-        further = _rank_others(known)
-        missing = max(0, 1 + self._settings.replicas - len(known))
-        self._nodes.ensure(set(further[:missing]))
+        further = self._put_last(_rank_others(known))
+        missing = max(0, 1 + self._settings.replicas - len(set(known) - self._unfit))
+        self._nodes.ensure(set(further[:missing]) - self._unfit)
         wanted = min(self._settings.replicas, len(known) + len(further) - 1)
         answers = await self._ask_whom_to_send(any_others=wanted > 0)
         if answers is None:
             return
         addresses = {answer.node_id: answer.address for answer in answers}
-        ranked = _rank_neighbours(node_ids, addresses.keys())
+        willing = self._nodes.unfit.leave_out(addresses, at_least=wanted + 1)
+        ranked = _rank_neighbours(node_ids, willing)
         apart = _leave_together_out(ranked)
-        self._targets_of = choose_neighbours(ranked, apart, addresses.keys(), wanted)
+        self._targets_of = choose_neighbours(ranked, apart, willing, wanted)
         members = find_members(self._shards, apart, wanted)
         self._unheard = self._shards.keys() - addresses.keys() if wanted else set[str]()
         self._targets = {other for others in self._targets_of.values() for other in others}
@@ -268,11 +272,12 @@ class MemoryTier:
 
     async def look_after(self) -> None:
         """Direct copies anew where one of those that take part is gone or new."""
-        due = self._clock.monotonic_s() >= self._direct_again_at_s
+        is_unfit = self._unfit != self._nodes.unfit.all()  # there may be little time
+        due = is_unfit or self._clock.monotonic_s() >= self._direct_again_at_s
         if not due or not self._snapshot_nodes:
             return
         gone = not self._targets <= self._nodes.node_ids
-        if self._is_outdated or gone or self._is_short():
+        if is_unfit or self._is_outdated or gone or self._is_short():
             await self.direct(self._snapshot_nodes, self._shards)
 
     def _is_short(self) -> bool:
@@ -285,8 +290,19 @@ class MemoryTier:
         return any(len(others) < wanted for others in self._targets_of.values())
 
     @property
+    def _num_copies(self) -> int:
+        """How many further nodes get each shard; one that refuses is not waited for."""
+        directed = min(map(len, self._targets_of.values()), default=0)
+        return 1 if self._refused else max(1, directed)
+
+    @property
     def _num_missing(self) -> int:
-        return max(0, 1 + self._settings.replicas - len(self._snapshot_nodes))
+        lasting = [node for node in self._snapshot_nodes if node not in self._unfit]
+        return max(0, 1 + self._settings.replicas - len(lasting))
+
+    def _put_last(self, node_ids: list[str]) -> list[str]:
+        """Return nodes in their order, those that are to take no copies after all others."""
+        return sorted(node_ids, key=lambda node_id: node_id in self._unfit)
 
     def _tell_shortage(self, num_short: int) -> None:
         """Say once that nodes don't take copies."""

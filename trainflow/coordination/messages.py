@@ -17,6 +17,7 @@ from trainflow.computation.reports import (
     StepReport,
     TensorDigests,
 )
+from trainflow.coordination.startup import WorkerStart
 from trainflow.coordination.topology import Labels
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, ShardId, Version
 
@@ -31,6 +32,7 @@ class WorkerSpec:
         job_json: the job's configuration.
         import_paths: where the training function's module is found.
         rehearse: it may become a member at any time and must be warm; false for the first members.
+        asked_at_s: CLOCK_REALTIME when it was, by the coordinator's clock.
     """
 
     job_id: str
@@ -38,6 +40,7 @@ class WorkerSpec:
     job_json: str
     import_paths: tuple[str, ...]
     rehearse: bool
+    asked_at_s: float
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class WorkerDescription:
         has_begun: it was released into that epoch.
         standing: what it holds, if its training thread is parked.
         failure: why that epoch's group is broken, or None.
+        start: where its start went, once it is over.
     """
 
     worker_id: str
@@ -70,6 +74,7 @@ class WorkerDescription:
     has_begun: bool = False
     standing: MemberReport | None = None
     failure: str | None = None
+    start: WorkerStart | None = None
 
 
 @dataclass(frozen=True)

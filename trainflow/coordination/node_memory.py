@@ -5,6 +5,7 @@ Blocks: none of them the Keeper's own loop.
 """
 
 import threading
+from pathlib import Path
 
 from ray.util import get_node_ip_address
 
@@ -20,7 +21,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.replication import Replicator
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.coordination.upload_desk import RemoteDesk
-from trainflow.epochs import PeerAddress, Phase, Version
+from trainflow.epochs import PeerAddress, Version
 
 _UPLOAD_WITHIN_S = 120.0
 
@@ -78,5 +79,13 @@ class NodeMemory:
         self.held.take_no_more()
 
     def _is_link_wanted(self) -> bool:
-        stamps = [read_stamp(path) for path in self._folder.glob("*.stamp")]
-        return any(stamp is not None and stamp.phase is Phase.COMMUNICATE for stamp in stamps)
+        return is_any_rank_waiting(self._folder)
+
+
+def is_any_rank_waiting(folder: Path) -> bool:
+    """Whether a rank waits for others, by the stamps in a node's folder: it exchanges, or heals.
+
+    One whose gradients travel while it goes backward doesn't, and stamps that it computes.
+    """
+    stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
+    return any(stamp is not None and stamp.phase.is_waiting for stamp in stamps)

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
@@ -20,6 +21,8 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor, KeeperSettings
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
+from trainflow.coordination.unfit_nodes import UnfitNodes
+from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
 _ASK_AGAIN_AFTER_S = 0.2
@@ -30,14 +33,20 @@ class NodeWatch:
 
     Attributes:
         is_closing: no Keeper is started any more.
+        unfit: nodes that are to take no more ranks, workers or copies.
+        alive: addresses of the nodes of the cluster that live, as of when it was last looked.
     """
 
     def __init__(self, job_id: str, job: JobConfig, clock: Clock):
+        self.unfit = UnfitNodes()
+        self.alive: dict[str, str] = {}
+        self._hosts: dict[str, str] = {}
         self._job_id = job_id
         self._settings = KeeperSettings(
             lease_s=job.failures.lease_s,
             checkpoint_url=job.checkpoint.url,
             snapshot=job.snapshot,
+            notice_file=job.failures.preemption_notice,
         )
         self._clock = clock
         self._keepers: dict[str, Any] = {}
@@ -105,6 +114,15 @@ class NodeWatch:
             for worker_id, progress in node.items()
             if worker_id in worker_ids
         }
+
+    def note_alive(self, alive: Mapping[str, str]) -> None:
+        """Take the addresses of the nodes that live."""
+        self.alive = dict(alive)
+        self._hosts |= alive
+
+    def host_of(self, node_id: str) -> str | None:
+        """Return a node's address, also of one that is gone; None if it was never seen."""
+        return self._hosts.get(node_id)
 
     def silent_nodes(self) -> list[str]:
         """Return the nodes whose lease has run out: their Keepers have killed their workers."""
@@ -177,6 +195,18 @@ class NodeWatch:
         for task in done:
             dumps |= {} if task.exception() is not None else task.result()
         return dumps
+
+    async def probe_links(
+        self, targets: Mapping[str, PeerAddress], timeout_s: float
+    ) -> dict[str, LinkSpeed]:
+        """Have nodes measure a link each, all at once; returns what comes in time."""
+        asked = {
+            asyncio.ensure_future(self._keepers[node_id].probe.remote(target)): node_id
+            for node_id, target in targets.items()
+            if node_id in self._keepers
+        }
+        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
+        return {asked[task]: task.result() for task in done if task.exception() is None}
 
     def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""

@@ -54,3 +54,17 @@ def choose_snapshot_ranks(
     home, *others = sorted(first, key=lambda node: first[node])
     apart = choose_apart([labels[home]], [labels[node] for node in others], num_copies - 1)
     return tuple(sorted([0, *(first[others[index]] for index in apart)]))
+
+
+def choose_room(
+    free: Mapping[str, Mapping[str, float]], worker: Mapping[str, float], load: Mapping[str, int]
+) -> str | None:
+    """Choose the node for one more worker: of those with room, the one with fewest; None: none has.
+
+    Args:
+        free: by node, what nobody has reserved.
+        worker: what a worker needs.
+        load: by node, how many workers have a place there already.
+    """
+    with_room = [node for node in free if count_slots([free[node]], worker)]
+    return min(with_room, key=lambda node: load.get(node, 0), default=None)

@@ -18,10 +18,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.checkpointing.torch_process import Leash, run_with_torch
+from trainflow.checkpointing.torch_process import Leash, Surroundings, run_with_torch
 from trainflow.config.comparing import incomparable_settings
 from trainflow.config.fingerprint import changed_settings
-from trainflow.config.job import JobConfig
+from trainflow.config.job import AS_KEPT, JobConfig
 from trainflow.coordination.bisection import History
 from trainflow.coordination.job_record import JobRecord, read_job_record
 from trainflow.coordination.past_run import PastRun, list_records, read_past_run
@@ -148,7 +148,7 @@ def parse_settings(record: JobRecord) -> JobConfig:
         ConfigError: its settings are those of another release.
     """
     try:
-        return JobConfig.model_validate_json(json.dumps(record.config))
+        return JobConfig.model_validate_json(json.dumps(record.config), context=AS_KEPT)
     except ValidationError as error:
         raise ConfigError(
             f"run: got {record.job_id}, whose settings are no job of this release "
@@ -279,11 +279,11 @@ def run_replay(plan: ReplayPlan, *, timeout_s: float, import_paths: Sequence[str
 
 def _ask_ranks(requests: Sequence[Json], timeout_s: float, import_paths: Sequence[str]) -> Json:
     """Return what rank 0 answers, once all have; when one fails, the others are ended."""
-    leashes = [Leash() for _ in requests]
+    leashes, surroundings = [Leash() for _ in requests], Surroundings(import_paths)
 
     def ask(request: Json, leash: Leash) -> Json:
         return run_with_torch(
-            _MODULE, request, import_paths=import_paths, timeout_s=timeout_s, leash=leash
+            _MODULE, request, surroundings=surroundings, timeout_s=timeout_s, leash=leash
         )
 
     with ThreadPoolExecutor(len(requests), thread_name_prefix="replay") as pool:

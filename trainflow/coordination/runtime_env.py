@@ -5,12 +5,12 @@ Process: driver, before anything starts.  Starts no Ray.  Blocks: on reading fil
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.runtime_env import RuntimeEnv
 
-from trainflow.config.problems import Problem
+from trainflow.config.problems import Problem, summarize
 from trainflow.errors import ConfigError
 
 _PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
@@ -28,6 +28,7 @@ def check_runtime_env(environment: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: Ray refuses it for actors, or would drop a field that it doesn't know.
     """
+    _check_variables(environment.get("env_vars"))
     try:
         ray.remote(_AnyActor).options(runtime_env=dict(environment))
         unknown = _find_unknown(environment)
@@ -40,6 +41,24 @@ def check_runtime_env(environment: Mapping[str, Any]) -> None:
         expected = f"one of {_name_all(_without_underscore(RuntimeEnv.known_fields))}"
         change = f"remove it; Ray would ignore it. A plugin's needs {_PLUGINS} set here too"
         raise ConfigError(str(Problem(f"runtime_env.{unknown[0]}", "a key", expected, change)))
+
+
+def _check_variables(variables: object) -> None:
+    """Refuse values that are no text before Ray does, which repeats them: they may be secrets."""
+    if not isinstance(variables, dict):
+        return
+    problems = [
+        Problem(
+            f"runtime_env.env_vars.{name}",
+            f"a value of type {type(value).__name__}",
+            "text",
+            f"put it in quotes, in an option as --set 'runtime_env.env_vars.{name}=\"...\"'",
+        )
+        for name, value in cast("dict[object, object]", variables).items()
+        if not isinstance(value, str)
+    ]
+    if problems:
+        raise ConfigError(summarize(problems))
 
 
 def _find_unknown(environment: Mapping[str, Any]) -> list[str]:

@@ -64,20 +64,25 @@ class Found:
         return None
 
 
-def find_needed(found: Found) -> Version | None:
+def find_needed(found: Found, num_copies: int = 1) -> Version | None:
     """Return the version whose predecessors nobody needs; None if there may be none.
 
-    Whichever node is lost, it is whole on the others: copies of older ones may go, and no others,
-    since what owners alone hold is lost with one of them. Where no shard is on two nodes there are
-    no copies that could be waited for, and the newest that is whole will do.
+    Whichever ``num_copies`` nodes are lost, it is whole on the others: copies of older ones may go,
+    and no others, since what owners alone hold is lost with one of them. Where no shard is on two
+    nodes there are no copies that could be waited for, and the newest that is whole will do.
+
+    Args:
+        found: what is in nodes' memory.
+        num_copies: how many further nodes are to have each shard, at least one.
     """
     has_copies = False
     for version in sorted(found.versions, key=lambda each: each.recency, reverse=True):
         places = found.shards_of(version)
-        twice = Counter(shard.count for shard, nodes in places.items() if len(set(nodes)) > 1)
-        if any(number == count for count, number in twice.items()):
+        num_nodes = {shard: len(set(nodes)) for shard, nodes in places.items()}
+        safe = Counter(shard.count for shard, number in num_nodes.items() if number > num_copies)
+        if any(number == count for count, number in safe.items()):
             return version
-        has_copies = has_copies or bool(twice)
+        has_copies = has_copies or any(number > 1 for number in num_nodes.values())
     whole = None if has_copies else newest_whole(found)
     return None if whole is None else whole.version
 

@@ -6,11 +6,15 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from trainflow.clock import Clock
+from trainflow.config.job import JobConfig
 from trainflow.coordination.failure_budget import FailureBudget
+from trainflow.coordination.isolation_watch import IsolationWatch
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.startup_log import StartupLog
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 
 _RESPAWN_AFTER_S = 1.5
@@ -18,42 +22,60 @@ _RESPAWN_AT_MOST_AFTER_S = 300.0
 
 
 class Staffing:
-    """Who has been lost, where, and when another may be tried.
+    """Who has been lost, where, and when and where another may be tried.
 
     Attributes:
-        budget: how many failures the run may have.
+        starts: where the time of starts goes.
     """
 
     def __init__(
         self,
+        job: JobConfig,
         pool: WorkerPool,
         nodes: NodeWatch,
+        isolation: IsolationWatch,
         record: RunRecord,
-        budget: FailureBudget,
         clock: Clock,
     ):
-        self.budget = budget
+        limits = job.failures
+        self.starts = StartupLog(pool, record)
+        self._failures = FailureBudget(limits.max_failures, limits.window_s)
+        self._preemptions = FailureBudget(limits.max_preemptions, limits.window_s)
         self._pool = pool
         self._nodes = nodes
+        self._isolation = isolation
         self._record = record
         self._clock = clock
+        self._num_wanted = job.workers.most + job.workers.spares
         self._num_spawned = 0
         self._num_never_ready = Counter[int]()  # by bundle, since one was ready there
 
-    def on_ready(self, bundle: int) -> None:
-        """A worker of this bundle is warm: the bundle is in order."""
-        self._num_never_ready.pop(bundle, None)
+    def on_ready(self, entry: WorkerEntry, node_id: str) -> None:
+        """A worker is warm: its bundle is in order, and its node may be."""
+        self._num_never_ready.pop(entry.bundle, None)
+        self._isolation.on_ready(node_id)
 
     def drop(self, entry: WorkerEntry, cause: str, rank: int | None, incarnation: int) -> str:
         """Make sure that a worker is dead; returns what happened, in words."""
         worker_id, description = entry.worker_id, entry.description
-        pid = None if description is None else description.pid
-        text = self._tell(worker_id, cause, rank, pid)
+        node_id = self._node_of(entry)
+        is_preempted = node_id is not None and node_id in self._nodes.unfit.draining
+        text = self._tell(
+            worker_id,
+            cause,
+            rank,
+            pid=None if description is None else description.pid,
+            node=node_id,
+            host=None if node_id is None else self._nodes.host_of(node_id),
+            preempted=is_preempted,
+        )
         self._pool.drop(worker_id)
         if description is None:
             self._num_never_ready[entry.bundle] += 1
         else:
             self._nodes.fence(incarnation, description.node_id, worker_id)
+        if not is_preempted:
+            self._isolation.on_failure(node_id)
         return text
 
     def tell_missing(self, lineup: Sequence[str]) -> None:
@@ -64,19 +86,53 @@ class Staffing:
         """
         missing = self._record.losses.find_untold(self._pool.entries, lineup)
         for worker_id, rank in missing.items():
-            self._tell(worker_id, "it was gone when a new coordinator looked for it", rank, None)
+            cause = "it was gone when a new coordinator looked for it"
+            self._tell(worker_id, cause, rank, pid=None)
 
-    def _tell(self, worker_id: str, cause: str, rank: int | None, pid: int | None) -> str:
+    def _node_of(self, entry: WorkerEntry) -> str | None:
+        """Return where a worker is, or, as long as it hasn't said so, where its bundle is."""
+        if entry.description is not None:
+            return entry.description.node_id
+        return self._pool.bundle_nodes().get(entry.bundle)
+
+    def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""
         text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
         if not self._record.losses.is_told(worker_id):
-            data = {"worker": worker_id, "rank": rank, "pid": pid, "cause": cause}
-            self._record.add_event("failure", text, **data)
+            data = {"worker": worker_id, "rank": rank, "cause": cause}
+            self._record.add_event("failure", text, **data, **more)
         return text
 
-    def is_overspent(self) -> bool:
-        """Whether the run has had more failures than it may have."""
-        return self.budget.is_overspent(self._record.losses.failed_at_s, self._clock.unix_s())
+    def find_overspent(self) -> str | None:
+        """Return which limit on what may be lost is exceeded; None if none is."""
+        losses, now_s = self._record.losses, self._clock.unix_s()
+        if self._failures.is_overspent(losses.failed_at_s, now_s):
+            return f"failures.max_failures = {self._failures.limit} failures"
+        if self._preemptions.is_overspent(losses.preempted_at_s, now_s):
+            return f"failures.max_preemptions = {self._preemptions.limit} preemptions"
+        return None
+
+    def may_start(self, bundle: int) -> bool:
+        """Whether another worker of a bundle may be started now: on a node that may take ranks.
+
+        Or, on an isolated node, as its probe. A bundle whose node is lost has to be placed first.
+        Where no bundle is on a better node, any will do. If the run has enough workers elsewhere by
+        now, none is.
+        """
+        unfit = self._nodes.unfit
+        descriptions = (entry.description for entry in self._pool.entries.values())
+        num_fit = sum(each is None or each.node_id not in unfit for each in descriptions)
+        if num_fit >= self._num_wanted:
+            return False
+        if not unfit.all():
+            return True
+        placed = self._pool.bundle_nodes()
+        node_id = placed.get(bundle)
+        if all(node in unfit for node in placed.values()):
+            return True
+        if node_id is None or node_id in unfit.draining:
+            return False
+        return node_id not in unfit or self._isolation.may_start(node_id)
 
     async def pause(self, bundle: int) -> None:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""

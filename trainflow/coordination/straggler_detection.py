@@ -13,11 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-WINDOW_STEPS = 10
-WINDOW_S = 2.0
-"""A window is at least so many steps, and at least so long."""
+from trainflow.coordination.step_window import StepWindow
 
-MAX_WINDOW_STEPS = 1000
 BEGIN_AFTER, END_AFTER = 3, 3
 """Windows in a row after which a rank straggles, and after which it keeps up again."""
 
@@ -149,8 +146,7 @@ class StragglerDetector:
         """Go on with those that a detector before has told of."""
         self.current = {each.worker_id: each for each in told}
         self._members: tuple[Member, ...] = ()
-        self._window: list[Sequence[float]] = []
-        self._window_from_s = 0.0
+        self._window = StepWindow[Sequence[float]]()
         self._num_slow = Counter[str]()  # windows in a row
         self._num_fine = Counter[str]()
 
@@ -172,19 +168,16 @@ class StragglerDetector:
         if tuple(members) != self._members:
             # The first step of a world is left out: some of it loads and compiles.
             return StragglerVerdict(gone=self._begin(tuple(members), at_s))
-        self._window.append(times_s)
-        self._window_from_s = min(self._window_from_s, at_s)  # that clock may be set back
-        num_steps, lasted_s = len(self._window), at_s - self._window_from_s
-        is_whole = num_steps >= WINDOW_STEPS and lasted_s >= WINDOW_S
-        if not is_whole and num_steps < MAX_WINDOW_STEPS:
+        window = self._window.add(times_s, at_s)
+        if not window:
             return StragglerVerdict()
-        medians_s = [statistics.median(each) for each in zip(*self._window, strict=True)]
-        self._window, self._window_from_s = [], at_s
+        medians_s = [statistics.median(each) for each in zip(*window, strict=True)]
         return self._judge(medians_s, rate_ranks(medians_s, loads))
 
     def _begin(self, members: tuple[Member, ...], at_s: float) -> tuple[str, ...]:
         """Begin with another world; returns the stragglers that aren't in it."""
-        self._members, self._window, self._window_from_s = members, [], at_s
+        self._members = members
+        self._window.begin(at_s)
         ranks = {member.worker_id: rank for rank, member in enumerate(members)}
         gone = tuple(each for each in self.current if each not in ranks)
         self.current = {

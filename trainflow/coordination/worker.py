@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ray
 from ray.util import get_node_ip_address
 
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.reports import StepReport
+from trainflow.computation.skewed_clock import follow_skew
+from trainflow.config.importing import uncollected
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.messages import Ready, WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import PresenceSocket
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
+from trainflow.coordination.start_times import StartTimes, read_process_age_s
+from trainflow.coordination.startup import StartPhase
 from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Version
 
 if TYPE_CHECKING:
@@ -48,13 +54,19 @@ class Worker:
     """One slot of the world, member or spare."""
 
     def __init__(self, spec: WorkerSpec):
+        self._start = StartTimes(spec.asked_at_s, read_process_age_s(), SYSTEM_CLOCK)
         sys.path[:0] = [path for path in spec.import_paths if path not in sys.path]
-        from torch.distributed import TCPStore  # noqa: PLC0415  the paths above come first
+        with uncollected():
+            from torch.distributed import TCPStore  # noqa: PLC0415  the paths above come first
 
-        from trainflow.computation.stack_file import StackFile  # noqa: PLC0415
-        from trainflow.computation.stamps import StampWriter  # noqa: PLC0415
-        from trainflow.coordination.worker_runtime import make_gate  # noqa: PLC0415
+            from trainflow.computation.stack_file import StackFile  # noqa: PLC0415
+            from trainflow.computation.stamps import StampWriter  # noqa: PLC0415
+            from trainflow.coordination.worker_runtime import (  # noqa: PLC0415
+                find_disturbance,
+                make_gate,
+            )
 
+        self._start.end(StartPhase.IMPORTS)
         self._spec = spec
         self._host = get_node_ip_address()
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -69,23 +81,38 @@ class Worker:
         self._stacks = StackFile(locate_stacks(folder, spec.worker_id))
         self._stamps = StampWriter(folder / f"{spec.worker_id}.stamp")
         job = JobConfig.model_validate_json(spec.job_json)
-        self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter)
+        self._disturbance = find_disturbance(spec)
+        follow_skew(find_folder(spec.job_id), os.getpid())
+        self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter, self._disturbance)
+        self._is_begun = False
         self._trained = threading.Event()
         self._exit = threading.Event()
 
     def run(self) -> None:
-        """Train until the run is over. Called once, by whoever created the worker."""
-        from trainflow.coordination.worker_runtime import run_training  # noqa: PLC0415
+        """Train until the run is over; called again, do nothing.
+
+        A call that waits for the worker to start is lost with the coordinator that made it; the
+        next coordinator makes it again. Calls come one after another.
+        """
+        if self._is_begun:
+            return
+        self._is_begun = True
+        from trainflow.coordination.worker_runtime import (  # noqa: PLC0415
+            Surroundings,
+            run_training,
+        )
 
         threading.Thread(target=self._announce, name="announce", daemon=True).start()
-        run_training(
-            self._spec,
+        around = Surroundings(
             gate=self._gate,
             host=self._host,
             stamps=self._stamps,
             reporter=self._reporter,
             stacks=self._stacks,
+            start=self._start,
+            disturbance=self._disturbance,
         )
+        run_training(self._spec, around)
         self._trained.set()
 
     @_in_group("control")
@@ -106,12 +133,18 @@ class Worker:
             has_begun=self._gate.has_begun,
             standing=None if standing is None else standing.report(self._spec.worker_id),
             failure=self._gate.failure,
+            start=self._start.result,
         )
 
     @_in_group("form")
     def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         """Connect for an epoch and stand still; see `EpochGate.form`."""
         return self._gate.form(spec, at_boundary=at_boundary)
+
+    @_in_group("form")
+    def stand(self) -> None:
+        """Return once training stands still; see `EpochGate.wait_standing`."""
+        self._gate.wait_standing()
 
     @_in_group("control")
     def steps_up_to(self, base: Version, after: int) -> tuple[StepReport, ...]:
@@ -148,7 +181,13 @@ class Worker:
         self._exit.wait()
 
     def _announce(self) -> None:
+        from trainflow.communication.compression.load_times import (  # noqa: PLC0415
+            seconds_loading,
+        )
+
         self._gate.wait_parked()
+        last = StartPhase.REHEARSAL if self._spec.rehearse else StartPhase.MODEL
+        self._start.finish(last, kernels_s=seconds_loading())
         self._reporter.send(Ready(self.describe()))
 
 

@@ -12,17 +12,11 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
+from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import wait_gone
 from trainflow.coordination.worker import WorkerActor
@@ -48,7 +42,7 @@ class WorkerEntry:
 
     @property
     def bundle(self) -> int:
-        """Index of its bundle in the placement group."""
+        """Number of its bundle."""
         return int(self.worker_id.removeprefix("slot").split("-")[0])
 
     def is_on(self, node_id: str) -> bool:
@@ -57,7 +51,12 @@ class WorkerEntry:
 
 
 class WorkerPool:
-    """All workers of one run that aren't known to be gone, oldest first."""
+    """All workers of one run that aren't known to be gone, oldest first.
+
+    Attributes:
+        entries: by worker id.
+        bundles: where they are.
+    """
 
     def __init__(
         self,
@@ -83,42 +82,16 @@ class WorkerPool:
         self._import_paths = import_paths
         self._on_gone = on_gone
         self._on_stillborn = on_stillborn
-        self._group: PlacementGroup | None = None
+        self.bundles = Bundles(job_id, job.workers.resources)
         self._tasks: set[asyncio.Task[None]] = set()
-
-    async def reserve(self, num_bundles: int) -> None:
-        """Create the placement group, unless one was found, and wait until it is placed."""
-        if self._group is None:
-            self._create_group(num_bundles)
-        await self._require_group().ready()
-
-    def _create_group(self, num_bundles: int) -> None:
-        resources = self._job.workers.resources.model_dump()
-        bundle = {kind: amount for kind, amount in resources.items() if amount}
-        self._group = placement_group(
-            [bundle or {"CPU": 0.001}] * num_bundles,
-            strategy="SPREAD",
-            name=names.placement_group_name(self._job_id),
-            lifetime="detached",
-        )
-
-    def find_group(self) -> bool:
-        """Take over the placement group of an earlier coordinator; False if there is none."""
-        try:
-            self._group = get_placement_group(names.placement_group_name(self._job_id))
-        except ValueError:
-            return False
-        return True
 
     def bundle_nodes(self) -> dict[int, str]:
         """Return the node of each bundle that is placed."""
-        table = placement_group_table(self._require_group())
-        placed: dict[int, str] = table["bundles_to_node_id"]
-        return {bundle: node for bundle, node in placed.items() if node}
+        return self.bundles.nodes()
 
     def num_bundles(self) -> int:
         """Number of worker slots, placed or not; none once they have been given back."""
-        return 0 if self._group is None else len(self._group.bundle_specs)
+        return len(self.bundles.numbers())
 
     def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry:
         """Create a worker in a bundle; it starts once the bundle is placed."""
@@ -126,12 +99,12 @@ class WorkerPool:
         spec = WorkerSpec(
             job_id=self._job_id,
             worker_id=worker_id,
-            job_json=self._job.model_dump_json(),
+            job_json=self._job.as_sent(),
             import_paths=self._import_paths,
             rehearse=rehearse,
+            asked_at_s=SYSTEM_CLOCK.unix_s(),
         )
         resources = self._job.workers.resources
-        strategy = PlacementGroupSchedulingStrategy(self._require_group(), bundle)
         options: dict[str, Any] = (
             {"runtime_env": self._job.runtime_env} if self._job.runtime_env else {}
         )
@@ -141,7 +114,7 @@ class WorkerPool:
             lifetime="detached",
             num_cpus=resources.CPU,
             num_gpus=resources.GPU,
-            scheduling_strategy=strategy,
+            scheduling_strategy=self.bundles.place(bundle),
             **options,
         ).remote(spec)
         actor.run.remote()
@@ -175,8 +148,15 @@ class WorkerPool:
         if entry is not None:
             ray.kill(entry.actor, no_restart=True)
 
+    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
+        """Wait until each of these that lives has left its training function."""
+        entries = [self.entries[each] for each in worker_ids if each in self.entries]
+        waits = [asyncio.ensure_future(entry.actor.wait_trained.remote()) for entry in entries]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_s)
+
     async def close(self, timeout_s: float) -> None:
-        """End every worker, gently within ``timeout_s``, and give the placement group back."""
+        """End every worker, gently within ``timeout_s``, and give the bundles back."""
         for task in self._tasks:
             task.cancel()
         closing = [
@@ -186,12 +166,7 @@ class WorkerPool:
             await asyncio.wait(closing, timeout=timeout_s)
         for worker_id in list(self.entries):
             self.drop(worker_id)
-        if self._group is not None:
-            remove_placement_group(self._group)
-
-    def _require_group(self) -> PlacementGroup:
-        assert self._group is not None, "reserve() or find_group() comes first"
-        return self._group
+        self.bundles.give_back()
 
     def _start(self, coroutine: Any) -> None:  # noqa: ANN401  a coroutine
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -3,10 +3,13 @@
 Process: worker.  Thread: training.
 """
 
+import gc
 import logging
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -21,8 +24,10 @@ from trainflow.communication.group import Group, connect_group
 from trainflow.communication.nccl import NcclConnector
 from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.communication.transport import Connector
+from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
+from trainflow.computation.injection import Injector
 from trainflow.computation.numerics import settle_numerics
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
@@ -30,11 +35,14 @@ from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stack_file import StackFile
 from trainflow.computation.stamps import StampWriter
+from trainflow.computation.witness import Witness
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.messages import Crashed, Finished, GroupFailed, WorkerSpec
 from trainflow.coordination.reporter import Reporter
+from trainflow.coordination.start_times import StartTimes
+from trainflow.coordination.startup import StartPhase
 from trainflow.coordination.timeout_budget import collective_timeout_s
 from trainflow.epochs import EpochId, EpochSpec
 
@@ -61,9 +69,46 @@ def make_connector(job: JobConfig, host: str, device: torch.device) -> Connector
     )
 
 
-def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -> EpochGate:
+@dataclass(frozen=True)
+class Surroundings:
+    """What training in a worker has around it.
+
+    Attributes:
+        gate: where epochs come from.
+        host: address of this node.
+        stamps: where progress is shown.
+        reporter: brings messages to the coordinator.
+        stacks: where the training thread's stack is asked for.
+        start: measures how long it takes until the worker is warm.
+        disturbance: this worker's part in a chaos campaign; None outside one.
+    """
+
+    gate: EpochGate
+    host: str
+    stamps: StampWriter
+    reporter: Reporter
+    stacks: StackFile
+    start: StartTimes
+    disturbance: Injector | None = None
+
+
+def find_disturbance(spec: WorkerSpec) -> Injector | None:
+    """Return what a chaos campaign wants done in this worker; None outside one."""
+    folder = find_folder(spec.job_id)
+    return None if folder is None else Injector(folder, spec.worker_id, SYSTEM_CLOCK)
+
+
+def make_gate(
+    spec: WorkerSpec,
+    job: JobConfig,
+    host: str,
+    reporter: Reporter,
+    disturbance: Injector | None = None,
+) -> EpochGate:
     """Make the worker's gate; its groups report their failures to the coordinator."""
     connector = make_connector(job, host, choose_device(job))
+    if disturbance is not None:
+        connector = disturbance.watch(connector)
 
     def on_failure(epoch: EpochId, reason: str) -> None:
         reporter.send(GroupFailed(epoch, reason))
@@ -76,23 +121,18 @@ def make_gate(spec: WorkerSpec, job: JobConfig, host: str, reporter: Reporter) -
     return EpochGate(spec.worker_id, connect)
 
 
-def run_training(
-    spec: WorkerSpec,
-    *,
-    gate: EpochGate,
-    host: str,
-    stamps: StampWriter,
-    reporter: Reporter,
-    stacks: StackFile,
-) -> None:
+def run_training(spec: WorkerSpec, around: Surroundings) -> None:
     """Run the training function in TorchTrainer, and hold its final state until the run is over."""
-    job = JobConfig.model_validate_json(spec.job_json)
+    job, reporter = JobConfig.model_validate_json(spec.job_json), around.reporter
 
     def train() -> None:
-        stacks.name_training_thread()
-        session = _open_session(spec, job, gate=gate, host=host, stamps=stamps, reporter=reporter)
+        around.start.end(StartPhase.TRAINER)
+        around.stacks.name_training_thread()
+        session, witness = _open_session(spec, job, around)
         entrypoint = resolve_entrypoint(job.entrypoint)
         _run_entrypoint(session, lambda: entrypoint.function(session, session.args))
+        if witness is not None:
+            witness.on_end(*session.describe_end())
         reporter.send(Finished())
         session.linger()
 
@@ -114,34 +154,46 @@ def _run_entrypoint(session: Session, run: Callable[[], object]) -> None:
 
 
 def _open_session(
-    spec: WorkerSpec,
-    job: JobConfig,
-    *,
-    gate: EpochGate,
-    host: str,
-    stamps: StampWriter,
-    reporter: Reporter,
-) -> Session:
+    spec: WorkerSpec, job: JobConfig, around: Surroundings
+) -> tuple[Session, Witness | None]:
     device = choose_device(job)
     settle_numerics(job)
     args = resolve_entrypoint(job.entrypoint).check_args(job.args)
-    rehearsal = _make_rehearsal(job, host, device) if spec.rehearse else None
+    gc.freeze()  # modules stay: going over them would hold up some step for tenths of a second
+    around.start.end(StartPhase.MODULE)
+    feed = open_data_feed(job, args)
+    around.start.end(StartPhase.DATA)
+    rehearsal = _make_rehearsal(job, around.host, device) if spec.rehearse else None
     context = RankContext(
         job=job,
         args=args,
         job_id=spec.job_id,
         device=device,
-        feed=open_data_feed(job, args),
-        gate=gate,
-        stamps=stamps,
-        report=reporter.send,
+        feed=feed,
+        gate=around.gate,
+        stamps=around.stamps,
+        report=around.reporter.send,
         rehearsal=rehearsal,
-        snapshots=_open_snapshots(spec, job, reporter),
+        snapshots=_open_snapshots(spec, job, around.reporter),
         shared_memory=_shared_memory(spec),
         worker_id=spec.worker_id,
-        host=host,
+        host=around.host,
+        on_built=partial(around.start.end, StartPhase.MODEL),
     )
-    return Session(context)
+    return Session(context), _join_campaign(spec, context, around.disturbance)
+
+
+def _join_campaign(
+    spec: WorkerSpec, context: RankContext, disturbance: Injector | None
+) -> Witness | None:
+    """Take part in a chaos campaign, if there is one: write down what is done, and be disturbed."""
+    folder = find_folder(spec.job_id)
+    if folder is None or disturbance is None:
+        return None
+    witness = Witness(folder, spec.worker_id, len(context.feed.dataset))
+    context.stamps.listeners += [witness.on_stamp, disturbance.on_stamp]
+    context.feed.on_read = witness.on_read
+    return witness
 
 
 def _shared_memory(spec: WorkerSpec) -> Path:

@@ -81,7 +81,8 @@ class FakeWorker:
         self.request = Method(self.requested.append)
         self.steps_up_to = Method(self._steps_up_to)
         self.describe = Method(self._describe)
-        self.wait_trained = Method(lambda: None)
+        self.stand = Method(lambda: None)
+        self.run = Method(lambda: None)
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
         self.formed.append(spec)
@@ -122,6 +123,7 @@ class FakePool:
 
     def __init__(self, workers: Sequence[FakeWorker] = (), num_bundles: int = 4):
         self._num_bundles = num_bundles
+        self.bundles: Any = self
         self.entries = {
             each.worker_id: WorkerEntry(each.worker_id, each, describe(each.worker_id))
             for each in workers
@@ -130,6 +132,12 @@ class FakePool:
     def num_bundles(self) -> int:
         return self._num_bundles
 
+    def bundle_nodes(self) -> dict[int, str]:
+        return {}
+
+    def numbers(self) -> set[int]:
+        return set(range(self._num_bundles))
+
     def adopt(self, worker_id: str, actor: Any) -> WorkerEntry:
         self.entries[worker_id] = WorkerEntry(worker_id, actor)
         return self.entries[worker_id]
@@ -137,6 +145,9 @@ class FakePool:
     def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
         entries = {worker_id: self.entries[worker_id] for worker_id in worker_ids}
         return {k: each.description.node_id for k, each in entries.items() if each.description}
+
+    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
+        """All have."""
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:

@@ -14,6 +14,7 @@ from trainflow.coordination.adoption import Estate
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_state import RunState
+from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
 from trainflow.errors import CoordinationError
 
@@ -25,6 +26,8 @@ class FakeNodes:
     """Keepers that have promised ``earlier``; one in ``absent`` doesn't answer."""
 
     def __init__(self, earlier: Sequence[int], absent: int = 0, dead: int = 0):
+        self.unfit = UnfitNodes()
+        self.alive: dict[str, str] = {}
         self.earlier = list(earlier)
         self.num_keepers = len(self.earlier) + absent
         self.num_dead = dead
@@ -35,6 +38,12 @@ class FakeNodes:
         before = list(self.earlier)
         self.earlier = [max(incarnation, promised) for promised in before]
         return before
+
+    def note_alive(self, alive: dict[str, str]) -> None:
+        """Nobody asks."""
+
+    def host_of(self, node_id: str) -> str | None:
+        return None
 
     def forget_dead(self) -> None:
         self.num_keepers -= self.num_dead

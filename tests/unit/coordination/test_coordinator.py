@@ -39,11 +39,8 @@ class LivePool(FakePool):
         self.may_close.set()
         self.spawned: list[tuple[str, bool]] = []
 
-    def find_group(self) -> bool:
+    def find(self) -> bool:
         return self.group_exists
-
-    def bundle_nodes(self) -> dict[int, str]:
-        return {}
 
     def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
         worker_id = f"slot{bundle}-{serial}"
@@ -94,7 +91,7 @@ class Stage:
         self.killed = asyncio.Event()
 
     def start(self, max_failures: int = 100) -> Coordinator:
-        job = make_job(world=3, minimum=2)
+        job = make_job(world=3, minimum=2, spares=1)
         failures = job.failures.model_copy(update={"max_failures": max_failures})
         job = job.model_copy(update={"failures": failures})
         return Coordinator("job-1", job.model_dump_json(), (), str(self.directory))
@@ -279,6 +276,7 @@ def test_a_group_without_any_worker_is_a_fresh_start(play: Play):
 
 def test_a_spare_that_raises_while_others_train_is_tried_again(play: Play):
     async def act(stage: Stage) -> None:
+        stage.pool._num_bundles = 4
         coordinator = stage.start()
         await train(stage, coordinator)
         spare = stage.pool.spawn(3, "1.3", rehearse=True)

@@ -53,7 +53,7 @@ def drill(
         return DrillReport(step, 3, 100, 0.5, 2.0, outcome)
 
     monkeypatch.setattr(drill_schedule, "run_drill", run_drill)
-    asyncio.run(DrillSchedule(control, record, ("/jobs",), every_s=60.0).drill_newest())
+    asyncio.run(DrillSchedule(control, record, ("/jobs",), {}, every_s=60.0).drill_newest())
     assert not control._upkeep._read
     return drilled
 
@@ -196,7 +196,7 @@ def test_the_run_s_end_ends_a_drill_and_leaves_nothing_of_it(
     control, told = make_checkpoint(store, record), tmp_path / "told"
 
     async def act() -> None:
-        schedule = DrillSchedule(control, record, (str(tmp_path),), every_s=0.01)
+        schedule = DrillSchedule(control, record, (str(tmp_path),), {}, every_s=0.01)
         running = asyncio.create_task(schedule.run())
         await asyncio.to_thread(wait_until, told.exists)
         await schedule.close()
@@ -221,7 +221,7 @@ def test_a_schedule_that_is_closed_drills_no_more(store: CheckpointStore, record
     control = make_checkpoint(store, record)
 
     async def act() -> None:
-        schedule = DrillSchedule(control, record, ("/jobs",), every_s=3600.0)
+        schedule = DrillSchedule(control, record, ("/jobs",), {}, every_s=3600.0)
         running = asyncio.create_task(schedule.run())
         await schedule.close()
         await asyncio.wait_for(running, WITHIN_S)

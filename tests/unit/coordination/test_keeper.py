@@ -25,6 +25,7 @@ from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
+from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import PeerAddress
@@ -298,3 +299,29 @@ def test_what_a_dead_worker_stamped_last_is_removed(
     assert path.exists()
     clock.next_round()
     assert not path.exists()
+
+
+def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator
+):
+    told: list[PreemptionNotice | None] = []
+
+    def hear(beat: Heartbeat) -> HeartbeatReply:
+        told.append(beat.notice)
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+    coordinator.heartbeat.remote = hear
+    any_poll: Any = SimpleNamespace(newest=None)
+    keeper._notices = any_poll
+    clock.next_round()
+    assert told == []
+    notice = any_poll.newest = PreemptionNotice(30.0)
+    for _ in range(3):
+        clock.next_round()
+    assert told == [notice]
+    clock.now_s += 1.5
+    clock.next_round()
+    any_poll.newest = None
+    clock.now_s += 1.5
+    clock.next_round()
+    assert told == [notice, notice, None]

@@ -21,6 +21,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.topology import RACK
+from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -53,6 +54,7 @@ def address(node_id: str) -> PeerAddress:
 
 class FakeNodes:
     def __init__(self, **newest: int | None):
+        self.unfit = UnfitNodes()
         self.holdings = {
             node: Holding(node, address(node), None if step is None else version(step))
             for node, step in newest.items()
@@ -297,6 +299,24 @@ def test_copies_are_directed_anew_where_somebody_has_changed(
     asyncio.run(scene.memory.look_after())
     (target,) = nodes.copies["a"]
     assert target == (nodes.holdings["b"] if "b" in nodes.holdings else nodes.holdings["c"]).address
+
+
+def test_copies_leave_a_node_that_is_to_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b", "c")]
+    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    nodes = FakeNodes(a=1, b=1)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    asyncio.run(scene.memory.direct(["a"]))
+    assert nodes.copies == {"a": (address("b"),)}
+    nodes.unfit.draining["b"] = 5.0
+    asyncio.run(scene.memory.look_after())
+    assert nodes.copies == {"a": (address("c"),)}
+    nodes.unfit.draining["c"] = 5.0
+    asyncio.run(scene.memory.look_after())
+    assert len(nodes.copies["a"]) == 1, "as long as there are others"
+    nodes.unfit.draining = {"a": 5.0}
+    asyncio.run(scene.memory.look_after())
+    assert len(nodes.copies["a"]) == 2, "what is in its own memory goes with it"
 
 
 def test_copies_go_to_another_rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,11 +19,12 @@ class Pool:
 
     def __init__(self, *, placed: bool):
         self.placed = placed
+        self.bundles = self
         self.reserved = 0
         self.spawned: list[tuple[int, bool]] = []
 
-    async def reserve(self, num_bundles: int) -> None:
-        self.reserved = num_bundles
+    async def reserve(self, count: int) -> None:
+        self.reserved = count
         if not self.placed:
             await asyncio.Event().wait()
 
@@ -42,8 +43,12 @@ class Nodes:
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
-    nodes = [{"Alive": alive, "Resources": {"CPU": 2.0}} for alive in (True, True, False)]
+    nodes = [
+        {"NodeID": node_id, "Alive": node_id != "dead", "Resources": {"CPU": 2.0}}
+        for node_id in ("node0", "node1", "dead", "draining")
+    ]
     monkeypatch.setattr(module.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(module, "find_draining_nodes", lambda: {"draining": None})
     monkeypatch.setattr(module, "_PLACE_WITHIN_S", 0.05)
     return RunRecord(tmp_path, FakeClock())
 
@@ -72,6 +77,15 @@ def test_a_target_above_the_cluster_is_reduced_and_said(record: RunRecord):
     assert pool.reserved == 4
     reduced = record.events_since(0)[0]
     assert (reduced["kind"], reduced["data"]) == ("reduced", {"wanted": 8, "slots": 4})
+
+
+def test_that_ray_does_not_tell_what_it_drains_stops_nothing(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "find_draining_nodes", lambda: 1 // 0)
+    pool = Pool(placed=True)
+    launch(pool, record, world=6, spares=2)
+    assert pool.reserved == 6
 
 
 def test_room_that_another_job_holds_is_waited_for_and_then_refused(record: RunRecord):

@@ -3,16 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
+from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import PeerAddress
+from trainflow.coordination.unfit_nodes import UnfitNodes
+from trainflow.epochs import EpochId, PeerAddress, Version
 
 
 class NoNodes:
     node_ids: frozenset[str] = frozenset()
+    unfit = UnfitNodes()
 
 
 def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
@@ -38,6 +43,21 @@ def test_a_refusal_is_told_once_in_a_row_for_each_node(tmp_path: Path):
     hear("a", None)
     hear("a", "no space again")
     assert told()[2:] == ["node a sends copies of the state in vain: no space again"]
+
+
+@pytest.mark.parametrize(("replicas", "needed"), [(0, 8), (1, 8), (2, 6), (3, 5), (4, 5)])
+def test_of_replicated_state_the_newest_counts_that_as_many_nodes_hold_as_are_to(
+    tmp_path: Path, replicas: int, needed: int
+):
+    clock, nodes = FakeClock(), NoNodes()
+    any_nodes: Any = nodes
+    job = make_job().model_copy(update={"snapshot": SnapshotConfig(replicas=replicas)})
+    memory = MemoryTier(job, any_nodes, RunRecord(tmp_path, clock), clock)
+    nodes.node_ids = frozenset("abcd")
+    for node_id, step in zip("abcd", (9, 8, 6, 5), strict=True):
+        held = Version(step, EpochId(1, 1))
+        answer = memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=held))
+    assert answer == Version(needed, EpochId(1, 1))
 
 
 def test_members_are_told_where_living_nodes_serve_what_they_hold(tmp_path: Path):

@@ -9,11 +9,12 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
+from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.coordination import node_watch
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.stack_dumps import StackDump
-from trainflow.epochs import EpochId, Phase
+from trainflow.epochs import EpochId, PeerAddress, Phase
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -143,3 +144,36 @@ def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
 def test_without_workers_nobody_is_asked_for_stacks(made: list[str]):
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     assert asyncio.run(nodes.ask_stacks(["w0"], 0.05)) == {}
+
+
+def test_links_are_measured_by_those_that_are_named_and_who_fails_is_left_out(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, str]] = []
+    silent = asyncio.Event()
+    speed = LinkSpeed(1e6, 0.01)
+
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        async def probe(target: PeerAddress) -> LinkSpeed:
+            asked.append((node_id, target.host))
+            if node_id == "fails":
+                raise RayError
+            if node_id == "silent":
+                await silent.wait()
+            return speed
+
+        ignore = SimpleNamespace(remote=nothing)
+        return SimpleNamespace(introduce=ignore, probe=SimpleNamespace(remote=probe))
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+
+    async def act() -> dict[str, LinkSpeed]:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        nodes.ensure({"a", "b", "fails", "silent"})
+        others = ("a", "fails", "silent", "unknown")
+        targets = {each: PeerAddress(f"beside {each}", 1, "") for each in others}
+        assert await nodes.probe_links({}, 0.05) == {}
+        return await nodes.probe_links(targets, 0.05)
+
+    assert asyncio.run(act()) == {"a": speed}
+    assert sorted(asked) == [(each, f"beside {each}") for each in ("a", "fails", "silent")]

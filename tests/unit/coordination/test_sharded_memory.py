@@ -22,6 +22,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.sharded_recovery import Found
 from trainflow.coordination.topology import RACK
+from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import (
     EpochId,
     EpochSpec,
@@ -57,6 +58,7 @@ class Nodes:
 
     def __init__(self, clock: FakeClock, *holdings: Holding):
         self._clock = clock
+        self.unfit = UnfitNodes()
         self.holdings = {each.node_id: each for each in holdings}
         self.silent: set[str] = set()
         self.back_at_s: dict[str, tuple[float, Holding]] = {}
@@ -359,6 +361,48 @@ def test_a_lost_node_gets_no_keeper_while_its_ranks_are_still_to_be_replaced(
     assert scene.nodes.copies == {"n00": ["n02"], "n02": ["n00"]}
 
 
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("trouble", "needed"), [(None, 2), ("no space", 3)])
+def test_what_is_needed_is_on_as_many_nodes_as_asked_for_unless_one_refuses(
+    tmp_path: Path, trouble: str | None, needed: int
+):
+    scene = Scene(tmp_path, *map(holding, ("n00", "n01", "n02")), replicas=2)
+    asyncio.run(scene.memory.direct(["n00", "n01"]))
+    for node_id, steps in (("n00", (2, 3)), ("n01", (2, 3)), ("n02", (2,))):
+        held = holding(node_id, s0=steps, s1=steps).held
+        beat = Heartbeat(node_id, {}, knows_peers=True, held=None, all_held=held, trouble=trouble)
+        answer = scene.memory.hear(beat)
+    assert answer == at(needed)
+
+
+def test_a_node_that_is_to_go_holds_copies_only_where_there_is_no_other(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *[holding(f"n{k:02}") for k in range(4)])
+    scene.nodes.unfit.draining["n01"] = 5.0
+    asyncio.run(scene.memory.direct(["n00", "n01", "n02"]))
+    targets = {node: others[0] for node, others in scene.nodes.copies.items()}
+    assert targets.keys() == {"n00", "n01", "n02"}, "what it holds itself is needed elsewhere"
+    assert "n01" not in targets.values()
+    scene.nodes.unfit.draining |= {"n02": 5.0, "n03": 5.0}
+    scene.nodes.copies = {}
+    scene.pass_time(0.1)
+    assert {len(others) for others in scene.nodes.copies.values()} == {1}, "at once, and somewhere"
+
+
+def test_what_members_on_a_node_that_is_to_go_hold_does_not_count(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    del cluster[4:]
+    scene = Scene(tmp_path, *map(holding, GROUPS))
+    scene.nodes.unfit.draining["n02"] = 5.0
+    asyncio.run(scene.memory.direct([*GROUPS], GROUPS))
+    assert scene.nodes.members["n00"] == {}
+    assert scene.nodes.copies["n00"] != ["n02"]
+    assert scene.nodes.members["n02"] == {ShardId(0, 2): ["n00"]}
+
+
 def test_what_nodes_hold_is_looked_at_less_often_than_they_tell_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -366,9 +410,9 @@ def test_what_nodes_hold_is_looked_at_less_often_than_they_tell_it(
     looks: list[None] = []
     find = memory_tier.find_needed
 
-    def find_and_count(found: Found) -> Version | None:
+    def find_and_count(found: Found, num_copies: int) -> Version | None:
         looks.append(None)
-        return find(found)
+        return find(found, num_copies)
 
     monkeypatch.setattr(memory_tier, "find_needed", find_and_count)
 

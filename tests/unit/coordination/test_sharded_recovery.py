@@ -158,6 +158,15 @@ def test_needed_is_what_is_whole_whichever_node_is_lost_and_what_is_newer():
     assert find_needed(Found([copies(0, 7, 0, 1, 2)] * 2)) == at(7), "one node, and no other"
 
 
+def test_with_more_copies_needed_is_what_is_whole_whichever_of_so_many_nodes_are_lost():
+    newer = [copies(node, 7, node, (node + 1) % 3) for node in range(3)]
+    older = [copies(node, 5, 0, 1, 2) for node in range(3)]
+    assert find_needed(Found([*newer, *older]), 2) == at(5)
+    assert find_needed(Found([*newer, *older]), 1) == at(7)
+    assert find_needed(Found(newer), 2) is None, "third copies are on their way"
+    assert find_needed(Found([copies(node, 7, node) for node in range(3)]), 2) == at(7)
+
+
 def test_a_shard_that_a_member_on_another_node_holds_counts_as_a_copy():
     hybrid = [copies(node, 7, node % 2, count=2) for node in range(4)]
     assert find_needed(Found(hybrid)) == at(7)

@@ -8,12 +8,10 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from trainflow.coordination.step_window import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS
 from trainflow.coordination.straggler_detection import (
     BEGIN_AFTER,
     END_AFTER,
-    MAX_WINDOW_STEPS,
-    WINDOW_S,
-    WINDOW_STEPS,
     Load,
     Member,
     Straggler,

@@ -1,0 +1,124 @@
+"""What a machine's provider says of it, by a file."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.unit.coordination.fakes import FakeClock
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import preemption_notice
+from trainflow.coordination.preemption_notice import (
+    NoticeFile,
+    NoticePoll,
+    PreemptionNotice,
+    read_deadline,
+    watch_file,
+)
+
+WRITTEN_AT_S = 1000.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "preempted"
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+    os.utime(path, (WRITTEN_AT_S, WRITTEN_AT_S))
+
+
+def poll(path: Path, now_s: float) -> PreemptionNotice | None:
+    clock = FakeClock()
+    clock.now_s = now_s
+    return NoticeFile(path, clock).poll_notice()
+
+
+def test_without_the_file_the_machine_stays(path: Path):
+    assert poll(path, WRITTEN_AT_S) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "left_s"),
+    [
+        ("30", 20.0),
+        (" 30.5\n", 20.5),
+        ("0", -10.0),
+        ("", -10.0),
+        (" \n", -10.0),
+        ("1970-01-01T00:17:00Z", 10.0),
+        ("1970-01-01T01:17:00+01:00", 10.0),
+    ],
+)
+def test_it_says_how_much_time_is_left(path: Path, text: str, left_s: float):
+    write(path, text)
+    assert poll(path, WRITTEN_AT_S + 10.0) == PreemptionNotice(left_s)
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "nan", "inf", "1970-01-01T00:17:00", "30 s"])
+def test_what_can_t_be_understood_means_now_and_is_told(path: Path, text: str):
+    write(path, text)
+    notice = poll(path, WRITTEN_AT_S)
+    assert notice is not None
+    assert notice.left_s == 0.0
+    assert notice.trouble is not None
+    assert notice.trouble.startswith(f"{path}: got {text!r}, expected seconds, as 30, or a moment")
+    with pytest.raises(ValueError, match="write one of these, or nothing, which means now"):
+        read_deadline(text, WRITTEN_AT_S)
+
+
+class Failing:
+    """A provider that answers now and then."""
+
+    def __init__(self) -> None:
+        self.answers: list[PreemptionNotice | OSError | None] = []
+
+    def poll_notice(self) -> PreemptionNotice | None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+def test_a_source_that_fails_has_said_nothing_new(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(preemption_notice.logger, "exception", said.append)
+    source, notice = Failing(), PreemptionNotice(5.0)
+    source.answers = [OSError("no route"), notice, OSError("no route"), OSError("no route"), None]
+    asked = NoticePoll(source, FakeClock())
+    seen: list[PreemptionNotice | None] = []
+    for _ in range(5):
+        asked.poll_once()
+        seen.append(asked.newest)
+    assert seen == [None, notice, notice, notice, None]
+    assert len(said) == 2, "once in a row"
+
+
+class OneLook(FakeClock):
+    """Lets a thread look once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = threading.Event()
+
+    def unix_s(self) -> float:
+        return SYSTEM_CLOCK.unix_s()
+
+    def sleep(self, duration_s: float) -> None:
+        self.looked.set()
+        threading.Event().wait()  # a daemon's thread
+
+
+def test_each_machine_has_its_own_file(tmp_path: Path):
+    (tmp_path / "10.0.0.7").write_text("60")
+    newest: list[PreemptionNotice | None] = []
+    for host in ("10.0.0.7", "10.0.0.8"):
+        clock = OneLook()
+        asked = watch_file(f"{tmp_path}/{{host}}", host, clock)
+        assert clock.looked.wait(10.0)
+        newest.append(asked.newest)
+    assert newest[0] is not None
+    assert 0 < newest[0].left_s <= 60.0
+    assert newest[1] is None

@@ -1,0 +1,164 @@
+"""What a loss counts as, and where another worker may be started."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker, describe, until
+from trainflow.coordination import losses
+from trainflow.coordination.background import Background
+from trainflow.coordination.isolation_watch import IsolationWatch
+from trainflow.coordination.losses import Losses
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.staffing import Staffing
+from trainflow.coordination.unfit_nodes import UnfitNodes
+from trainflow.coordination.worker_pool import WorkerEntry
+
+
+class Scene:
+    """Bundles 0 and 1, on the nodes a and b."""
+
+    def __init__(self, directory: Path):
+        self.placed = {0: "a", 1: "b"}
+        self.unfit = UnfitNodes()
+        self.spawned: list[int] = []
+        self.record = RunRecord(directory, FakeClock())
+        pool: Any = FakePool()
+        pool.bundle_nodes = lambda: self.placed
+        pool.spawn = self.spawn
+        nodes: Any = SimpleNamespace(unfit=self.unfit, host_of=lambda node: f"10.0.0.{node}")
+        nodes.alive = {}
+        self.nodes = nodes
+        self.clock = FakeClock()
+        failures = {"max_failures": 3, "max_preemptions": 1, "isolate_after": 3}
+        job = make_job(failures=failures | {"probe_after_s": 10.0})
+        self.isolation = IsolationWatch(job, pool, nodes, self.record, self.clock)
+        parts = (nodes, self.isolation, self.record, self.clock)
+        self.staffing = Staffing(job, pool, *parts)
+        self.pool = pool
+
+    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
+        self.spawned.append(bundle)
+        return SimpleNamespace(worker_id=f"slot{bundle}-{serial}")
+
+    def fit(self) -> list[int]:
+        return [bundle for bundle in (0, 1, 2) if self.staffing.may_start(bundle)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_any_bundle_will_do_while_all_nodes_are_well(scene: Scene):
+    assert scene.fit() == [0, 1, 2], "one that isn't placed is waited for by Ray"
+
+
+def test_none_on_a_node_that_is_to_go_nor_one_that_may_come_there(scene: Scene):
+    scene.unfit.draining["b"] = 5.0
+    assert scene.fit() == [0]
+    scene.placed = {0: "a", 1: "c", 2: "a"}
+    assert scene.fit() == [0, 1, 2]
+
+
+def test_where_no_node_is_better_any_will_do(scene: Scene):
+    scene.unfit.draining |= {"a": 5.0, "b": 5.0}
+    assert scene.fit() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("outcome", ["goes on", "ends"])
+def test_a_replacement_waits_for_a_node_that_is_well(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, outcome: str
+):
+    monkeypatch.setattr(losses, "_FIT_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr("trainflow.coordination.staffing._RESPAWN_AFTER_S", 0.0)
+    scene.unfit.draining["b"] = 5.0
+    looks: list[int] = []
+    may_start = scene.staffing.may_start
+    monkeypatch.setattr(scene.staffing, "may_start", lambda b: looks.append(b) or may_start(b))
+
+    async def settled() -> None:
+        return None
+
+    async def act() -> None:
+        control: Any = SimpleNamespace(wait_settled=settled, incarnation=1)
+        superior: Any = None
+        background = Background(pytest.fail)
+        parts = (scene.pool, scene.record, control, scene.staffing, background, superior)
+        lost = Losses(*parts)
+        lost.replace(1)
+        await until(lambda: len(looks) > 3)
+        assert scene.spawned == []
+        lost.replaces = outcome == "goes on"
+        scene.placed[1] = "c"
+        await until(lambda: not background._tasks)
+
+    asyncio.run(act())
+    assert scene.spawned == ([1] if outcome == "goes on" else [])
+
+
+def lose(scene: Scene, worker_id: str, node_id: str | None) -> None:
+    """Lose a worker that was warm on a node, or one that has said nothing yet."""
+    description = None if node_id is None else replace(describe(worker_id), node_id=node_id)
+    scene.pool.drop = lambda _: None
+    scene.nodes.fence = lambda *_: None
+    scene.staffing.drop(WorkerEntry(worker_id, None, description), "killed", None, 1)
+
+
+def test_what_goes_with_a_node_that_was_to_go_is_no_failure(scene: Scene):
+    scene.unfit.draining["b"] = 5.0
+    lose(scene, "slot0-1.0", "a")
+    lose(scene, "slot1-1.1", "b")
+    losses = scene.record.losses
+    assert (len(losses.failed_at_s), len(losses.preempted_at_s)) == (1, 1)
+    assert scene.staffing.find_overspent() is None
+    lose(scene, "slot1-1.r1", None)  # it was starting in its bundle there
+    assert scene.staffing.find_overspent() == "failures.max_preemptions = 1 preemptions"
+    again = RunRecord(scene.record.directory, FakeClock()).losses
+    assert again.preempted_at_s == losses.preempted_at_s
+    assert again.failed_on == {"10.0.0.a": [1000.0]}
+
+
+def test_each_budget_is_its_own(scene: Scene):
+    for number in range(4):
+        assert scene.staffing.find_overspent() is None
+        lose(scene, f"slot{number}-1.0", "ab"[number % 2])
+    assert scene.staffing.find_overspent() == "failures.max_failures = 3 failures"
+    scene.record.losses.failed_at_s.clear()
+    assert scene.staffing.find_overspent() is None
+
+
+def test_an_isolated_node_gets_one_worker_to_show_that_it_is_well(scene: Scene):
+    for number in range(3):
+        lose(scene, f"slot1-1.r{number}", "b" if number else None)
+    assert scene.record.events_since(0)[-1]["text"] == (
+        "node 10.0.0.b takes no more ranks: 3 failures there or more; it is tried in 10 s"
+    )
+    scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    scene.isolation.tick()
+    scene.placed = {0: "a", 1: "b", 2: "b"}
+    assert scene.fit() == [0]
+    scene.clock.now_s += 10.0
+    scene.unfit.draining["b"] = 5.0
+    assert scene.fit() == [0], "it is to go besides"
+    del scene.unfit.draining["b"]
+    assert scene.fit() == [0, 1], "one alone"
+    assert scene.fit() == [0]
+    scene.staffing.on_ready(WorkerEntry("slot1-1.r4", None), "b")
+    assert scene.fit() == [0, 1, 2]
+
+
+def test_no_worker_is_started_that_the_run_does_not_need(scene: Scene):
+    workers = [FakeWorker(f"slot{number}-1.0", None) for number in range(3)]
+    scene.pool.entries |= FakePool(workers).entries
+    assert scene.fit() == [], "there are three, as many as wanted"
+    scene.unfit.draining["elsewhere"] = 5.0
+    assert scene.fit() == []
+    scene.pool.entries["slot1-1.0"].description = replace(describe("slot1-1.0"), node_id="b")
+    scene.unfit.draining["b"] = 5.0
+    assert scene.fit() == [0], "one of them is on a node that is to go"

@@ -1,0 +1,125 @@
+"""Where a run's workers are: bundles of resources on nodes, which Ray reserves.
+
+Those of the start are in one placement group, spread over the nodes; Ray places one that was lost
+on another node. Each that came later is a group by itself, bound to its node and gone with it.
+
+Process: coordinator.  Thread: its event loop.  Blocks: on Ray's head, for a moment.
+"""
+
+import asyncio
+from collections.abc import Collection
+
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainflow.config.job import ResourcesConfig
+from trainflow.coordination import names
+
+_NODE_LABEL = "ray.io/node-id"
+_REMOVED = "REMOVED"
+
+
+class Bundles:
+    """The bundles of one run, by number."""
+
+    def __init__(self, job_id: str, resources: ResourcesConfig):
+        self._name = names.placement_group_name(job_id)
+        self._resources = describe_bundle(resources)
+        self._first: PlacementGroup | None = None
+        self._added: dict[int, PlacementGroup] = {}
+
+    async def reserve(self, count: int) -> None:
+        """Create the first group, unless one was found, and wait until it is placed."""
+        if self._first is None:
+            self._first = placement_group(
+                [self._resources] * count, strategy="SPREAD", name=self._name, lifetime="detached"
+            )
+        await self._first.ready()
+
+    def find(self) -> bool:
+        """Take over the bundles of an earlier coordinator; False if there are none."""
+        try:
+            self._first = get_placement_group(self._name)
+        except ValueError:
+            return False
+        prefix = f"{self._name}/"
+        for entry in placement_group_table().values():
+            name: str = entry["name"]
+            if name.startswith(prefix) and entry["state"] != _REMOVED:
+                self._added[int(name.removeprefix(prefix))] = get_placement_group(name)
+        return True
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of all of them, placed or not; none before `reserve` or `find`."""
+        num_first = 0 if self._first is None else len(self._first.bundle_specs)
+        return {*range(num_first), *self._added}
+
+    def nodes(self) -> dict[int, str]:
+        """Return the node of each bundle that is placed."""
+        placed = _nodes_of(self._require_first())
+        for number, group in self._added.items():
+            node_id = _nodes_of(group).get(0)
+            if node_id is not None:
+                placed[number] = node_id
+        return placed
+
+    def place(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """Return what has an actor placed in a bundle."""
+        group = self._added.get(number)
+        if group is not None:
+            return PlacementGroupSchedulingStrategy(group, 0)
+        return PlacementGroupSchedulingStrategy(self._require_first(), number)
+
+    async def add(self, node_id: str, within_s: float) -> int | None:
+        """Reserve one more on a node; returns its number, or None if the room is gone meanwhile."""
+        number = max(self.numbers()) + 1
+        group = placement_group(
+            [self._resources],
+            name=f"{self._name}/{number}",
+            lifetime="detached",
+            bundle_label_selector=[{_NODE_LABEL: node_id}],
+        )
+        done, _ = await asyncio.wait({asyncio.ensure_future(group.ready())}, timeout=within_s)
+        if not done:
+            remove_placement_group(group)
+            return None
+        self._added[number] = group
+        return number
+
+    def find_lost(self, alive: Collection[str]) -> list[int]:
+        """Return those that are bound to a node that is gone."""
+        return [
+            number for number, group in self._added.items() if _nodes_of(group).get(0) not in alive
+        ]
+
+    def drop(self, number: int) -> None:
+        """Give one up that was added."""
+        remove_placement_group(self._added.pop(number))
+
+    def give_back(self) -> None:
+        """Let others have all of them."""
+        first = [] if self._first is None else [self._first]
+        for group in (*first, *self._added.values()):
+            remove_placement_group(group)
+
+    def _require_first(self) -> PlacementGroup:
+        assert self._first is not None, "reserve() or find() comes first"
+        return self._first
+
+
+def describe_bundle(resources: ResourcesConfig) -> dict[str, float]:
+    """Return what a bundle reserves; where a worker needs nothing, as little as there can be."""
+    named: dict[str, float] = {k: v for k, v in resources.model_dump().items() if v}
+    return named or {"CPU": 0.001}
+
+
+def _nodes_of(group: PlacementGroup) -> dict[int, str]:
+    table = placement_group_table(group)
+    placed: dict[int, str] = table["bundles_to_node_id"]
+    return {bundle: node for bundle, node in placed.items() if node}

@@ -1,0 +1,241 @@
+"""Empty nodes that are to go: hear of it, have their ranks leave, and tell how far that comes.
+
+Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: never; a notice that
+isn't heard leaves a node that dies.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+
+from trainflow.clock import Clock
+from trainflow.config.job import JobConfig
+from trainflow.coordination.draining import Drain, Notice, Stage, merge_notices
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.preemption_notice import PreemptionNotice
+from trainflow.coordination.ray_drains import find_alive_nodes, find_draining_nodes
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.worker_pool import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+_RAY = "Ray drains it"
+_PROVIDER = "its machine is to be taken back"
+_STEPS = 10
+_HEARD_AGAIN_WITHIN_S = 10.0  # by a Keeper, which tells it with each heartbeat
+
+
+class DrainWatch:
+    """Follows nodes that are to be emptied; what an earlier coordinator told isn't told again."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        pool: WorkerPool,
+        nodes: NodeWatch,
+        control: EpochControl,
+        record: RunRecord,
+        clock: Clock,
+    ):
+        self._job = job
+        self._pool = pool
+        self._nodes = nodes
+        self._control = control
+        self._record = record
+        self._clock = clock
+        self._by_ray: dict[str, Notice] = {}
+        self._by_provider: dict[str, Notice] = {}
+        self._drains: dict[str, Drain] = {}
+        self._told = _find_told(record)
+        self._began_at_s = clock.monotonic_s()
+        self._is_asking = self._has_failed = False
+        # What goes with them before they are heard of again was to go.
+        nodes.unfit.draining |= dict.fromkeys(self._told, math.inf)
+
+    def hear(self, node_id: str, said: PreemptionNotice | None) -> None:
+        """A Keeper tells what its machine's provider says."""
+        known = self._by_provider.get(node_id)
+        if said is None:
+            self._by_provider.pop(node_id, None)
+        else:
+            notice = Notice(self._clock.unix_s() + said.left_s, _PROVIDER, said.trouble)
+            if known is not None and known.is_like(notice):
+                return
+            self._by_provider[node_id] = notice
+        if said is not None or known is not None:
+            self.look()
+
+    async def tick(self) -> None:
+        """Ask Ray, and see how far the nodes are; called about twice a second."""
+        if self._is_asking:
+            return
+        self._is_asking = True
+        try:
+            deadlines = await asyncio.to_thread(find_draining_nodes)
+            self._nodes.note_alive(await asyncio.to_thread(find_alive_nodes))
+            self._by_ray = {node: Notice(at_s, _RAY) for node, at_s in deadlines.items()}
+            self._has_failed = False
+        except Exception:
+            if not self._has_failed:
+                logger.exception("Ray does not tell which nodes it drains")
+            self._has_failed = True
+        finally:
+            self._is_asking = False
+        self.look()
+
+    def look(self) -> None:
+        """Do what follows from the notices; while there are none, nothing."""
+        try:
+            self._look()
+        except Exception:  # what watches stops nothing
+            logger.exception("nodes that are to go could not be looked after")
+
+    def _look(self) -> None:
+        notices = merge_notices((self._by_ray, self._by_provider))
+        for node_id in list(self._nodes.unfit.draining.keys() - notices.keys()):
+            if node_id in self._nodes.alive and not self._may_come(node_id):
+                self._withdraw(node_id)
+        self._nodes.unfit.draining |= {node: each.ends_at_s for node, each in notices.items()}
+        for node_id, notice in notices.items():
+            self._heed(node_id, notice)
+        if not self._drains:
+            return
+        self._control.empty_nodes()
+        now_s = self._clock.unix_s()
+        for node_id, drain in self._drains.items():
+            lost = [each for each in drain.ranks if self._record.losses.is_told(each)]
+            stage = drain.observe(self._ranks_on(node_id), lost, now_s)
+            if stage is not None:
+                self._tell_stage(node_id, drain, stage)
+
+    def _heed(self, node_id: str, notice: Notice) -> None:
+        """Note a node that is to be emptied; what the run uses of nodes is told."""
+        if node_id in self._drains:
+            self._drains[node_id].notice = notice
+            return
+        if node_id not in self._nodes.node_ids:
+            return
+        ranks = self._ranks_on(node_id)
+        told = self._told.pop(node_id, None)
+        stage = told or (Stage.OPEN if ranks else Stage.EMPTY)
+        left_s = notice.left_s(self._clock.unix_s())
+        is_short = left_s < self._slowest_step_s()
+        drain = Drain(notice, len(self._control.members), stage=stage, is_short=is_short)
+        self._drains[node_id] = drain
+        if told is not None:
+            return
+        short = ", which is less than a step takes" if drain.is_short else ""
+        left = "" if notice.deadline_at_s is None else f" within {max(0.0, left_s):.1f} s{short}"
+        trouble = "" if notice.trouble is None else f" ({notice.trouble})"
+        self._record.add_event(
+            "drain",
+            f"node {self._host_of(node_id)} is to be emptied{left}: {notice.source}{trouble}; "
+            f"{self._intend(ranks)}",
+            node=node_id,
+            host=self._host_of(node_id),
+            deadline_at_s=notice.deadline_at_s,
+            ranks=sorted(ranks.values()),
+            is_short=drain.is_short,
+        )
+
+    def _intend(self, ranks: dict[str, int]) -> str:
+        """Say what is done about a node's ranks."""
+        if not ranks:
+            return "no rank is there"
+        staying = self._staying(ranks)
+        if staying:
+            return f"{_say(staying, 'stays', 'stay')}: {self._why_staying}"
+        return f"{_say(ranks.values(), 'leaves', 'leave')} it at the end of the step under way"
+
+    def _staying(self, ranks: dict[str, int]) -> list[int]:
+        """Return those ranks of a node for which there is no other place now."""
+        lineup = self._control.candidacy.next_at_boundary(self._control.members)
+        return [rank for worker_id, rank in ranks.items() if worker_id in lineup]
+
+    def _tell_stage(self, node_id: str, drain: Drain, stage: Stage) -> None:
+        now_s = self._clock.unix_s()
+        left_s = drain.notice.left_s(now_s)
+        host, ranks = self._host_of(node_id), sorted(drain.ranks.values())
+        data = {"node": node_id, "host": host, "ranks": ranks, "left_s": _finite(left_s)}
+        if stage is Stage.EMPTY:
+            side = "before" if left_s >= 0 else "after"
+            when = "" if left_s == math.inf else f", {abs(left_s):.1f} s {side} its deadline"
+            text = f"node {host} is empty{when}: {self._where(drain)}"
+            self._record.add_event("drained", text, **data, members=list(self._control.members))
+        elif stage is Stage.LOST:
+            text = f"node {host} was not emptied in time: workers there were lost with their ranks"
+            self._record.add_event("drain_late", text, **data, lost=True)
+        else:
+            staying = self._staying(drain.ranks)
+            why = self._why_staying if staying else "no step has ended since"
+            text = f"node {host} is not empty at its deadline: {why}"
+            self._record.add_event("drain_late", text, **data, lost=False)
+
+    def _where(self, drain: Drain) -> str:
+        """Say where ranks have gone."""
+        members = self._control.members
+        if not drain.ranks:
+            return "no rank is there"
+        if len(members) != drain.world_size:
+            return f"the world went from {drain.world_size} to {len(members)}"
+        return ", ".join(f"rank {each} is on {members[each]}" for each in drain.ranks.values())
+
+    def _may_come(self, node_id: str) -> bool:
+        """Whether a new coordinator may just not have heard again what an earlier one had."""
+        is_new = self._clock.monotonic_s() < self._began_at_s + _HEARD_AGAIN_WITHIN_S
+        return is_new and node_id not in self._drains
+
+    def _withdraw(self, node_id: str) -> None:
+        """The node stays after all, and is as good as any other."""
+        del self._nodes.unfit.draining[node_id]
+        was_told = self._told.pop(node_id, None) is not None
+        if self._drains.pop(node_id, None) is not None or was_told:
+            text = f"node {self._host_of(node_id)} is no longer to be emptied"
+            self._record.add_event("drain_over", text, node=node_id)
+            self._control.advance()
+
+    @property
+    def _why_staying(self) -> str:
+        limit = f"workers.minimum = {self._job.workers.minimum}"
+        return f"no other worker is warm, and the world may not be below {limit}"
+
+    def _ranks_on(self, node_id: str) -> dict[str, int]:
+        """Return the ranks of a node's workers."""
+        members = self._control.members
+        nodes = self._pool.nodes_of(each for each in members if each in self._pool.entries)
+        return {each: members.index(each) for each, node in nodes.items() if node == node_id}
+
+    def _slowest_step_s(self) -> float:
+        return max(self._record.step_times_s(_STEPS), default=0.0)
+
+    def _host_of(self, node_id: str) -> str:
+        described = (entry.description for entry in self._pool.entries.values())
+        hosts = {each.node_id: each.host for each in described if each is not None}
+        return self._nodes.host_of(node_id) or hosts.get(node_id, node_id)
+
+
+def _say(ranks: Iterable[int], one: str, several: str) -> str:
+    """Name ranks, and what they do."""
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank {names[0]} {one}" if len(names) == 1 else f"ranks {', '.join(names)} {several}"
+
+
+def _find_told(record: RunRecord) -> dict[str, Stage]:
+    """Return the nodes that events tell of, and how far they were last."""
+    stages = {"drain": Stage.OPEN, "drained": Stage.EMPTY}
+    told: dict[str, Stage] = {}
+    for event in record.events_since(0):
+        kind, data = event["kind"], event["data"]
+        if kind in stages:
+            told[data["node"]] = stages[kind]
+        elif kind == "drain_late":
+            told[data["node"]] = Stage.LOST if data["lost"] else Stage.LATE
+        elif kind == "drain_over":
+            told.pop(data["node"], None)
+    return told
+
+
+def _finite(left_s: float) -> float | None:
+    return left_s if math.isfinite(left_s) else None

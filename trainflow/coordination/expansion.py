@@ -1,0 +1,101 @@
+"""Start more workers where nodes have room for them, until there are as many as a run may have.
+
+They come after what the run has begun with: because nodes have joined the cluster, or another job
+has ended, or since workers on nodes that are to go don't count.
+
+Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: never; the run goes
+on with what it has.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+
+from trainflow.clock import Clock
+from trainflow.config.job import JobConfig
+from trainflow.coordination.bundles import describe_bundle
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.placement import choose_room
+from trainflow.coordination.ray_room import find_room
+from trainflow.coordination.staffing import Staffing
+from trainflow.coordination.worker_pool import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+_PLACE_WITHIN_S = 5.0
+
+
+class Expansion:
+    """Adds one bundle after the other, each with a worker."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        pool: WorkerPool,
+        nodes: NodeWatch,
+        control: EpochControl,
+        staffing: Staffing,
+        clock: Clock,
+    ):
+        self._workers = job.workers
+        self._pool = pool
+        self._nodes = nodes
+        self._control = control
+        self._staffing = staffing
+        self._clock = clock
+        self._look_at_s = 0.0
+        self._is_busy = self._has_failed = False
+
+    async def tick(self) -> None:
+        """Add a bundle if one is wanted and there is room; called about twice a second."""
+        if self._is_busy or self._clock.monotonic_s() < self._look_at_s:
+            return
+        self._is_busy = True
+        try:
+            found = await self._add_one()
+            self._has_failed = False
+        except Exception:  # what looks for more stops nothing
+            found = False
+            if not self._has_failed:
+                logger.exception("no room for more workers could be looked for")
+            self._has_failed = True
+        finally:
+            self._is_busy = False
+        if not found:
+            self._look_at_s = self._clock.monotonic_s() + _LOOK_EVERY_S
+
+    async def _add_one(self) -> bool:
+        """Return whether there was room for one that was wanted."""
+        if self._control.epoch is None or not self._nodes.alive:
+            return False
+        self._drop_lost()
+        unfit = self._nodes.unfit
+        placed = self._pool.bundle_nodes()
+        num_lost = sum(node in unfit for node in placed.values())
+        if self._pool.num_bundles() - num_lost >= self._workers.most + self._workers.spares:
+            return False
+        node_id = await self._find_room(Counter(placed.values()))
+        if node_id is None:
+            return False
+        number = await self._pool.bundles.add(node_id, _PLACE_WITHIN_S)
+        if number is None:
+            return False
+        self._nodes.ensure({node_id})
+        self._staffing.respawn(number, self._control.incarnation)
+        return True
+
+    async def _find_room(self, load: Counter[str]) -> str | None:
+        free = await asyncio.to_thread(find_room)
+        known = self._nodes.alive.keys() & free.keys()
+        fit = {node: free[node] for node in sorted(known) if node not in self._nodes.unfit}
+        return choose_room(fit, describe_bundle(self._workers.resources), load)
+
+    def _drop_lost(self) -> None:
+        """Give up what was added on nodes that are gone, with workers that wait to start there."""
+        for number in self._pool.bundles.find_lost(self._nodes.alive):
+            for entry in list(self._pool.entries.values()):
+                if entry.bundle == number and entry.description is None:
+                    self._pool.drop(entry.worker_id)
+            self._pool.bundles.drop(number)

@@ -1,0 +1,59 @@
+"""Nodes that are to go, that fail again and again, or that have room for more.
+
+Process: coordinator.  Thread: its event loop; what takes time is a task.
+"""
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.config.job import JobConfig
+from trainflow.coordination.background import Background
+from trainflow.coordination.drain_watch import DrainWatch
+from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.expansion import Expansion
+from trainflow.coordination.isolation_watch import IsolationWatch
+from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.staffing import Staffing
+from trainflow.coordination.worker_pool import WorkerPool
+
+
+class NodeChanges:
+    """Who looks after them.
+
+    Attributes:
+        staffing: where workers may be started.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        pool: WorkerPool,
+        control: EpochControl,
+        nodes: NodeWatch,
+        record: RunRecord,
+        background: Background,
+    ):
+        clock = SYSTEM_CLOCK
+        control.candidacy.unfit = nodes.unfit
+        self._control = control
+        self._background = background
+        self._isolation = IsolationWatch(job, pool, nodes, record, clock)
+        self.staffing = Staffing(job, pool, nodes, self._isolation, record, clock)
+        self._drains = DrainWatch(job, pool, nodes, control, record, clock)
+        self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)
+
+    def hear(self, beat: Heartbeat) -> None:
+        """A Keeper tells of its node."""
+        self._drains.hear(beat.node_id, beat.notice)
+
+    def tick(self, *, may_start: bool) -> None:
+        """Look after all of them; called about twice a second.
+
+        Args:
+            may_start: whether workers may still be started, where there is room.
+        """
+        self._background.start(self._drains.tick())
+        if may_start:
+            self._background.start(self._expansion.tick())
+        if self._isolation.tick():
+            self._control.advance()

@@ -1,0 +1,148 @@
+"""Hear of it when the provider of a machine is about to take it back.
+
+What asks a provider is a `NoticeSource`; there is one, which looks at a file. What reads a cloud's
+metadata can write that file, or be another source.
+
+Process: keeper.  Thread: one of its own, so that a provider that doesn't answer holds nothing up.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from trainflow.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+_POLL_EVERY_S = 0.5
+_MAX_BYTES = 200
+
+
+@dataclass(frozen=True)
+class PreemptionNotice:
+    """The machine is to be taken back.
+
+    Attributes:
+        left_s: seconds that are left, as of now; none or less: it may go at any moment.
+        trouble: why the time that was said could not be read; None: it could.
+    """
+
+    left_s: float
+    trouble: str | None = None
+
+
+class NoticeSource(Protocol):
+    """Asks one machine's provider."""
+
+    def poll_notice(self) -> PreemptionNotice | None:
+        """Return what it says now; None: the machine stays."""
+        ...
+
+
+class NoticeFile:
+    """A file that is there once the machine is to go.
+
+    It holds the seconds from when it was written, or a moment as RFC 3339 has it. An empty one
+    means now, and so does one that can't be understood.
+    """
+
+    def __init__(self, path: Path, clock: Clock):
+        self._path = path
+        self._clock = clock
+
+    def poll_notice(self) -> PreemptionNotice | None:
+        """Look at the file."""
+        try:
+            written_at_s = self._path.stat().st_mtime
+            with self._path.open("rb") as file:
+                text = file.read(_MAX_BYTES).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+        try:
+            deadline_at_s = read_deadline(text, written_at_s)
+        except ValueError as error:
+            return PreemptionNotice(0.0, f"{self._path}: {error}")
+        return PreemptionNotice(deadline_at_s - self._clock.unix_s())
+
+
+def read_deadline(text: str, written_at_s: float) -> float:
+    """Return the CLOCK_REALTIME that a notice means, which was written at ``written_at_s``.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    if not text:
+        return written_at_s
+    try:
+        left_s = float(text)
+    except ValueError:
+        moment = _read_moment(text)
+        if moment is None or moment.tzinfo is None:
+            raise _misread(text) from None
+        return moment.timestamp()
+    if not 0 <= left_s < float("inf"):
+        raise _misread(text)
+    return written_at_s + left_s
+
+
+def _read_moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _misread(text: str) -> ValueError:
+    return ValueError(
+        f"got {text[:40]!r}, expected seconds, as 30, or a moment with its offset from UTC, as "
+        "2026-01-31T12:00:00Z; write one of these, or nothing, which means now"
+    )
+
+
+class NoticePoll:
+    """Asks a source again and again.
+
+    Attributes:
+        newest: what it said last; a source that fails says nothing new.
+    """
+
+    def __init__(self, source: NoticeSource, clock: Clock):
+        self.newest: PreemptionNotice | None = None
+        self._source = source
+        self._clock = clock
+        self._has_failed = False
+
+    def start(self) -> None:
+        """Begin to ask."""
+        threading.Thread(target=self._run, name="preemption", daemon=True).start()
+
+    def poll_once(self) -> None:
+        """Ask; a source may fail in whatever way."""
+        try:
+            self.newest = self._source.poll_notice()
+            self._has_failed = False
+        except Exception:
+            if not self._has_failed:
+                logger.exception("the machine's provider can't be asked whether it stays")
+            self._has_failed = True
+
+    def _run(self) -> None:
+        while True:
+            self.poll_once()
+            self._clock.sleep(_POLL_EVERY_S)
+
+
+def watch_file(path: str, host: str, clock: Clock) -> NoticePoll:
+    """Begin to look at a machine's file.
+
+    Args:
+        path: ``{host}`` in it stands for the machine's address.
+        host: that.
+        clock: tells the time that is left.
+    """
+    poll = NoticePoll(NoticeFile(Path(path.replace("{host}", host)), clock), clock)
+    poll.start()
+    return poll

@@ -1,0 +1,67 @@
+"""Measure where a worker's start goes, from the beginning of its process.
+
+Process: worker.  Threads: whichever carries the start on; one at a time.  Blocks: never.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from trainflow.clock import Clock
+from trainflow.coordination.startup import StartPhase, WorkerStart
+
+_STAT = Path("/proc/self/stat")
+_START_TIME = 19  # "starttime", as counted from the field behind the command's name; proc(5)
+
+
+class StartTimes:
+    """A stopwatch that is begun in the actor's constructor.
+
+    Attributes:
+        result: what it has measured; None until the worker is warm.
+    """
+
+    def __init__(self, asked_at_s: float, process_age_s: float, clock: Clock):
+        """Begin.
+
+        Args:
+            asked_at_s: CLOCK_REALTIME when the coordinator asked for the worker, by its own clock.
+            process_age_s: Ray may have had the process ready before that, which doesn't count.
+            clock: measures.
+        """
+        self.result: WorkerStart | None = None
+        self._clock = clock
+        self._last_s = clock.monotonic_s()
+        took_s = max(0.0, clock.unix_s() - asked_at_s)
+        process_s = min(took_s, process_age_s)
+        self._phases_s = {
+            StartPhase.PLACED: took_s - process_s,
+            StartPhase.PROCESS: process_s,
+        }
+
+    def end(self, phase: StartPhase) -> None:
+        """A phase is over, or a part of it, which began when the one before was."""
+        now_s = self._clock.monotonic_s()
+        self._phases_s[phase] = self._phases_s.get(phase, 0.0) + now_s - self._last_s
+        self._last_s = now_s
+
+    def finish(self, phase: StartPhase, kernels_s: float) -> None:
+        """The last phase is over: the worker is warm.
+
+        Args:
+            phase: that one.
+            kernels_s: what having kernels ready has taken, so far counted to the model.
+        """
+        self.end(phase)
+        phases_s = dict(self._phases_s)
+        if kernels_s:
+            phases_s[StartPhase.KERNELS] = kernels_s
+            phases_s[StartPhase.MODEL] = max(0.0, phases_s[StartPhase.MODEL] - kernels_s)
+        self.result = WorkerStart(self._clock.unix_s(), phases_s)
+
+
+def read_process_age_s() -> float:
+    """Return how long this process has lived, to a hundredth of a second."""
+    fields = _STAT.read_text().rpartition(")")[2].split()
+    began_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s

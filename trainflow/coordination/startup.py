@@ -1,0 +1,133 @@
+"""Where the time of a start goes, by phase: a worker's, and a whole run's.
+
+Plain values in, plain values out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_WARM = "warm"
+_NUM_NAMED = 3
+
+
+class StartPhase(StrEnum):
+    """What the start of a worker consists of, in this order.
+
+    Attributes:
+        PLACED: Ray has a process for it.
+        PROCESS: Ray has built the actor in that; without the time it stood ready before.
+        IMPORTS: what trains is imported: torch, Ray Train, TrainFlow.
+        TRAINER: Ray Train has called the training function's shell.
+        MODULE: the job's module is imported.
+        DATA: the datasets are open.
+        KERNELS: of compression, loaded, or built first.
+        MODEL: the training function has come to its steps, with its model on the device.
+        REHEARSAL: of one step; workers that are designated for the first epoch have none.
+    """
+
+    PLACED = "placed"
+    PROCESS = "process"
+    IMPORTS = "imports"
+    TRAINER = "trainer"
+    MODULE = "module"
+    DATA = "data"
+    KERNELS = "kernels"
+    MODEL = "model"
+    REHEARSAL = "rehearsal"
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """One worker's way from being asked for to being warm.
+
+    Attributes:
+        warm_at_s: CLOCK_REALTIME when it was.
+        phases_s: what each phase took; one that there was none of is missing.
+    """
+
+    warm_at_s: float
+    phases_s: Mapping[StartPhase, float]
+
+    @property
+    def took_s(self) -> float:
+        """From being asked for to being warm."""
+        return sum(self.phases_s.values())
+
+
+@dataclass(frozen=True)
+class RunMoments:
+    """When a run had come how far; all CLOCK_REALTIME.
+
+    Attributes:
+        submitted_at_s: its coordinator began to open it.
+        launched_at_s: there was room for its workers, and they were asked for.
+        formed_at_s: the epoch that committed its first step had begun.
+        committed_at_s: that step was committed.
+    """
+
+    submitted_at_s: float
+    launched_at_s: float
+    formed_at_s: float
+    committed_at_s: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one phase took of a start.
+
+    Attributes:
+        phase: its name.
+        took_s: its length, on the worker that was slowest in it.
+        worker: that one; None: the phase is the coordinator's.
+    """
+
+    phase: str
+    took_s: float
+    worker: str | None = None
+
+
+def share_out_worker(start: WorkerStart) -> list[Share]:
+    """Return what each phase took of a worker's start, in their order."""
+    return [
+        Share(phase.value, start.phases_s[phase]) for phase in StartPhase if phase in start.phases_s
+    ]
+
+
+def share_out_run(moments: RunMoments, starts: Mapping[str, WorkerStart]) -> list[Share]:
+    """Return what each phase took of a run's start, in their order.
+
+    A phase of the workers is that of the slowest in it, and the slowest of the next may be another;
+    ``warm`` is the whole way of the one that was warm last.
+
+    Args:
+        moments: of the run.
+        starts: of those with a rank in the first step, as far as they are known, by worker id.
+    """
+    last = max(starts, key=lambda worker: starts[worker].warm_at_s, default=None)
+    warm_at_s = moments.launched_at_s if last is None else starts[last].warm_at_s
+    return [
+        Share("room", moments.launched_at_s - moments.submitted_at_s),
+        *filter(None, (_find_slowest(phase, starts) for phase in StartPhase)),
+        *([] if last is None else [Share(_WARM, starts[last].took_s, last)]),
+        Share("forming", max(0.0, moments.formed_at_s - warm_at_s)),
+        Share("first_step", max(0.0, moments.committed_at_s - moments.formed_at_s)),
+    ]
+
+
+def _find_slowest(phase: StartPhase, starts: Mapping[str, WorkerStart]) -> Share | None:
+    took_s = {k: each.phases_s[phase] for k, each in starts.items() if phase in each.phases_s}
+    if not took_s:
+        return None
+    worker = max(took_s, key=lambda each: took_s[each])
+    return Share(phase.value, took_s[worker], worker)
+
+
+def name_longest(shares: Sequence[Share]) -> str:
+    """Say in words which phases took longest."""
+    phases = [share for share in shares if share.phase != _WARM]
+    longest = sorted(phases, key=lambda share: share.took_s, reverse=True)[:_NUM_NAMED]
+    return ", ".join(
+        f"{share.phase} {share.took_s:.2f} s" + (f" ({share.worker})" if share.worker else "")
+        for share in longest
+    )

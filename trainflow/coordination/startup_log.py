@@ -1,0 +1,109 @@
+"""Record where the time of starts goes: the run's, once, and that of each spare that is warm.
+
+What it needs it finds in the record and with the workers, so a coordinator that comes back tells
+what the one before it couldn't.
+
+Process: coordinator.  Thread: its event loop.  Blocks: never.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.startup import (
+    RunMoments,
+    StartPhase,
+    WorkerStart,
+    name_longest,
+    share_out_run,
+    share_out_worker,
+)
+from trainflow.coordination.worker_pool import WorkerPool
+
+Json = dict[str, Any]
+
+_STARTUP = "startup"
+_WARM = "warm"
+
+
+class StartupLog:
+    """What is told of starts."""
+
+    def __init__(self, pool: WorkerPool, record: RunRecord):
+        self._pool = pool
+        self._record = record
+        self._is_over = False
+
+    def on_ready(self, description: WorkerDescription) -> None:
+        """A worker is warm; it is told of if it rehearsed, as one that training didn't wait for."""
+        start, worker_id = description.start, description.worker_id
+        if start is None or StartPhase.REHEARSAL not in start.phases_s or self._is_told(worker_id):
+            return
+        shares = share_out_worker(start)
+        text = f"{worker_id} is warm, {start.took_s:.2f} s after it was asked for: "
+        self._record.add_event(
+            _WARM,
+            text + name_longest(shares),
+            worker=worker_id,
+            took_s=start.took_s,
+            phases={share.phase: share.took_s for share in shares},
+        )
+
+    def on_step(self) -> None:
+        """A step has been recorded; the first one ends the run's start."""
+        if self._is_over:
+            return
+        first = next(iter(self._record.steps_since(0)), None)
+        events = self._record.events_since(0)
+        epoch = None if first is None else _find(events, "epoch", first["epoch"])
+        if first is None or epoch is None:
+            return  # the members were faster than the calls that released them
+        self._is_over = True
+        submitted, launched = _find(events, "submitted"), _find(events, "launched")
+        if submitted is None or launched is None or self._record.has(_STARTUP):
+            return
+        moments = RunMoments(
+            submitted_at_s=submitted["at_s"],
+            launched_at_s=launched["at_s"],
+            formed_at_s=epoch["at_s"],
+            committed_at_s=first["committed_at_s"],
+        )
+        self._tell_startup(first["step"], moments, self._starts_of(epoch["data"]["members"]))
+
+    def _tell_startup(
+        self, step: int, moments: RunMoments, starts: Mapping[str, WorkerStart]
+    ) -> None:
+        shares = share_out_run(moments, starts)
+        took_s = moments.committed_at_s - moments.submitted_at_s
+        text = f"step {step} committed {took_s:.2f} s after the run was submitted; longest: "
+        self._record.add_event(
+            _STARTUP,
+            text + name_longest(shares),
+            took_s=took_s,
+            phases={share.phase: asdict(share) for share in shares},
+        )
+
+    def _starts_of(self, worker_ids: Iterable[str]) -> dict[str, WorkerStart]:
+        """Return what is known of how these have started."""
+        entries = (self._pool.entries.get(worker_id) for worker_id in worker_ids)
+        described = [each.description for each in entries if each is not None]
+        return {
+            each.worker_id: each.start
+            for each in described
+            if each is not None and each.start is not None
+        }
+
+    def _is_told(self, worker_id: str) -> bool:
+        """Whether an earlier coordinator has told of it, and died before the worker knew."""
+        events = self._record.events_since(0)
+        return any(e["kind"] == _WARM and e["data"]["worker"] == worker_id for e in events)
+
+
+def _find(events: Sequence[Json], kind: str, epoch: str | None = None) -> Json | None:
+    """Return the first event of a kind, and of an epoch if one is given."""
+    for event in events:
+        if event["kind"] == kind and epoch in {None, event["data"].get("epoch")}:
+            return event
+    return None

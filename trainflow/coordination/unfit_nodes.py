@@ -1,0 +1,30 @@
+"""Which nodes are to take no more ranks, workers or copies, as long as there are others. Plain."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass
+class UnfitNodes:
+    """Node ids; whoever finds out puts them here, and who places something looks.
+
+    Attributes:
+        draining: nodes that are to be emptied, with the CLOCK_REALTIME of their deadlines: ranks
+            leave them between two steps. Those that are gone meanwhile stay here.
+        isolated: nodes that have failed too often: who has a rank there keeps it.
+    """
+
+    draining: dict[str, float] = field(default_factory=dict[str, float])
+    isolated: frozenset[str] = frozenset()
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self.draining or node_id in self.isolated
+
+    def all(self) -> frozenset[str]:
+        """Return all of them."""
+        return self.isolated.union(self.draining)
+
+    def leave_out(self, node_ids: Collection[str], at_least: int) -> list[str]:
+        """Return those that are fit, where that leaves enough; else all, in their order."""
+        fit = [node_id for node_id in node_ids if node_id not in self]
+        return fit if len(fit) >= at_least else list(node_ids)
