@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["tests.testbed.fixtures"]
+pytest_plugins = ["tests.testbed.fixtures", "tests.testbed.net_fixtures"]
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

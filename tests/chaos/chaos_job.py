@@ -1,5 +1,6 @@
 """The job that the chaos tests kill: small, slow enough to be hit; writes down what it used."""
 
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ WIDTH = 64
 
 class Args(BaseModel):
     work_dir: Path
+    hidden: int = 256
+    """Width of the model."""
     sleep_s: float = 0.01
     """A microbatch waits for so long, until there is a file named hurry."""
     sleep_from: int = 1
@@ -61,8 +64,9 @@ def open_dataset(_args: BaseModel) -> Waves:
     return Waves()
 
 
-def build_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
+def build_model(hidden: int) -> nn.Module:
+    first, last = nn.Linear(WIDTH, hidden), nn.Linear(hidden, 1)
+    return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.1), last)
 
 
 def hang_once(session: Session, args: Args, step: int) -> None:
@@ -161,7 +165,10 @@ def own_indices(batch: Batch) -> tuple[int, ...]:
 
 
 def train(session: Session, args: Args) -> None:
-    model = session.prepare(build_model, lambda p: torch.optim.AdamW(p, lr=1e-3))
+    (args.work_dir / f"frozen-{os.getpid()}").write_text(str(gc.get_freeze_count()))
+    model = session.prepare(
+        lambda: build_model(args.hidden), lambda p: torch.optim.AdamW(p, lr=1e-3)
+    )
     log = (args.work_dir / f"used-{os.getpid()}.jsonl").open("a", buffering=1)
     death = Death(session, args.die_at, args.work_dir)
     flip = Flip(session, args, next(model.parameters()))

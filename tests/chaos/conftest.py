@@ -10,6 +10,7 @@ from tests.chaos.harness import RunUnderTest, remove_remains, shard_digests
 from tests.testbed.s3_server import S3Server
 from trainflow.coordination.driver import connect
 from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.sites import Loopback
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,8 @@ def cluster(
     for name, value in (s3_if_any.environment if s3_if_any else {}).items():
         patch.setenv(name, value)  # where every process of the cluster finds it
     patch.setenv("TRAINFLOW_HOME", str(tmp_path_factory.mktemp("home")))
-    with LocalCluster.start(head_cpus=0, num_nodes=3, racks=["r1", "r1", "r2"]) as started:
+    sites = Loopback(["r1", "r1", "r2"])
+    with LocalCluster.start(head_cpus=0, num_nodes=3, sites=sites) as started:
         connect(started.address)
         yield started
         ray.shutdown()

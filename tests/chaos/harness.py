@@ -14,15 +14,15 @@ import ray
 from ray.util import list_named_actors, placement_group_table
 
 from tests.chaos.chaos_job import NUM_SAMPLES
-from tests.chaos.used_samples import (
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.chaos.used_samples import (
     Committed,
     Used,
     collect_samples,
     find_committing_epochs,
 )
-from trainflow.clock import SYSTEM_CLOCK
-from trainflow.config.job import JobConfig
-from trainflow.coordination import names
 from trainflow.coordination.driver import Run, start_run
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 from trainflow.coordination.topology import RACK
@@ -51,6 +51,7 @@ def make_job(
     communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
     failures = args.pop("failures", {})
     monitoring = args.pop("monitoring", {})
+    workers = args.pop("workers", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -64,7 +65,7 @@ def make_job(
                 "max_skipped_steps": 2,
             },
             "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
-            "workers": {"minimum": minimum, "target": target, "spares": spares},
+            "workers": {"minimum": minimum, "target": target, "spares": spares} | workers,
             "checkpoint": checkpoint or {},
             "communication": communication,
             "parallel": parallel,
@@ -201,29 +202,10 @@ class RunUnderTest:
         return {path.read_text() for path in self.work_dir.glob("final-*.txt")}
 
     def used_samples(self) -> dict[int, list[int]]:
-        """Return the samples of each step's committed try; no step was committed in two epochs."""
-        used: list[Used] = []
-        commits: list[Committed] = []
-        for path in self.work_dir.glob("used-*.jsonl"):
-            pid = int(path.stem.removeprefix("used-"))
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                step, epoch = record["step"], (record["at"][0], record["at"][1])
-                if "indices" in record:
-                    used.append(Used(pid, step, epoch, tuple(record["indices"])))
-                else:
-                    commits.append(Committed(pid, step, epoch))
-        committing = find_committing_epochs(commits)
-        twice = {step: epochs for step, epochs in committing.items() if len(epochs) > 1}
-        assert not twice, f"steps were committed in more than one epoch: {twice}"
-        return collect_samples(used, committing)
+        return find_used(self.work_dir)
 
     def expected_samples(self) -> dict[int, list[int]]:
-        order = SampleOrder(NUM_SAMPLES, self.job.training.seed, "shuffled")
-        return {
-            step: sorted(order.indices((step - 1) * GLOBAL_BATCH, step * GLOBAL_BATCH).tolist())
-            for step in range(1, self.job.training.max_steps + 1)
-        }
+        return find_expected(self.job, self.job.training.max_steps)
 
     def _workers(self) -> list[dict[str, Any]]:
         deadline_s = SYSTEM_CLOCK.monotonic_s() + TIMEOUT_S
@@ -248,6 +230,34 @@ class RunUnderTest:
         ]
         left += [str(path) for path in _SHARED_MEMORY.glob(f"{self.run.job_id}/**/*")]
         return left
+
+
+def find_used(work_dir: Path) -> dict[int, list[int]]:
+    """Return the samples of each step's committed try; no step was committed in two epochs."""
+    used: list[Used] = []
+    commits: list[Committed] = []
+    for path in work_dir.glob("used-*.jsonl"):
+        pid = int(path.stem.removeprefix("used-"))
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            step, epoch = record["step"], (record["at"][0], record["at"][1])
+            if "indices" in record:
+                used.append(Used(pid, step, epoch, tuple(record["indices"])))
+            else:
+                commits.append(Committed(pid, step, epoch))
+    committing = find_committing_epochs(commits)
+    twice = {step: epochs for step, epochs in committing.items() if len(epochs) > 1}
+    assert not twice, f"steps were committed in more than one epoch: {twice}"
+    return collect_samples(used, committing)
+
+
+def find_expected(job: JobConfig, last_step: int) -> dict[int, list[int]]:
+    """Return the samples that each step is to have."""
+    order = SampleOrder(NUM_SAMPLES, job.training.seed, "shuffled")
+    return {
+        step: sorted(order.indices((step - 1) * GLOBAL_BATCH, step * GLOBAL_BATCH).tolist())
+        for step in range(1, last_step + 1)
+    }
 
 
 def remove_remains() -> None:

@@ -72,6 +72,21 @@ def test_a_node_that_falls_silent_is_given_up_and_its_workers_die_when_it_is_bac
     expect_as_undisturbed(run, undisturbed)
 
 
+def test_a_worker_that_starts_while_the_coordinator_dies_takes_part(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    """What the coordinator had asked of it is lost, and training can't go on without it."""
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, spares=0)
+    run.wait_training(step=20)
+    run.kill(1)
+    started = events_of(run.wait(lambda s: bool(events_of(s, "respawned"))), "respawned")
+    os.kill(run.run.coordinator_pid(), signal.SIGKILL)
+    status = run.wait_recovered()
+    assert events_of(status, "coordinator_restarted")
+    assert events_of(status, "respawned") == started, "it was given up for another"
+    expect_as_undisturbed(run, undisturbed)
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_rank_killed_after_its_last_step_is_made_up_for(
     cluster: LocalCluster, tmp_path: Path, spares: int

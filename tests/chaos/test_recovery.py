@@ -13,16 +13,36 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 
-def expect_as_undisturbed(run: RunUnderTest, undisturbed: str) -> None:
+def expect_as_undisturbed(run: RunUnderTest, undisturbed: str) -> dict[str, Any]:
     status = run.finish()
     assert status["state"] == "succeeded", status["ending"]
     assert run.final_digests() == {undisturbed}
     assert run.used_samples() == run.expected_samples()
     assert all(event["data"]["steps_lost"] == 0 for event in events_of(status, "recovered"))
+    return status
+
+
+def expect_starts_are_told(run: RunUnderTest, status: dict[str, Any]) -> None:
+    (startup,) = events_of(status, "startup")
+    members = {worker["worker_id"] for worker in run.members().values()}
+    phases = startup["data"]["phases"]
+    workers = ["placed", "process", "imports", "trainer", "module", "data", "model", "warm"]
+    assert [*phases] == ["room", *workers, "forming", "first_step"]
+    assert {phases[phase]["worker"] for phase in workers} <= members
+    parts_s = [phases[each]["took_s"] for each in ("room", "warm", "forming", "first_step")]
+    assert sum(parts_s) == pytest.approx(startup["data"]["took_s"], abs=0.2)
+    assert phases["imports"]["took_s"] > 0.5, "torch is large"
+    spares = [event["data"] for event in events_of(status, "warm")]
+    assert len(spares) == 2
+    assert {each["worker"] for each in spares}.isdisjoint(members)
+    assert all({"model", "rehearsal"} <= each["phases"].keys() for each in spares)
+    assert all(sum(each["phases"].values()) == each["took_s"] for each in spares)
+    frozen = [int(path.read_text()) for path in run.work_dir.glob("frozen-*")]
+    assert min(frozen) > 100_000, "collections go over modules"
 
 
 def test_worker_killed_is_replaced_by_a_spare(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=20, spares=2)
+    expect_starts_are_told(run, run.wait_training(step=20, spares=2))
     before = run.pids()
     run.kill(1)
     run.wait_recovered()

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from trainflow.cli.chaos_command import chaos_app
 from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.determinism_commands import EPILOGUE as COMPARING_EPILOGUE
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(chaos_app, name="chaos")
 
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]

@@ -44,6 +44,7 @@ def make_status(**changes: Any) -> Answer:
         "as_of_s": 1000.0,
         "state": "running",
         "stragglers": [],
+        "slow_network": [],
         "ending": None,
         "events": [],
         "steps": [],

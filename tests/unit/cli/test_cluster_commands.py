@@ -49,17 +49,25 @@ def test_a_run_that_ends_meanwhile_is_left_out_of_the_list(cluster: FakeCluster)
 def test_a_status_shows_figures_and_the_newest_events():
     events = [make_event(n, text=f"number {n}") for n in range(1, 9)]
     lines = on_cluster.format_status(make_status(epoch=None, events=events)).splitlines()
-    assert "state        running" in lines
-    assert "epoch        -" in lines
+    assert "state         running" in lines
+    assert "epoch         -" in lines
     assert [line.split()[-1] for line in lines[-5:]] == ["4", "5", "6", "7", "8"]
 
 
 def test_a_status_shows_who_straggles():
     slow = [{"rank": 2, "ratio": 3.14}, {"rank": 5, "ratio": 1.5}]
-    assert "stragglers   rank 2, 3.1 times; rank 5, 1.5 times" in on_cluster.format_status(
+    assert "stragglers    rank 2, 3.1 times; rank 5, 1.5 times" in on_cluster.format_status(
         make_status(stragglers=slow)
     )
-    assert "stragglers   -" in on_cluster.format_status(make_status())
+    assert "stragglers    -" in on_cluster.format_status(make_status())
+
+
+def test_a_status_shows_the_links_that_training_waits_for():
+    slow = [{"hosts": ["10.0.0.2"]}, {"hosts": ["10.0.0.3", "10.0.0.4"]}]
+    assert "slow_network  10.0.0.2; 10.0.0.3 - 10.0.0.4" in on_cluster.format_status(
+        make_status(slow_network=slow)
+    )
+    assert "slow_network  -" in on_cluster.format_status(make_status())
 
 
 def test_a_port_at_which_nothing_listens_is_unreachable_at_once():

@@ -1,6 +1,11 @@
 """The oracle itself: it must see a step that was done twice, and one that was not done."""
 
-from tests.chaos.used_samples import Committed, Used, collect_samples, find_committing_epochs
+from trainflow.coordination.chaos.used_samples import (
+    Committed,
+    Used,
+    collect_samples,
+    find_committing_epochs,
+)
 
 FIRST, SECOND = (1, 1), (1, 2)
 A, B, C = 10, 11, 12

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 EpochKey = tuple[int, int]
+Process = int | str
+"""What names a process among all of a run: its pid, or its worker's id."""
 
 
 @dataclass(frozen=True)
 class Used:
     """One microbatch that a process computed in one try of a step, which may have been void."""
 
-    pid: int
+    process: Process
     step: int
     epoch: EpochKey
     indices: tuple[int, ...]
@@ -26,7 +28,7 @@ class Used:
 class Committed:
     """A process has committed a step under an epoch; lines of one process are in order."""
 
-    pid: int
+    process: Process
     step: int
     epoch: EpochKey
 
@@ -37,10 +39,10 @@ def find_committing_epochs(commits: Iterable[Committed]) -> dict[int, set[EpochK
     A commit that no process outlived never happened: the step that nobody else had seen committed
     is rightly done again.
     """
-    last: dict[int, Committed] = {}
+    last: dict[Process, Committed] = {}
     by_step: dict[int, dict[EpochKey, list[Committed]]] = defaultdict(lambda: defaultdict(list))
     for commit in commits:
-        last[commit.pid] = commit
+        last[commit.process] = commit
         by_step[commit.step][commit.epoch].append(commit)
     found: dict[int, set[EpochKey]] = {}
     for step, by_epoch in by_step.items():
@@ -48,7 +50,7 @@ def find_committing_epochs(commits: Iterable[Committed]) -> dict[int, set[EpochK
         found[step] = {
             epoch
             for epoch, seen in by_epoch.items()
-            if epoch == newest or any(last[commit.pid] != commit for commit in seen)
+            if epoch == newest or any(last[commit.process] != commit for commit in seen)
         }
     return found
 

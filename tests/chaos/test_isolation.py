@@ -1,0 +1,43 @@
+"""A node that fails again and again gets no ranks until it has shown that it is well."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import RunUnderTest, events_of
+from trainflow.coordination.local_cluster import LocalCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+
+NODE_CPUS = 2
+
+
+def test_a_flapping_node_takes_no_ranks_until_it_has_shown_that_it_is_well(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Every CPU has a worker, so that the node's bundles have nowhere else to go."""
+    failures = {"isolate_after": 2, "probe_after_s": 15.0}
+    run = RunUnderTest.start(
+        cluster, tmp_path, spares=3, max_steps=600, sleep_s=0.1, failures=failures
+    )
+    run.wait_training(step=5, spares=3)
+    before, node = run.members(), run.node_of(1)
+    node.kill()
+    run.empty_shared_memory(before[1]["node_id"])
+    status = run.wait(lambda s: bool(events_of(s, "isolate")))
+    cluster.replace(node, cpus=NODE_CPUS)
+    (isolate,) = events_of(status, "isolate")
+    assert isolate["data"]["host"] == before[1]["host"]
+    status = run.wait(lambda s: bool(events_of(s, "readmit")))
+    (readmit,) = events_of(status, "readmit")
+    assert readmit["data"]["host"] == before[1]["host"]
+    probe, *others = events_of(status, "respawned")
+    assert isolate["data"]["probe_at_s"] <= probe["at_s"] < readmit["at_s"]
+    assert all(each["at_s"] >= readmit["at_s"] for each in others), "one is enough"
+    status = run.wait(lambda s: s["spares"] >= 3)
+    after = run.members()
+    assert [after[rank]["pid"] for rank in (0, 2)] == [before[rank]["pid"] for rank in (0, 2)]
+    assert after[1]["host"] != before[1]["host"]
+    status = run.finish()
+    assert status["state"] == "succeeded", status["ending"]
+    assert run.used_samples() == run.expected_samples()

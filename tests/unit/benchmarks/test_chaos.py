@@ -1,0 +1,41 @@
+"""The chaos benchmark's plans are valid, and its figures follow from what was found."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chaos
+from benchmarks.peers.ray_train import Goodput
+from benchmarks.report import Row
+from tests.unit.cli.test_chaos_command import REPORT
+from trainflow.coordination.chaos.fitting import require_fit
+from trainflow.coordination.chaos.invariants import Verdict
+from trainflow.coordination.chaos.schedule import draw_faults
+
+
+@pytest.mark.parametrize("system", chaos.MIXES)
+def test_every_kind_of_a_mix_is_drawn_in_ten_minutes(system: str, tmp_path: Path):
+    plan = chaos.make_plan(chaos.MIXES[system], for_s=600, seed=chaos.SEED)
+    require_fit(plan, chaos.make_job(tmp_path, 100), {}, on_own_cluster=True)
+    faults = draw_faults(plan)
+    assert len(faults) == 30
+    drawn = {(each.fault.kind, each.fault.target) for each in faults}
+    assert drawn == {(each["kind"], each.get("target", "member")) for each in chaos.MIXES[system]}
+
+
+def test_rows_say_whether_the_end_is_the_undisturbed_one():
+    told: list[list[float]] = []
+    for holds in (True, False, None):
+        verdict = Verdict("it ends as an undisturbed run", holds, ())
+        rows = chaos.campaign_rows("trainflow", replace(REPORT, verdicts=(verdict,)))
+        told.append([row.value for row in rows if row.metric == "hash_equal"])
+    assert told == [[1.0], [0.0], []]
+
+
+def test_time_lost_is_a_ratio_to_that_of_the_same_faults():
+    ours = [Row("trainflow", "goodput", 0.7, "1"), Row("trainflow_processes", "goodput", 0.9, "1")]
+    found = Goodput(wall_s=100, num_steps=500, step_s=0.1, num_kills=3)
+    rows = {row.metric: row.value for row in chaos.ray_rows(found, ours)}
+    assert rows["goodput"] == pytest.approx(0.5)
+    assert rows["time_lost_to_trainflow_ratio"] == pytest.approx(5.0)

@@ -1,0 +1,150 @@
+"""``trainflow chaos run``: what is refused, what is printed, and the code it leaves with."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import CallMain
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.coordination.chaos import campaign, ground
+from trainflow.coordination.chaos.campaign import FallenFault, Report
+from trainflow.coordination.chaos.figures import Figures
+from trainflow.coordination.chaos.invariants import Verdict
+
+GOOD = Verdict("every sample is used once", True, ("80 samples in 10 steps",))
+BAD = Verdict("ranks end bitwise equal", False, ("ranks 0 hold cafe; ranks 1 hold beef",))
+UNTOLD = Verdict("flipped bits are kept out", None, ("no bit was flipped",))
+REPORT = Report(
+    folder=Path("/home/chaos/chaos-abc"),
+    faults=(
+        FallenFault(1, "kill rank 1", "rank 1 (slot1-1.1), pid 7", "slot1-1.1", 5.0, 3, 0.25),
+        FallenFault(2, "kill spare", None, None, 6.0, 4),
+        FallenFault(3, "kill member"),
+    ),
+    verdicts=(GOOD, UNTOLD),
+    figures=Figures(20.0, 0.1, 0.9, 0.5, 0.025, 0, 1, 12.0),
+    runs=("tiny-a", "tiny-b"),
+)
+
+
+class FakeCampaigns:
+    def __init__(self) -> None:
+        self.report = REPORT
+        self.calls: list[dict[str, Any]] = []
+
+    def carry_out(self, made: Any, *, compares: bool) -> Report:
+        self.calls.append({"compares": compares, "faults": len(made.faults), "job": made.job.name})
+        return self.report
+
+    @contextmanager
+    def open_ground(
+        self, folder: Path, _plan: object, _job: object, address: str | None
+    ) -> Generator[ground.Ground]:
+        self.calls.append({"address": address})
+        yield ground.Ground(folder)
+
+
+@pytest.fixture
+def campaigns(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCampaigns:
+    fake = FakeCampaigns()
+    monkeypatch.setattr(ground, "open_ground", fake.open_ground)
+    monkeypatch.setattr(
+        campaign.Campaign,
+        "carry_out",
+        lambda made, compares: fake.carry_out(made, compares=compares),
+    )
+    return fake
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text("schedule:\n- {kind: kill, rank: 1, at_s: 1}\n- {kind: stop, at_step: 5}\n")
+    return path
+
+
+def test_a_campaign_is_carried_out_and_reported(
+    campaigns: FakeCampaigns,
+    call_main: CallMain,
+    job_file: Path,
+    plan: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert call_main("chaos", "run", job_file, "--plan", plan) == ExitCode.SUCCESS
+    assert campaigns.calls == [{"address": None}, {"compares": True, "faults": 2, "job": "tiny"}]
+    text = capsys.readouterr().out
+    for told in (
+        "1      3           kill rank 1  rank 1 (slot1-1.1), pid 7  0.25",
+        "2      4           kill spare   nobody was there           -",
+        "3      -           kill member  it was never due           -",
+        "yes    every sample is used once  80 samples in 10 steps",
+        "-      flipped bits are kept out  no bit was flipped",
+        "1 recoveries in 20.0 s of training; no step ran for 0.50 s of them (2.5%); 0 steps lost",
+        "goodput 90.0%: undisturbed, a step takes 0.100 s",
+    ):
+        assert told in text
+    (folder,) = (home / "chaos").iterdir()
+    assert json.loads((folder / "report.json").read_text())["holds"] is True
+    assert len(json.loads((folder / "plan.json").read_text())["schedule"]) == 2
+
+
+def test_a_broken_invariant_fails_with_its_evidence(
+    campaigns: FakeCampaigns,
+    call_main: CallMain,
+    job_file: Path,
+    plan: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    campaigns.report = replace(REPORT, verdicts=(GOOD, BAD))
+    arguments = ("chaos", "run", job_file, "--plan", plan, "--no-compare", "-o", "json")
+    assert call_main(*arguments) == ExitCode.FAILED
+    assert campaigns.calls[1]["compares"] is False
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["holds"] is False
+    assert answer["invariants"][1] == {
+        "invariant": "ranks end bitwise equal",
+        "holds": False,
+        "evidence": ["ranks 0 hold cafe; ranks 1 hold beef"],
+    }
+    assert answer["figures"]["stalled_ratio"] == 0.025
+    assert [each["victim"] for each in answer["faults"]][1:] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "told"),
+    [
+        ("mix: [{kind: kil}]", (), "mix.0.kind: got 'kil'; expected 'kill', "),
+        ("schedule: [{kind: kill, rank: 2, at_s: 1}]", (), "schedule.0.rank: got 2; expected at"),
+        (
+            "schedule: [{kind: drop_node, at_s: 1}]",
+            ("--address", "10.0.0.1:6379"),
+            "schedule.0.kind: got 'drop_node'; expected another kind with --address",
+        ),
+    ],
+)
+class TestAPlanThatIsWrong:
+    @pytest.fixture(autouse=True)
+    def _write(self, plan: Path, content: str) -> None:
+        plan.write_text(content)
+
+    @pytest.fixture
+    def arguments(self, job_file: Path, plan: Path, more: tuple[str, ...]) -> list[object]:
+        return ["chaos", "run", job_file, "--plan", plan, *more]
+
+    def test_it_starts_nothing(
+        self,
+        campaigns: FakeCampaigns,
+        call_main: CallMain,
+        arguments: list[Any],
+        told: str,
+        capsys: pytest.CaptureFixture[str],
+    ):
+        assert call_main(*arguments) == ExitCode.USAGE
+        assert told in capsys.readouterr().err
+        assert campaigns.calls == []

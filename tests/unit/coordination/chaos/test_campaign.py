@@ -1,0 +1,234 @@
+"""Faults fall when they are due, and the report says what became of each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.unit.coordination.chaos.test_fitting import make_job
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import Claim, OrderBook, claim
+from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.coordination.chaos import campaign, run_view
+from trainflow.coordination.chaos.campaign import Campaign, Report
+from trainflow.coordination.chaos.ground import Ground
+from trainflow.coordination.chaos.scene import Scene, Victim
+from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
+
+MAX_STEPS = 10
+
+
+class FastClock:
+    """Ten times as fast as time."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return SYSTEM_CLOCK.monotonic_s() + self._skipped_s
+
+    def unix_s(self) -> float:
+        return SYSTEM_CLOCK.unix_s() + self._skipped_s
+
+    def sleep(self, duration_s: float) -> None:
+        self._skipped_s += 0.9 * duration_s
+        SYSTEM_CLOCK.sleep(0.1 * duration_s)
+
+
+class FakeRun:
+    """Does a step between two questions, unless it hangs."""
+
+    job_id = "tiny-abcdef"
+
+    def __init__(self, directory: Path, *, hangs_at: int | None = None):
+        self.directory = directory
+        self.hangs_at = hangs_at
+        self.stopped = False
+        self.retired = False
+        self._step = 0
+
+    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+        if self._step != self.hangs_at:
+            self._step = min(MAX_STEPS, self._step + 1)
+        state, ending = "running", None
+        if self.stopped or self._step == MAX_STEPS:
+            state = "stopped" if self.stopped else "succeeded"
+            ending = {"reason": f"it {state}", "exit_code": 0}
+        status = {"job_id": self.job_id, "directory": str(self.directory), "spares": 2}
+        return status | {"state": state, "step": self._step, "ending": ending}
+
+    def workers(self) -> list[dict[str, Any]]:
+        return []
+
+    def coordinator_pid(self) -> int:
+        return 0
+
+    def keeper_pid(self, node_id: str) -> int:
+        raise AssertionError(node_id)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def retire(self) -> None:
+        self.retired = True
+
+
+class FakeFault:
+    """Falls on the same worker each time, if it is there."""
+
+    def __init__(self) -> None:
+        self.fallen: list[tuple[int, int]] = []
+        self.is_there = True
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        self.fallen.append((planned.number, scene.view.status["step"]))
+        row = {"worker_id": "slot1-1.1"}
+        return Victim(psutil.Process(), "rank 1 (slot1-1.1)", row) if self.is_there else None
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> FakeFault:
+    fake = FakeFault()
+    monkeypatch.setattr(run_view, "_ASK_EVERY_S", 0.02)
+    monkeypatch.setattr(run_view.Traces, "note", lambda _self, _pids: None)
+    monkeypatch.setattr(run_view.Traces, "find_left", lambda *_: [])
+    monkeypatch.setattr(campaign, "FAULTS", dict.fromkeys(campaign.FAULTS, fake))
+    return fake
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    directory = tmp_path / "record"
+    directory.mkdir()
+    return FakeRun(directory)
+
+
+def carry_out(
+    tmp_path: Path, run: FakeRun, *faults: dict[str, Any], timeout_s: float = 60.0
+) -> Report:
+    ground = Ground(tmp_path / "campaign")
+    ground.start = lambda _job: ground.runs.append(run) or run  # type: ignore[method-assign]
+    planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))
+    made = Campaign(ground, make_job(), planned, FastClock(), timeout_s)
+    return made.carry_out(compares=False)
+
+
+def holds(report: Report, invariant: str) -> bool | None:
+    return next(each.holds for each in report.verdicts if each.invariant == invariant)
+
+
+def test_a_fault_falls_once_its_step_is_committed(tmp_path: Path, run: FakeRun, fault: FakeFault):
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    ((number, step),) = fault.fallen
+    assert number == 1
+    assert 4 <= step < MAX_STEPS
+    (told,) = report.faults
+    assert (told.victim, told.after_step) == ("rank 1 (slot1-1.1)", step)
+    assert holds(report, "it ends")
+    assert run.retired
+
+
+def test_a_fault_falls_at_its_time_and_not_after_the_end(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    now, late = {"kind": "kill", "at_s": 0}, {"kind": "stop", "at_s": 10_000}
+    report = carry_out(tmp_path, run, now, late)
+    assert [number for number, _ in fault.fallen] == [1]
+    assert [each.victim for each in report.faults] == ["rank 1 (slot1-1.1)", None]
+    assert report.faults[1].at_s is None
+
+
+def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    fault.is_there = False
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    assert report.faults[0].victim is None
+    assert report.faults[0].at_s is not None
+    assert holds(report, "it ends") is False
+
+
+def test_an_order_is_given_before_the_run_and_reported_if_it_was_carried_out(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(2, "slot2-1.2", 7, 2, 6, (1, 1), 9.0))
+    at_data = {"kind": "kill", "at_step": 5, "phase": "data"}
+    report = carry_out(tmp_path, run, at_data | {"rank": 1}, at_data | {"rank": 2})
+    assert fault.fallen == []
+    book = OrderBook(folder)
+    book.look()
+    assert [(each.number, each.rank, each.step) for each in book.orders] == [(1, 1, 5), (2, 2, 5)]
+    done, undone = report.faults
+    assert (done.number, done.victim, done.after_step) == (2, "rank 2 (slot2-1.2), pid 7", 5)
+    assert (undone.number, undone.victim, undone.at_s) == (1, None, None)
+
+
+def test_a_flip_that_no_rank_carried_out_has_not_fallen(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    report = carry_out(tmp_path, run, {"kind": "flip", "at_s": 0})
+    assert len(fault.fallen) == 1
+    assert report.faults[0].victim is None
+
+
+def test_a_recovery_is_told_with_the_fault_that_it_names(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    ends_s = SYSTEM_CLOCK.unix_s() + 10_000
+    data = {
+        "noticed_at_s": ends_s,
+        "healed_at_s": ends_s,
+        "steps_lost": 2,
+        "committed_at_s": ends_s,
+    }
+    causes = {"causes": ["lost slot1-1.1 (rank 1): its actor exited"]}
+    other = {"causes": ["lost slot1-1.11 (rank 2)"], "committed_at_s": ends_s - 1}
+    events = [{"kind": "recovered", "data": data | each} for each in (causes, other)]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (run.directory / "events.jsonl").write_text(lines)
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    fallen = report.faults[0]
+    assert fallen.at_s is not None
+    assert fallen.recovered_s == pytest.approx(ends_s - fallen.at_s)
+    assert (report.figures.recoveries, report.figures.steps_lost) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "a collective failed on slot0-1.0: gradients differ on ranks [1]",
+        "lost slot1-1.1 (rank 1): its gradients are wrong: step 4: rank 1 came to other gradients",
+    ],
+)
+def test_a_flip_is_told_with_the_recovery_from_it(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, cause: str
+):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(1, "slot1-1.1", 7, 1, 4, (1, 1), at_s=9.0))
+    times = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), 11.5)
+    event = {"kind": "recovered", "data": {**times, "steps_lost": 0, "causes": [cause]}}
+    (run.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
+    report = carry_out(tmp_path, run, {"kind": "flip", "rank": 1, "at_step": 4})
+    assert report.faults[0].recovered_s == pytest.approx(2.5)
+
+
+def test_a_run_that_hangs_is_stopped_and_judged_as_it_is(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    run.hangs_at = 6
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4}, timeout_s=1.0)
+    assert run.stopped
+    assert holds(report, "it ends") is False
+    assert not report.holds
+
+
+def test_checkpoints_of_a_campaign_go_beside_the_job_s():
+    job = make_job(checkpoint={"url": "/data/ckpt/", "every_steps": 5})
+    own = campaign._with_own_store(job, "chaos-abc", "disturbed")
+    assert own.checkpoint.url == "/data/ckpt-chaos-abc/disturbed"
+    assert campaign._with_own_store(make_job(), "chaos-abc", "disturbed").checkpoint.url is None

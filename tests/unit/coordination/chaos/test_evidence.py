@@ -1,0 +1,40 @@
+"""What a run has left on the disk becomes evidence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainflow.computation.chaos_orders import Claim, claim
+from trainflow.coordination.chaos.evidence import gather
+from trainflow.coordination.chaos.invariants import EndState, Flip
+from trainflow.coordination.chaos.used_samples import Committed, Used
+
+
+def write_lines(path: Path, *lines: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_it_is_all_there(tmp_path: Path):
+    folder, record = tmp_path / "campaign", tmp_path / "record"
+    began = {"fact": "began", "num_samples": 50}
+    used = {"fact": "used", "step": 1, "epoch": [1, 1], "indices": [4, 2]}
+    committed = {"fact": "committed", "step": 1, "epoch": [1, 1]}
+    ended = {"fact": "ended", "rank": 1, "shard": [0, 1], "digest": "cafe"}
+    path = folder / "witness-slot1-1.1.jsonl"
+    write_lines(path, began, used, committed, ended)
+    with path.open("a") as file:
+        file.write('{"fact": "comm')  # killed as it wrote
+    write_lines(folder / "witness-slot2-1.2.jsonl", began, ended | {"rank": None})
+    write_lines(record / "metrics.jsonl", {"step": 1})
+    write_lines(record / "events.jsonl", {"kind": "launched"})
+    assert claim(folder, Claim(3, "slot1-1.1", 7, 1, 1, (1, 1), 9.0))
+    ending = {"reason": "every step is done", "exit_code": 0}
+    status = {"job_id": "tiny-abcdef", "directory": str(record), "state": "succeeded"}
+    found = gather(status | {"ending": ending}, folder, [3, 4], ["process 7"])
+    assert (found.state, found.num_samples, found.left) == ("succeeded", 50, ("process 7",))
+    assert found.used == [Used("slot1-1.1", 1, (1, 1), (4, 2))]
+    assert found.commits == [Committed("slot1-1.1", 1, (1, 1))]
+    assert found.ends == (EndState("slot1-1.1", 1, (0, 1), "cafe"),)
+    assert found.flips == (Flip(1, 1, (1, 1), 9.0),)
+    assert (list(found.steps), list(found.events)) == ([{"step": 1}], [{"kind": "launched"}])

@@ -1,0 +1,207 @@
+"""Faults fall on real processes, and are over when the plan says so."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import OrderBook
+from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.coordination.chaos.faults import FAULTS, order_of
+from trainflow.coordination.chaos.run_view import RunView
+from trainflow.coordination.chaos.scene import OwnCluster, Scene
+from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
+
+DEADLINE_S = 20.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield started
+    started.kill()
+    started.wait()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def scene(process: subprocess.Popen[bytes], clock: FakeClock, tmp_path: Path) -> Scene:
+    view = RunView(None, clock)  # type: ignore[arg-type]
+    row = {"worker_id": "slot1-1.1", "rank": 1, "state": "member", "host": "127.0.0.2"}
+    view.workers = [row | {"pid": process.pid, "node_id": "n"}]
+    view.coordinator_pid = process.pid
+    view.keeper_pids = {"n": process.pid}
+    return Scene("tiny-abcdef", view, tmp_path, clock, own=None)
+
+
+def planned(**fault: Any) -> PlannedFault:
+    (drawn,) = draw_faults(ChaosPlan.model_validate({"schedule": [{"at_s": 1} | fault]}))
+    return drawn
+
+
+def wait_status(process: subprocess.Popen[bytes], *wanted: str) -> None:
+    seen, deadline_s = psutil.Process(process.pid), SYSTEM_CLOCK.monotonic_s() + DEADLINE_S
+    while seen.status() not in wanted:
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s, seen.status()
+        SYSTEM_CLOCK.sleep(0.01)
+
+
+RUNS = (psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("member", "rank 1 (slot1-1.1), pid"),
+        ("keeper", "the Keeper of 127.0.0.2, pid"),
+        ("coordinator", "the coordinator, pid"),
+    ],
+)
+def test_a_process_is_killed(
+    scene: Scene, process: subprocess.Popen[bytes], target: str, name: str
+):
+    victim = FAULTS["kill"].fall(planned(kind="kill", target=target), scene)
+    assert victim is not None
+    assert victim.name.startswith(name)
+    assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_nobody_is_hit_where_nobody_is(scene: Scene, process: subprocess.Popen[bytes]):
+    assert FAULTS["kill"].fall(planned(kind="kill", target="spare"), scene) is None
+    assert FAULTS["kill"].fall(planned(kind="kill", rank=0), scene) is None
+    assert process.poll() is None
+
+
+def test_a_dead_process_is_not_hit_again(scene: Scene, process: subprocess.Popen[bytes]):
+    process.kill()
+    process.wait()
+    for kind in ("kill", "stop", "slow", "flip"):
+        assert FAULTS[kind].fall(planned(kind=kind), scene) is None  # type: ignore[index]
+
+
+def test_a_stopped_process_goes_on_when_the_plan_says_so(
+    scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock
+):
+    FAULTS["stop"].fall(planned(kind="stop", resume_after_s=3), scene)
+    wait_status(process, psutil.STATUS_STOPPED)
+    clock.now_s = 2.9
+    scene.act()
+    assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    clock.now_s = 3.0
+    scene.act()
+    wait_status(process, *RUNS)
+
+
+def test_what_is_stopped_goes_on_when_the_run_is_over(
+    scene: Scene, process: subprocess.Popen[bytes]
+):
+    FAULTS["stop"].fall(planned(kind="stop"), scene)
+    wait_status(process, psutil.STATUS_STOPPED)
+    scene.release_all()
+    wait_status(process, *RUNS)
+
+
+def test_a_slow_process_runs_by_turns_until_its_time_is_over(
+    scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock
+):
+    FAULTS["slow"].fall(planned(kind="slow", speed=0.25, last_s=1), scene)
+    ran_s = 0.0
+    while clock.now_s < 1.0:
+        ran_s += 0 if process.pid in scene._stopped else 0.01
+        clock.sleep(0.01)
+        scene.act()
+    assert ran_s == pytest.approx(0.25, abs=0.06)
+    clock.sleep(1.0)
+    scene.act()
+    scene.act()
+    wait_status(process, *RUNS)
+
+
+def test_a_flip_is_ordered_of_the_rank(scene: Scene, tmp_path: Path):
+    victim = FAULTS["flip"].fall(planned(kind="flip"), scene)
+    assert victim is not None
+    book = OrderBook(tmp_path)
+    book.look()
+    (order,) = book.orders
+    assert (order.kind, order.rank, order.step, order.phase) == ("flip", 1, None, None)
+
+
+class FakeHosts:
+    def __init__(self) -> None:
+        self.cuts: list[tuple[int, bool, bool]] = []
+        self.mended: list[tuple[int, ...]] = []
+
+    def number_of(self, address: str) -> int:
+        return int(address.rpartition(".")[2])
+
+    def cut(self, host: int, *, sends: bool, hears: bool) -> None:
+        self.cuts.append((host, sends, hears))
+
+    def shape(self, rate: None, *hosts: int) -> None:
+        self.mended.append(hosts)
+
+
+@pytest.mark.parametrize(
+    ("loses", "cut"),
+    [("both", (2, False, False)), ("sent", (2, False, True)), ("received", (2, True, False))],
+)
+def test_a_node_is_cut_off_until_the_plan_mends_it(
+    scene: Scene, clock: FakeClock, loses: str, cut: tuple[int, bool, bool]
+):
+    hosts = FakeHosts()
+    scene.own = OwnCluster(None, 1.0, hosts=hosts)  # type: ignore[arg-type]
+    fault = planned(kind="partition", loses=loses, last_s=3)
+    victim = FAULTS["partition"].fall(fault, scene)
+    assert victim is not None
+    assert victim.name.startswith("the network of 127.0.0.2 of rank 1 (slot1-1.1), pid")
+    assert hosts.cuts == [cut]
+    clock.now_s = 2.9
+    scene.act()
+    assert hosts.mended == []
+    clock.now_s = 3.0
+    scene.act()
+    assert hosts.mended == [(2,)]
+    scene.release_all()
+    assert hosts.mended[-1] == (), "all are mended when the run is over"
+
+
+@pytest.mark.parametrize("target", ["member", "keeper", "coordinator"])
+def test_a_clock_is_wrong_and_right_again(
+    scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock, target: str
+):
+    fault = planned(kind="skew_clock", target=target, skew_s=-90, last_s=2)
+    assert FAULTS["skew_clock"].fall(fault, scene) is not None
+    said = scene.folder / f"clock-{process.pid}"
+    assert float(said.read_text()) == -90.0
+    clock.now_s = 2.0
+    scene.act()
+    assert float(said.read_text()) == 0.0
+
+
+def test_a_fault_at_a_phase_becomes_an_order():
+    order = order_of(planned(kind="kill", rank=2, at_s=None, at_step=7, phase="optimizer"))
+    assert (order.kind, order.rank, order.step, order.phase) == ("kill", 2, 7, "optimizer")

@@ -1,0 +1,69 @@
+"""What faults cost is measured from the record, and from when they fell."""
+
+from typing import Any
+
+import pytest
+
+from trainflow.coordination.chaos.figures import find_stall, measure, median_step_s, sum_of_union
+
+
+def steps_at(*committed_s: float) -> list[dict[str, Any]]:
+    return [{"step": n, "committed_at_s": at_s} for n, at_s in enumerate(committed_s, start=1)]
+
+
+def recovered(noticed_s: float, healed_s: float, steps_lost: int = 0) -> dict[str, Any]:
+    data = {"noticed_at_s": noticed_s, "healed_at_s": healed_s, "steps_lost": steps_lost}
+    return {"kind": "recovered", "data": data}
+
+
+def test_goodput_is_what_the_steps_take_undisturbed_of_the_time_they_took():
+    figures = measure(steps_at(0, 1, 2, 5, 8), [], [], steps_at(0, 1, 2, 3))
+    assert (figures.wall_s, figures.step_s, figures.goodput_ratio) == (8, 1, 0.5)
+
+
+def test_without_an_undisturbed_run_there_is_no_goodput():
+    figures = measure(steps_at(0, 1), [], [], None)
+    assert (figures.step_s, figures.goodput_ratio) == (None, None)
+
+
+def test_a_step_done_again_counts_once():
+    again = [*steps_at(0, 1, 2), {"step": 3, "committed_at_s": 4.0}]
+    assert measure(again, [recovered(2.5, 3, 1)], [2.4], steps_at(0, 1)).goodput_ratio == 0.5
+    assert measure(again, [recovered(2.5, 3, 1)], [2.4], None).steps_lost == 1
+
+
+def test_no_step_runs_from_the_fault_until_all_hold_the_state():
+    stall = find_stall(recovered(5.3, 5.6)["data"], [4.0, 5.0, 6.0], [5.2, 9.0])
+    assert stall == (5.2, 5.6)
+
+
+def test_a_stop_is_felt_from_its_time_on_and_not_from_when_it_was_noticed():
+    assert find_stall(recovered(8.0, 8.2)["data"], [4.0, 5.0, 8.5], [5.1]) == (5.1, 8.2)
+
+
+def test_a_commit_after_the_fault_was_a_step_that_ran():
+    assert find_stall(recovered(5.3, 5.6)["data"], [5.25], [5.2]) == (5.25, 5.6)
+
+
+def test_of_two_faults_since_the_last_commit_the_first_counts():
+    assert find_stall(recovered(5.3, 5.6)["data"], [5.0], [4.9, 5.1, 5.2]) == (5.1, 5.6)
+
+
+def test_without_a_fault_it_is_felt_from_the_last_commit():
+    assert find_stall(recovered(5.3, 5.6)["data"], [5.0], []) == (5.0, 5.6)
+    assert find_stall(recovered(5.3, 5.6)["data"], [], []) == (5.3, 5.6)
+
+
+def test_stalls_that_overlap_count_once():
+    assert sum_of_union([(1, 3), (2, 4), (6, 7), (6.5, 6.8)]) == 4
+    events = [recovered(5.3, 5.6), recovered(5.4, 5.7)]
+    figures = measure(steps_at(0, 5, 6, 10), events, [5.2, 5.3], None)
+    assert figures.stalled_s == pytest.approx(0.5)
+    assert figures.stalled_ratio == pytest.approx(0.05)
+    assert figures.recoveries == 2
+
+
+def test_a_run_without_steps_has_figures():
+    figures = measure([], [], [], [])
+    assert (figures.wall_s, figures.stalled_ratio, figures.goodput_ratio) == (0, 0, None)
+    assert median_step_s(steps_at(1)) is None

@@ -1,0 +1,147 @@
+"""A plan that can't be carried out on a job is refused before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.config.job import JobConfig
+from trainflow.coordination.chaos.fitting import cpus_of_a_node, require_fit
+from trainflow.errors import ConfigError
+
+
+def make_job(**changes: Any) -> JobConfig:
+    job = {
+        "name": "tiny",
+        "entrypoint": "jobs.tiny:train",
+        "training": {"max_steps": 10, "global_batch_size": 8, "microbatch_size": 2},
+        "data": {"dataset": "jobs.tiny:open_dataset"},
+        "workers": {"minimum": 1, "target": 3, "spares": 2},
+    }
+    return JobConfig.model_validate(job | changes)
+
+
+def make_plan(*faults: dict[str, Any], **changes: Any) -> ChaosPlan:
+    return ChaosPlan.model_validate({"schedule": list(faults)} | changes)
+
+
+KILL = {"kind": "kill", "at_s": 1}
+FLIP = {"kind": "flip", "at_s": 1}
+DROP = {"kind": "drop_node", "at_s": 1}
+CUT = {"kind": "partition", "at_s": 1}
+
+
+@pytest.mark.parametrize(
+    "fault", [KILL, FLIP, DROP, KILL | {"rank": 2}, KILL | {"target": "spare"}]
+)
+def test_what_fits_passes(fault: dict[str, Any]):
+    require_fit(make_plan(fault), make_job(), {}, on_own_cluster=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "job", "told"),
+    [
+        (KILL | {"rank": 3}, {}, "schedule.0.rank: got 3; expected at most 2, with workers.target"),
+        (
+            {"kind": "kill", "at_step": 11},
+            {},
+            "schedule.0.at_step: got 11; expected at most training.max_steps = 10",
+        ),
+        (
+            KILL | {"target": "spare"},
+            {"workers": {"minimum": 1, "target": 3}},
+            "schedule.0.target: got 'spare'; expected another target with workers.spares = 0",
+        ),
+        (
+            FLIP,
+            {"parallel": {"mode": "fsdp"}},
+            "schedule.0.kind: got 'flip'; expected another kind with parallel.mode = fsdp",
+        ),
+        (
+            FLIP,
+            {"communication": {"compression": "int8"}},
+            "expected another kind with compressed gradients (communication)",
+        ),
+        (
+            FLIP,
+            {"workers": {"minimum": 1, "target": 1}},
+            "expected another kind with workers.target = 1",
+        ),
+        (
+            KILL,
+            {"checkpoint": {"url": "/tmp/a", "resume": "/tmp/b"}},
+            "checkpoint.resume: got '/tmp/b'; expected auto or never",
+        ),
+        (
+            KILL,
+            {"workers": {"minimum": 1, "target": 3, "resources": {"GPU": 1}}},
+            "workers.resources.GPU: got 1; expected 0 on a cluster that the campaign starts",
+        ),
+        (
+            KILL,
+            {"training": make_job().training.model_dump() | {"batch_scaling": "linear"}},
+            "training.batch_scaling: got 'linear'; expected 'none'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(fault: dict[str, Any], job: dict[str, Any], told: str):
+    with pytest.raises(ConfigError) as refusal:
+        require_fit(make_plan(fault), make_job(**job), {}, on_own_cluster=True)
+    assert told in str(refusal.value)
+
+
+def test_a_node_is_dropped_only_where_it_is_ours_and_there_is_another():
+    with pytest.raises(ConfigError, match="expected another kind with --address"):
+        require_fit(make_plan(DROP), make_job(), {}, on_own_cluster=False)
+    for fault in (DROP, CUT):
+        one = make_plan(fault, cluster={"nodes": 1})
+        with pytest.raises(ConfigError, match=r"cluster\.nodes: got 1; expected at least 2"):
+            require_fit(one, make_job(), {}, on_own_cluster=True)
+
+
+def test_hosts_that_are_cut_off_reach_nothing_outside():
+    for url in ("/tmp/a", "file:///tmp/a"):
+        job = make_job(checkpoint={"url": url})
+        require_fit(make_plan(CUT), job, {}, on_own_cluster=True)
+    with pytest.raises(ConfigError, match=r"checkpoint\.url: got 's3://b/a'; expected a local"):
+        require_fit(
+            make_plan(CUT), make_job(checkpoint={"url": "s3://b/a"}), {}, on_own_cluster=True
+        )
+
+
+S3 = {"checkpoint": {"url": "s3://bucket/a", "every_steps": 5}}
+HANG = {"kind": "hang_store", "at_s": 1}
+HTTP = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}
+
+
+def test_a_store_hangs_where_it_is_reached_through_an_endpoint():
+    require_fit(make_plan(HANG), make_job(**S3), HTTP, on_own_cluster=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "env", "is_own", "told"),
+    [
+        (S3, HTTP, False, "--address: its processes reach the store by themselves; leave it"),
+        ({"checkpoint": {"url": "/tmp/a"}}, HTTP, True, "checkpoint.url = '/tmp/a', which is no"),
+        (S3, {}, True, "AWS_ENDPOINT_URL = '', which is no http://HOST:PORT"),
+        (S3, {"AWS_ENDPOINT_URL": "https://s3"}, True, "AWS_ENDPOINT_URL = 'https://s3'"),
+    ],
+)
+def test_a_store_that_can_not_be_hung_is_named(
+    job: dict[str, Any], env: dict[str, str], told: str, *, is_own: bool
+):
+    with pytest.raises(ConfigError) as refusal:
+        require_fit(make_plan(HANG), make_job(**job), env, on_own_cluster=is_own)
+    assert f"schedule.0.kind: got 'hang_store'; expected another kind with {told}" in str(
+        refusal.value
+    )
+
+
+def test_a_gpu_job_may_run_on_somebody_s_cluster():
+    job = make_job(workers={"minimum": 1, "target": 3, "resources": {"GPU": 1}})
+    require_fit(make_plan(KILL), job, {}, on_own_cluster=False)
+
+
+@pytest.mark.parametrize(("nodes", "cpus"), [(1, 5), (2, 5), (3, 3), (6, 1)])
+def test_all_workers_fit_on_the_nodes_that_are_left_when_one_is_gone(nodes: int, cpus: int):
+    assert cpus_of_a_node(make_plan(KILL, cluster={"nodes": nodes}), make_job()) == cpus

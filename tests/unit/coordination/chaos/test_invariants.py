@@ -1,0 +1,222 @@
+"""A run in order passes; each way in which one can be out of order fails its own invariant."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainflow.coordination.chaos.invariants import (
+    EndState,
+    Findings,
+    Flip,
+    JobFacts,
+    RunEvidence,
+    Verdict,
+    judge,
+)
+from trainflow.coordination.chaos.used_samples import Committed, Used
+from trainflow.data.order import SampleOrder
+
+JOB = JobFacts(max_steps=4, target=2, batch=4, seed=3, order="shuffled", deterministic=True)
+NUM_SAMPLES = 10
+EPOCH, LATER = (1, 1), (1, 2)
+STEPS = range(1, JOB.max_steps + 1)
+DISTURBED = "disturbed"
+
+
+def samples(step: int, rank: int) -> tuple[int, ...]:
+    """Half of a step's samples."""
+    order = SampleOrder(NUM_SAMPLES, JOB.seed, JOB.order)
+    indices = order.indices((step - 1) * JOB.batch, step * JOB.batch).tolist()
+    return tuple(indices[2 * rank : 2 * rank + 2])
+
+
+def line(step: int, **changes: Any) -> dict[str, Any]:
+    digest = f"{step:016x}"
+    return {"step": step, "world_size": 2, "digest": digest, "committed_at_s": step} | changes
+
+
+def make_run(**changes: Any) -> RunEvidence:
+    """A run of two ranks in which rank 1 was lost in step 3 and that came again."""
+    epochs = {1: EPOCH, 2: EPOCH, 3: LATER, 4: LATER}
+    used = [Used(f"w{rank}", s, epochs[s], samples(s, rank)) for s in STEPS for rank in (0, 1)]
+    void = [Used(f"w{rank}", 3, EPOCH, samples(3, rank)) for rank in (0, 1)]
+    run = RunEvidence(
+        job_id="tiny-abcdef",
+        state="succeeded",
+        reason="every step is done",
+        steps=[line(step) for step in STEPS],
+        used=[*used, *void],
+        commits=[Committed(f"w{rank}", s, epochs[s]) for s in STEPS for rank in (0, 1)],
+        ends=[EndState(f"w{rank}", rank, (0, 1), "cafe") for rank in (0, 1)],
+        num_samples=NUM_SAMPLES,
+    )
+    return replace(run, **changes)
+
+
+def make_findings(**changes: Any) -> Findings:
+    undisturbed = replace(make_run(), job_id="tiny-ghijkl")
+    return Findings(JOB, make_run(**changes), undisturbed, num_faults=1)
+
+
+def verdict(found: Findings, invariant: str) -> Verdict:
+    return next(each for each in judge(found) if each.invariant == invariant)
+
+
+def test_a_run_in_order_keeps_every_invariant():
+    found = make_findings(flips=[Flip(1, 3, EPOCH, at_s=5.0)])
+    assert [each.holds for each in judge(found)] == [True] * 7
+
+
+def without(items: list[Any], *places: int) -> list[Any]:
+    return [each for place, each in enumerate(items) if place not in places]
+
+
+CLEAN = make_run()
+BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
+    "it failed": (
+        "it ends",
+        lambda: make_findings(state="failed", reason="rank 1 raised"),
+        "it failed: rank 1 raised",
+    ),
+    "no fault fell": (
+        "it ends",
+        lambda: replace(make_findings(), num_faults=0),
+        "no fault fell before it was over",
+    ),
+    "a step in two epochs": (
+        "every step is committed once",
+        lambda: make_findings(commits=[*CLEAN.commits, Committed("w0", 2, LATER)]),
+        "step 2 was committed in 2 epochs: (1, 1), (1, 2)",
+    ),
+    "a step in none": (
+        "every step is committed once",
+        lambda: make_findings(commits=[c for c in CLEAN.commits if c.step != 3]),
+        "step 3 was committed by no rank",
+    ),
+    "a step too many": (
+        "every step is committed once",
+        lambda: make_findings(commits=[*CLEAN.commits, Committed("w0", 5, LATER)]),
+        "step 5 is none of 4",
+    ),
+    "a step before the first": (
+        "every step is committed once",
+        lambda: make_findings(commits=[*CLEAN.commits, Committed("w0", 0, EPOCH)]),
+        "step 0 is none of 4",
+    ),
+    "a step twice in the record": (
+        "every step is committed once",
+        lambda: make_findings(steps=[*CLEAN.steps, line(2)]),
+        "step 2 is in the record 2 times",
+    ),
+    "a sample left out": (
+        "every sample is used once",
+        lambda: make_findings(used=without([*CLEAN.used], 1)),
+        f"step 1: samples {[*samples(1, 1)]} are missing, and [] too many",
+    ),
+    "a sample used twice": (
+        "every sample is used once",
+        lambda: make_findings(used=[*CLEAN.used, Used("w0", 4, LATER, samples(4, 1)[:1])]),
+        f"step 4: samples [] are missing, and {[*samples(4, 1)[:1]]} too many",
+    ),
+    "a rank with other bits": (
+        "ranks end bitwise equal",
+        lambda: make_findings(ends=[CLEAN.ends[0], replace(CLEAN.ends[1], digest="beef")]),
+        "ranks 0 hold cafe; ranks 1 hold beef",
+    ),
+    "a rank that has not come to the end": (
+        "ranks end bitwise equal",
+        lambda: make_findings(ends=CLEAN.ends[:1]),
+        "rank 1 has not told",
+    ),
+    "a flipped bit that was committed": (
+        "flipped bits are kept out",
+        lambda: make_findings(flips=[Flip(1, 3, LATER, at_s=5.0)]),
+        "step 3 was committed in epoch (1, 2), with a bit flipped on rank 1",
+    ),
+    "gradients unlike the undisturbed run's": (
+        "it ends as an undisturbed run",
+        lambda: make_findings(steps=[line(1), line(2), line(3, digest="0" * 16), line(4)]),
+        "they part at step 3",
+    ),
+    "a state unlike the undisturbed run's": (
+        "it ends as an undisturbed run",
+        lambda: make_findings(ends=[replace(each, digest="beef") for each in CLEAN.ends]),
+        "the state's part 0 of 1: beef, undisturbed cafe",
+    ),
+    "a process left behind": (
+        "nothing is left behind",
+        lambda: make_findings(left=["process 7"]),
+        "tiny-abcdef: process 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_run_out_of_order_fails_with_evidence(way: str):
+    invariant, make, evidence = BROKEN[way]
+    found = verdict(make(), invariant)
+    assert found.holds is False
+    assert any(each.startswith(evidence) for each in found.evidence), found.evidence
+
+
+def test_of_many_faults_the_first_are_shown():
+    found = verdict(
+        make_findings(left=[f"process {n}" for n in range(9)]), "nothing is left behind"
+    )
+    assert len(found.evidence) == 6
+    assert found.evidence[-1] == "and 4 more"
+
+
+def test_shards_are_compared_with_their_like():
+    ends = [EndState(f"w{rank}", rank, (rank % 2, 2), f"d{rank % 2}") for rank in range(4)]
+    steps = [line(step, world_size=4) for step in STEPS]
+    alike = verdict(make_findings(ends=ends, steps=steps), "ranks end bitwise equal")
+    assert alike.holds
+    ends[3] = replace(ends[3], digest="other")
+    unlike = verdict(make_findings(ends=ends, steps=steps), "ranks end bitwise equal")
+    assert unlike.evidence == ("ranks 1 hold d1; ranks 3 hold other",)
+
+
+def test_a_flip_is_told_as_named_if_an_event_has_its_rank():
+    data = {"step": 3, "ranks": [1], "no_majority": False}
+    event = {"kind": "ranks_differ", "at_s": 6.0, "text": "", "data": data}
+    others = {
+        "earlier": event | {"at_s": 4.0},
+        "in another step": event | {"data": data | {"step": 2}},
+        "another rank": event | {"data": data | {"ranks": [0]}},
+        "any of them": event | {"data": data | {"ranks": [0, 1], "no_majority": True}},
+        "of another kind": event | {"kind": "failure"},
+    }
+    flips = [Flip(1, 3, EPOCH, at_s=5.0)]
+    for which, told in {"it": event, **others}.items():
+        named = verdict(make_findings(flips=flips, events=[told]), "flipped bits are kept out")
+        assert named.evidence == (f"1 flipped, {which == 'it':d} named with their rank",), which
+
+
+UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {
+    "no flip": ("flipped bits are kept out", make_findings),
+    "nobody told of samples": ("every sample is used once", lambda: make_findings(num_samples=0)),
+    "nobody came to the end": ("ranks end bitwise equal", lambda: make_findings(ends=[])),
+    "nothing to compare with": (
+        "it ends as an undisturbed run",
+        lambda: replace(make_findings(), undisturbed=None),
+    ),
+    "the world changed": (
+        "it ends as an undisturbed run",
+        lambda: make_findings(steps=[line(1), line(2, world_size=1), line(3), line(4)]),
+    ),
+    "not deterministic": (
+        "it ends as an undisturbed run",
+        lambda: replace(make_findings(), job=replace(JOB, deterministic=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", UNTOLD)
+def test_what_can_not_be_told_is_not_held_against_a_run(way: str):
+    invariant, make = UNTOLD[way]
+    found = verdict(make(), invariant)
+    assert found.holds is None
+    assert found.evidence

@@ -1,0 +1,116 @@
+"""What a run leaves behind is found: real processes, sockets and files."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import names
+from trainflow.coordination.chaos import leftovers
+from trainflow.coordination.chaos.leftovers import Traces
+
+JOB_ID = f"leftovers-of-{os.getpid()}"  # others run the same tests beside us
+LISTEN = (
+    "import os, socket, sys\n"
+    "s = socket.create_server(('127.0.0.1', 0))\n"
+    "s.set_inheritable(True)\n"
+    "if os.fork() == 0: os.setsid()\n"
+    "os.write(1, f'{s.getsockname()[1]} {os.getpid()}\\n'.encode())\n"  # one call, or lines mix
+    "sys.stdin.read()\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "list_named_actors", lambda **_: [])
+    monkeypatch.setattr(leftovers, "placement_group_table", dict)
+
+
+@pytest.fixture
+def listener() -> Iterator[subprocess.Popen[str]]:
+    """A process that listens, and whose child holds the same socket."""
+    command = [sys.executable, "-c", LISTEN]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    yield process
+    process.kill()
+    process.communicate()  # the child ends with its stdin
+
+
+def read_lines(process: subprocess.Popen[str]) -> list[list[int]]:
+    assert process.stdout is not None
+    return [[int(word) for word in process.stdout.readline().split()] for _ in range(2)]
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + 20.0
+    while psutil.pid_exists(pid):
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"process {pid} lives"
+        SYSTEM_CLOCK.sleep(0.01)
+
+
+def test_a_process_that_lives_is_left(listener: subprocess.Popen[str]):
+    read_lines(listener)
+    traces = Traces()
+    traces.note([listener.pid])
+    left = traces.find_left(JOB_ID)
+    assert f"process {listener.pid}" in left
+
+
+def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
+    listener: subprocess.Popen[str],
+):
+    lines = read_lines(listener)
+    (port, _), _ = lines
+    (child,) = {pid for _, pid in lines} - {listener.pid}
+    traces = Traces()
+    traces.note([listener.pid])
+    listener.kill()
+    listener.wait()
+    assert traces.find_left(JOB_ID) == [f"socket at port {port}"]
+    assert listener.stdin is not None
+    listener.stdin.close()  # the child ends
+    listener.stdin = None
+    wait_until_gone(child)
+    with socket.create_server(("127.0.0.1", port)):
+        assert traces.find_left(JOB_ID) == [], "it is another socket that has the port now"
+
+
+def test_a_run_that_left_nothing_has_left_nothing():
+    assert Traces().find_left(JOB_ID) == []
+
+
+def test_shared_memory_is_left():
+    folder = names.stamp_directory(JOB_ID, "node")
+    folder.mkdir(parents=True)
+    try:
+        left = Traces().find_left(JOB_ID)
+    finally:
+        shutil.rmtree(folder.parent)
+    assert left == [str(folder)]
+
+
+def test_actors_and_placement_groups_of_the_run_are_left(monkeypatch: pytest.MonkeyPatch):
+    actors = [{"name": f"{JOB_ID}/coordinator"}, {"name": "another/coordinator"}]
+    group = {"name": f"{JOB_ID}/workers", "state": "CREATED"}
+    groups = {"a": group, "b": group | {"state": "REMOVED"}, "c": group | {"name": "another/w"}}
+    monkeypatch.setattr(leftovers, "list_named_actors", lambda **_: actors)
+    monkeypatch.setattr(leftovers, "placement_group_table", lambda: groups)
+    left = Traces().find_left(JOB_ID)
+    assert left == [f"actor {JOB_ID}/coordinator", f"placement group {JOB_ID}/workers"]
+
+
+def test_a_process_that_is_gone_when_it_is_seen_is_no_error():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    traces = Traces()
+    traces.note([gone.pid])
+    assert traces.find_left(JOB_ID) == []
+    assert not Path(f"/proc/{gone.pid}").exists()

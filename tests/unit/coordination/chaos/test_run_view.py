@@ -1,0 +1,119 @@
+"""Who acts goes by the newest answer; a coordinator that is silent for long is given up."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.chaos import run_view
+from trainflow.coordination.chaos.run_view import RunView
+from trainflow.errors import CoordinationError, UnreachableError
+
+DEADLINE_S = 10.0
+
+
+class FakeRun:
+    job_id = "tiny-abcdef"
+
+    def __init__(self, *answers: dict[str, Any] | Exception):
+        self._answers = list(answers)
+
+    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"state": "running", "step": 3, "spares": 1, "ending": None} | answer
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [{"state": "member", "pid": None, "node_id": "n"}]
+
+    def coordinator_pid(self) -> int:
+        return 11
+
+    def keeper_pid(self, node_id: str) -> int:
+        raise UnreachableError(node_id)
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_view, "_ASK_EVERY_S", 0.001)
+    monkeypatch.setattr(run_view.Traces, "note", lambda _self, _pids: None)
+
+
+@contextmanager
+def watching(*answers: dict[str, Any] | Exception) -> Iterator[RunView]:
+    view = RunView(FakeRun(*answers), SYSTEM_CLOCK)
+    view.start()
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def wait_for(reached: Any) -> None:
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + DEADLINE_S
+    while not reached():
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s
+        SYSTEM_CLOCK.sleep(0.001)
+
+
+def test_a_silence_is_borne_and_the_answer_after_it_counts():
+    with watching(UnreachableError("restarting"), {"step": 7}) as view:
+        wait_for(lambda: view.status.get("step") == 7)
+        assert not view.is_over
+        assert view.coordinator_pid == 11
+        assert view.keeper_pids == {}
+
+
+class Arriving(FakeRun):
+    """Its worker's node is known from the second time on that workers are asked for."""
+
+    num_asked = 0
+
+    def workers(self) -> list[dict[str, Any]]:
+        self.num_asked += 1
+        node_id = None if self.num_asked == 1 else "n"
+        return [{"state": "member", "pid": None, "node_id": node_id}]
+
+    def keeper_pid(self, node_id: str) -> int:
+        return 12
+
+
+def test_a_nodes_keeper_is_known_before_a_step_of_its_ranks_is_told():
+    view = RunView(Arriving({"step": 0}, {"step": 7}), SYSTEM_CLOCK)
+    view.start()
+    try:
+        wait_for(lambda: view.status.get("step") == 7)
+        assert view.keeper_pids == {"n": 12}
+    finally:
+        view.close()
+
+
+def test_a_run_is_warm_once_it_trains_with_all_its_spares():
+    with watching({"state": "pending", "step": 0}) as view:
+        wait_for(lambda: view.status)
+        assert not view.is_warm(0)
+    with watching({}) as view:
+        wait_for(lambda: view.status)
+        assert view.is_warm(1)
+        assert not view.is_warm(2)
+
+
+def test_it_is_over_with_the_ending():
+    with watching({"ending": {"reason": "every step is done"}}) as view:
+        wait_for(lambda: view.is_over)
+        assert view.gone is None
+
+
+@pytest.mark.parametrize(
+    ("error", "limit_s"), [(UnreachableError("silent"), 0.0), (CoordinationError("gone"), 60.0)]
+)
+def test_it_is_over_when_nobody_will_answer_any_more(
+    error: Exception, limit_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_view, "_SILENT_AT_MOST_S", limit_s)
+    with watching(error) as view:
+        wait_for(lambda: view.is_over)
+        assert view.gone == str(error)

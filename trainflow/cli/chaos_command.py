@@ -1,0 +1,168 @@
+"""``trainflow chaos run``: have faults fall on a run of a job, and judge what it came to.
+
+Process: driver.  Blocks: until the campaign is over.
+"""
+
+import json
+import os
+import secrets
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.home import require_home
+from trainflow.cli.job_options import Overrides
+from trainflow.cli.output import say
+from trainflow.cli.stop_signals import ending_in_order
+from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import names
+
+if TYPE_CHECKING:
+    from trainflow.coordination.chaos.campaign import FallenFault, Report
+    from trainflow.coordination.chaos.figures import Figures
+
+_FAULT_COLUMNS = {
+    "FAULT": "number",
+    "AFTER_STEP": "after_step",
+    "WHAT": "what",
+    "ON": "victim",
+    "RECOVERED_S": "recovered_s",
+}
+_INVARIANT_COLUMNS = {"HOLDS": "holds", "INVARIANT": "invariant", "EVIDENCE": "evidence"}
+_HOLDS = {True: "yes", False: "NO", None: "-"}
+EPILOGUE = "\n".join(
+    [
+        "\b",
+        "Exit codes:",
+        "    0  every invariant that could be judged holds",
+        "    1  one doesn't; the report says which, with evidence",
+        *(f"    {code.value}  {code.meaning}" for code in (ExitCode.USAGE, ExitCode.UNREACHABLE)),
+    ]
+)
+
+chaos_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Have faults fall on a run, and judge what it comes to.",
+)
+
+
+@chaos_app.callback()
+def chaos() -> None:
+    """Group what there is below ``trainflow chaos``."""
+
+
+@chaos_app.command(epilog=EPILOGUE)
+def run(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")],
+    plan: Annotated[Path, typer.Option(metavar="PLAN.yaml", help="Which faults fall, and when.")],
+    overrides: Overrides = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A Ray cluster on this machine; without it, several nodes of the campaign's own."
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    *,
+    compare: Annotated[
+        bool, typer.Option(help="Run it undisturbed first, and compare the two.")
+    ] = True,
+) -> None:
+    """Run a job, kill and disturb its processes as a plan has it, and judge the run.
+
+    The job runs twice on a small cluster of this machine: undisturbed, then with the plan's faults.
+    What is judged: every step committed once, every sample used once, ranks bitwise equal, the
+    same end as undisturbed where the world never changed, nothing left behind.
+    """
+    from trainflow.cli.preflight import check_job  # noqa: PLC0415
+    from trainflow.config.chaos_plan import load_plan  # noqa: PLC0415
+    from trainflow.coordination.chaos.fitting import require_fit  # noqa: PLC0415
+
+    chosen = load_plan(plan)
+    job = check_job(job_file, overrides or []).config
+    require_fit(chosen, job, os.environ, on_own_cluster=address is None)
+    require_home()
+    from trainflow.coordination.chaos.campaign import Campaign  # noqa: PLC0415
+    from trainflow.coordination.chaos.ground import open_ground  # noqa: PLC0415
+    from trainflow.coordination.chaos.schedule import draw_faults  # noqa: PLC0415
+
+    folder = _make_folder()
+    (folder / "plan.json").write_text(chosen.model_dump_json(indent=1) + "\n")
+
+    def tell(text: str) -> None:
+        say(escape(text), err=True)
+
+    with ending_in_order(), redirect_stdout(sys.stderr):  # Ray tells there of what dies
+        tell(f"campaign {folder.name}: what it writes is in {folder}")
+        with open_ground(folder, chosen, job, address) as ground, ending_in_order():
+            faults = draw_faults(chosen)
+            campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, chosen.timeout_s, tell)
+            report = campaign.carry_out(compares=compare)
+    answer = report.to_json()
+    (folder / "report.json").write_text(json.dumps(answer, indent=1) + "\n")
+    write_answer(answer, describe(report), output)
+    if not report.holds:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _make_folder() -> Path:
+    """Make the folder of a new campaign."""
+    folder = names.home() / "chaos" / f"chaos-{secrets.token_hex(3)}"
+    folder.mkdir(parents=True)
+    return folder.absolute()
+
+
+def describe(report: "Report") -> str:
+    """Return a report as text."""
+    rows = [_row_of(each) for each in report.faults]
+    verdicts = [
+        {
+            "holds": _HOLDS[each.holds],
+            "invariant": each.invariant,
+            "evidence": "; ".join(each.evidence),
+        }
+        for each in report.verdicts
+    ]
+    return "\n\n".join(
+        [
+            format_table(rows, _FAULT_COLUMNS),
+            format_table(verdicts, _INVARIANT_COLUMNS),
+            _describe_figures(report.figures),
+        ]
+    )
+
+
+def _row_of(fault: "FallenFault") -> dict[str, Any]:
+    victim = fault.victim
+    if victim is None:
+        victim = "it was never due" if fault.at_s is None else "nobody was there"
+    recovered_s = None if fault.recovered_s is None else f"{fault.recovered_s:.2f}"
+    return {
+        "number": fault.number,
+        "after_step": fault.after_step,
+        "what": fault.what,
+        "victim": victim,
+        "recovered_s": recovered_s,
+    }
+
+
+def _describe_figures(figures: "Figures | None") -> str:
+    if figures is None:
+        return "what the faults cost is not known: clocks were wrong by which that is measured"
+    lines = [
+        f"{figures.recoveries} recoveries in {figures.wall_s:.1f} s of training; no step ran for "
+        f"{figures.stalled_s:.2f} s of them ({figures.stalled_ratio:.1%}); "
+        f"{figures.steps_lost} steps lost"
+    ]
+    if figures.goodput_ratio is not None and figures.step_s is not None:
+        lines.append(
+            f"goodput {figures.goodput_ratio:.1%}: undisturbed, a step takes {figures.step_s:.3f} "
+            f"s; workers that started meanwhile took {figures.starting_cpu_s:.1f} s of CPU"
+        )
+    return "\n".join(lines)

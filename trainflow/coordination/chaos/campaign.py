@@ -1,0 +1,304 @@
+"""One campaign: a job's run undisturbed, and once more with the plan's faults falling on it.
+
+Process: driver.  Thread: main.  Blocks: until both runs are over, or the time is.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainflow.clock import Clock
+from trainflow.computation.chaos_orders import Claim, give_order, read_claim
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.chaos.evidence import facts_of, gather
+from trainflow.coordination.chaos.faults import FAULTS, order_of
+from trainflow.coordination.chaos.figures import Figures, measure
+from trainflow.coordination.chaos.ground import Ground
+from trainflow.coordination.chaos.invariants import Findings, RunEvidence, Verdict, judge
+from trainflow.coordination.chaos.run_view import RunView
+from trainflow.coordination.chaos.scene import Scene
+from trainflow.coordination.chaos.schedule import PlannedFault
+from trainflow.coordination.driver import Run
+from trainflow.errors import CoordinationError
+
+_LOOK_EVERY_S = 0.02
+_STOPS_WITHIN_S = 30.0
+_CLEAN_WITHIN_S = 30.0
+_DIFFERING = ("gradients differ on ranks", "its gradients are wrong")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FallenFault:
+    """What became of a planned fault.
+
+    Attributes:
+        number: of it.
+        what: was to be done, and to whom.
+        victim: on whom it fell; None: on nobody.
+        worker_id: of the member or spare that it fell on, or that is on the node that it fell on.
+        at_s: CLOCK_REALTIME when it fell, or was found to have nobody to fall on; None: it was
+            never due.
+        after_step: the newest step that was known to be committed.
+        recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
+            known where clocks were wrong.
+    """
+
+    number: int
+    what: str
+    victim: str | None = None
+    worker_id: str | None = None
+    at_s: float | None = None
+    after_step: int | None = None
+    recovered_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a campaign came to.
+
+    Attributes:
+        folder: where all of it is written.
+        faults: every planned one.
+        verdicts: one for each invariant.
+        figures: what the faults cost; None where clocks were wrong, by which that is measured.
+        runs: ids of its runs, the disturbed one last.
+    """
+
+    folder: Path
+    faults: tuple[FallenFault, ...]
+    verdicts: tuple[Verdict, ...]
+    figures: Figures | None
+    runs: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether no invariant was broken."""
+        return all(each.holds is not False for each in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "holds": self.holds,
+            "invariants": [asdict(each) for each in self.verdicts],
+            "figures": None if self.figures is None else asdict(self.figures),
+            "faults": [asdict(each) for each in self.faults],
+            "runs": list(self.runs),
+            "folder": str(self.folder),
+        }
+
+
+@dataclass
+class Campaign:
+    """What its runs share.
+
+    Attributes:
+        ground: the cluster.
+        job: what is run.
+        faults: all that are to fall.
+        clock: tells when.
+        timeout_s: longest that one run may take.
+        tell: takes a line for a person.
+    """
+
+    ground: Ground
+    job: JobConfig
+    faults: Sequence[PlannedFault]
+    clock: Clock
+    timeout_s: float
+    tell: Tell = field(default=lambda _: None)
+
+    def carry_out(self, *, compares: bool) -> Report:
+        """Run the job, undisturbed first if ``compares``, and judge what it came to."""
+        undisturbed = None
+        if compares:
+            self.tell("first run: undisturbed")
+            undisturbed = self.run_undisturbed()
+        self.tell(f"{'second run' if compares else 'run'}: {len(self.faults)} faults")
+        disturbed = _OneRun(self, "disturbed", self.faults)
+        evidence = disturbed.see_through()
+        return self._report(undisturbed, evidence, disturbed)
+
+    def run_undisturbed(self) -> RunEvidence:
+        """Run the job with no fault falling."""
+        return _OneRun(self, "undisturbed", ()).see_through()
+
+    def _report(
+        self, undisturbed: RunEvidence | None, evidence: RunEvidence, run: "_OneRun"
+    ) -> Report:
+        fallen = [each.at_s for each in run.fallen if each.at_s is not None and each.victim]
+        findings = Findings(facts_of(self.job), evidence, undisturbed, len(fallen))
+        steps = None if undisturbed is None else undisturbed.steps
+        figures = measure(evidence.steps, evidence.events, fallen, steps)
+        figures = replace(figures, starting_cpu_s=run.starting_cpu_s)
+        return Report(
+            folder=self.ground.folder,
+            faults=tuple(sorted(run.fallen, key=lambda each: each.at_s or float("inf"))),
+            verdicts=judge(findings),
+            figures=None if _skews_clocks(self.faults) else figures,
+            runs=tuple(each.job_id for each in self.ground.runs),
+        )
+
+
+class _OneRun:
+    """One run from its start until nothing of it is left.
+
+    Attributes:
+        fallen: what became of each of its faults, once it is over.
+        starting_cpu_s: CPU time of workers that started while it trained.
+    """
+
+    def __init__(self, campaign: Campaign, name: str, faults: Sequence[PlannedFault]):
+        self.fallen: list[FallenFault] = []
+        self.starting_cpu_s = 0.0
+        self._campaign = campaign
+        self._clock = campaign.clock
+        self._job = _with_own_store(campaign.job, campaign.ground.folder.name, name)
+        self._faults = faults
+        self._waiting = [each for each in faults if not each.is_ordered]
+        self._warm_at_s: float | None = None
+
+    def see_through(self) -> RunEvidence:
+        """Run the job to its end, with its faults; return all that it has left."""
+        ground = self._campaign.ground
+        run = ground.start(self._job)
+        folder = ground.folder / run.job_id
+        for planned in self._faults:
+            if planned.is_ordered:
+                give_order(folder, order_of(planned))
+        view = RunView(run, self._clock)
+        scene = Scene(run.job_id, view, folder, self._clock, ground.own)
+        view.start()
+        try:
+            self._disturb(run, scene)
+        finally:
+            scene.release_all()
+            view.close()
+        run.retire()
+        self.starting_cpu_s = view.starting_cpu_s
+        left = self._await_nothing(run, view)
+        flips = [each.number for each in self._faults if each.fault.kind == "flip"]
+        evidence = gather(_last_status(run, view), folder, flips, left)
+        self._conclude(folder, evidence)
+        return evidence
+
+    def _disturb(self, run: Run, scene: Scene) -> None:
+        """Have faults fall until the run is over; one that takes too long is stopped."""
+        ends_at_s = self._clock.monotonic_s() + self._campaign.timeout_s
+        is_stopping = False
+        while not scene.view.is_over:
+            scene.act()
+            now_s = self._clock.monotonic_s()
+            if not is_stopping and now_s > ends_at_s:
+                self._campaign.tell(f"not over after {self._campaign.timeout_s:g} s: stopping it")
+                with suppress(CoordinationError):  # it may be beyond hearing
+                    run.stop()
+                is_stopping, ends_at_s = True, now_s + _STOPS_WITHIN_S
+            elif is_stopping and now_s > ends_at_s:
+                scene.view.gone = f"it did not stop within {_STOPS_WITHIN_S:.0f} s"
+            elif not is_stopping:
+                self._let_fall(scene)
+            self._clock.sleep(_LOOK_EVERY_S)
+
+    def _let_fall(self, scene: Scene) -> None:
+        view = scene.view
+        if self._warm_at_s is None and view.is_warm(self._job.workers.spares):
+            self._warm_at_s = self._clock.monotonic_s()
+        due = [each for each in self._waiting if self._is_due(each, view)]
+        for planned in due:
+            self._waiting.remove(planned)
+            at_s, step = self._clock.unix_s(), view.status["step"]
+            victim = FAULTS[planned.fault.kind].fall(planned, scene)
+            name = None if victim is None else victim.name
+            worker_id = None if victim is None else victim.worker.get("worker_id")
+            self.fallen.append(
+                FallenFault(planned.number, planned.what, name, worker_id, at_s, step)
+            )
+            self._campaign.tell(f"after step {step}: {planned.what}: {name or 'nobody is there'}")
+
+    def _is_due(self, planned: PlannedFault, view: RunView) -> bool:
+        if planned.at_step is not None:
+            return view.status.get("step", 0) >= planned.at_step
+        assert planned.at_s is not None, "a plan says one of the two"
+        if self._warm_at_s is None:
+            return False
+        return self._clock.monotonic_s() >= self._warm_at_s + planned.at_s
+
+    def _await_nothing(self, run: Run, view: RunView) -> list[str]:
+        """Wait until nothing of the run is left; returns what still is, if it takes too long."""
+        deadline_s = self._clock.monotonic_s() + _CLEAN_WITHIN_S
+        while left := view.traces.find_left(run.job_id):
+            if self._clock.monotonic_s() > deadline_s:
+                return left
+            self._clock.sleep(_LOOK_EVERY_S * 10)
+        return []
+
+    def _conclude(self, folder: Path, evidence: RunEvidence) -> None:
+        """Say what became of each fault, also of those that ranks did themselves."""
+        fallen = {each.number: each for each in self.fallen}
+        for planned in self._faults:
+            by_rank = planned.is_ordered or planned.fault.kind == "flip"
+            made = read_claim(folder, planned.number) if by_rank else None
+            if planned.number not in fallen:
+                fallen[planned.number] = _done_by_rank(planned, made)
+            elif by_rank:  # a flip at a time: it was ordered then, and fell in the next step
+                before = fallen[planned.number]
+                fallen[planned.number] = replace(
+                    before,
+                    victim=None if made is None else before.victim,
+                    at_s=before.at_s if made is None else made.at_s,
+                )
+        recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
+        self.fallen = list(fallen.values())
+        if not _skews_clocks(self._faults):
+            self.fallen = [_with_recovery(each, recovered) for each in self.fallen]
+
+
+def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
+    """Whether times in a run's record may be wrong."""
+    return any(each.fault.kind == "skew_clock" for each in faults)
+
+
+def _done_by_rank(planned: PlannedFault, made: Claim | None) -> FallenFault:
+    """Return what became of a fault that fell, or was to fall, by itself."""
+    if made is None:
+        return FallenFault(planned.number, planned.what)
+    who = f"rank {made.rank} ({made.worker_id}), pid {made.pid}"
+    return FallenFault(
+        planned.number, planned.what, who, made.worker_id, made.at_s, after_step=made.step - 1
+    )
+
+
+def _with_own_store(job: JobConfig, campaign: str, name: str) -> JobConfig:
+    """Give a run a folder of its own for checkpoints, beside the job's, if it makes any."""
+    if job.checkpoint.url is None:
+        return job
+    url = f"{job.checkpoint.url.rstrip('/')}-{campaign}/{name}"
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"url": url})})
+
+
+def _last_status(run: Run, view: RunView) -> dict[str, Any]:
+    """Return how a run ended, also if nobody lived to tell."""
+    if view.status.get("ending"):
+        return view.status
+    lost = {"state": "was lost", "ending": {"reason": view.gone or "its status was never heard"}}
+    record = names.home() / "runs" / run.job_id
+    return {"job_id": run.job_id, "directory": str(record), **view.status, **lost}
+
+
+def _with_recovery(fallen: FallenFault, recovered: Sequence[dict[str, Any]]) -> FallenFault:
+    """Add when all ranks had committed a step after it, if a recovery names it as a cause."""
+    if fallen.at_s is None or fallen.victim is None:
+        return fallen
+    said = _DIFFERING if fallen.what.startswith("flip") else (f"{fallen.worker_id} ",)
+    ends_s = [
+        each["committed_at_s"]
+        for each in recovered
+        if each["committed_at_s"] > fallen.at_s
+        and any(text in cause for cause in each["causes"] for text in said)
+    ]
+    return replace(fallen, recovered_s=min(ends_s) - fallen.at_s) if ends_s else fallen

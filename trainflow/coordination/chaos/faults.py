@@ -1,0 +1,179 @@
+"""The kinds of faults: each knows how to fall on a run, and what is to be done about it later.
+
+Process: driver.  Thread: main.  Blocks: never for the run.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+import psutil
+
+from trainflow.computation.chaos_orders import Order, give_order
+from trainflow.computation.skewed_clock import skew_clock
+from trainflow.config.chaos_plan import FaultKind
+from trainflow.coordination.chaos.scene import Scene, Victim
+from trainflow.coordination.chaos.schedule import PlannedFault
+
+_SLOW_PERIOD_S = 0.2
+
+
+class Fault(Protocol):
+    """One kind."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Do it now; return on whom it fell, or None if nobody is there."""
+        ...
+
+
+class _OnProcess:
+    """A fault of one process."""
+
+    def __init__(self, do: Callable[[PlannedFault, Victim, Scene], None]):
+        self._do = do
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        victim = scene.find(planned)
+        if victim is None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            self._do(planned, victim, scene)
+            return victim
+        return None
+
+
+def _kill(_planned: PlannedFault, victim: Victim, _scene: Scene) -> None:
+    victim.process.kill()
+
+
+def _stop(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
+    scene.stop(victim.process)
+    if planned.fault.resume_after_s is not None:
+        scene.after(planned.fault.resume_after_s, lambda: scene.resume(victim.process))
+
+
+class Slow:
+    """A process that runs for a share of the time only: stopped and continued by turns."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Begin; ends by itself."""
+        victim = scene.find(planned)
+        if victim is None:
+            return None
+        ends_at_s = scene.clock.monotonic_s() + planned.fault.last_s
+        runs_s = planned.fault.speed * _SLOW_PERIOD_S
+
+        def stand() -> None:
+            if scene.clock.monotonic_s() < ends_at_s and victim.process.is_running():
+                scene.stop(victim.process)
+                scene.after(_SLOW_PERIOD_S - runs_s, go)
+
+        def go() -> None:
+            scene.resume(victim.process)
+            scene.after(runs_s, stand)
+
+        stand()
+        return victim
+
+
+class Partition:
+    """What a node sends, or what it is sent, or both, goes nowhere."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Begin; ends by itself."""
+        assert scene.own is not None, "a plan with this fault is refused without a cluster of ours"
+        hosts = scene.own.hosts
+        assert hosts is not None, "there are some where a plan has this fault"
+        victim = scene.find(planned)
+        if victim is None:
+            return None
+        address, loses = victim.worker["host"], planned.fault.loses
+        host = hosts.number_of(address)
+        hosts.cut(host, sends=loses == "received", hears=loses == "sent")
+        scene.after(planned.fault.last_s, lambda: hosts.shape(None, host))
+        return replace(victim, name=f"the network of {address} of {victim.name}")
+
+
+class DropNode:
+    """Every process of a node at once, and what the node has in memory."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Kill it; another one takes its place later, if the plan says so."""
+        victim = scene.find(planned)
+        node = None if victim is None else scene.drop_node(victim.worker)
+        if victim is None or node is None:
+            return None
+        if planned.fault.back_after_s is not None:
+            scene.after(planned.fault.back_after_s, lambda: scene.bring_back(node))
+        return replace(victim, name=f"the node {node.host} of {victim.name}")
+
+
+class Flip:
+    """A bit of what one rank has summed, in the next step that it begins."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Order it of the rank."""
+        victim = scene.find(planned)
+        if victim is None:
+            return None
+        rank = victim.worker["rank"]
+        order = Order(planned.number, "flip", rank, step=None, phase=None, pick=planned.pick)
+        give_order(scene.folder, order)
+        return victim
+
+
+class HangStore:
+    """The store of checkpoints takes connections, and nothing passes."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Begin; ends by itself."""
+        assert scene.own is not None, "a plan with this fault is refused without a cluster of ours"
+        proxy = scene.own.proxy
+        assert proxy is not None, "there is one where a plan has this fault"
+        proxy.hold()
+        scene.after(planned.fault.last_s, proxy.let_go)
+        return Victim(psutil.Process(), "the store", {})
+
+
+class FillDisk:
+    """There is no room where the run's record is."""
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        """Begin; ends by itself."""
+        assert scene.own is not None, "a plan with this fault is refused without a cluster of ours"
+        disk = scene.own.disk
+        assert disk is not None, "there is one where a plan has this fault"
+        disk.fill()
+        scene.after(planned.fault.last_s, disk.empty)
+        return Victim(psutil.Process(), "the disk with the run's record", {})
+
+
+def _skew_clock(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
+    pid, fault = victim.process.pid, planned.fault
+    skew_clock(scene.folder, pid, fault.skew_s)
+    scene.after(fault.last_s, lambda: skew_clock(scene.folder, pid, 0.0))
+
+
+FAULTS: dict[FaultKind, Fault] = {
+    "kill": _OnProcess(_kill),
+    "stop": _OnProcess(_stop),
+    "slow": Slow(),
+    "partition": Partition(),
+    "drop_node": DropNode(),
+    "flip": Flip(),
+    "hang_store": HangStore(),
+    "fill_disk": FillDisk(),
+    "skew_clock": _OnProcess(_skew_clock),
+}
+
+
+def order_of(planned: PlannedFault) -> Order:
+    """Return the order by which a rank does a fault to itself, at the place that the plan names."""
+    fault = planned.fault
+    assert planned.is_ordered, "else it falls from outside"
+    assert fault.rank is not None, "the plan requires one"
+    assert fault.kind in ("kill", "stop", "flip"), "the plan allows no others"
+    return Order(
+        planned.number, fault.kind, fault.rank, planned.at_step, planned.phase, planned.pick
+    )

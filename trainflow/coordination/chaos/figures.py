@@ -1,0 +1,105 @@
+"""What a campaign's faults cost: time in which no step ran, and steps that were not done. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one disturbed run. Times are seconds.
+
+    Attributes:
+        wall_s: from its first commit to its last.
+        step_s: median time from one commit to the next, undisturbed; None if that is not known.
+        goodput_ratio: of the wall time, what the steps of it take undisturbed; None as above.
+        stalled_s: time in which no step ran: from a fault, or the last commit if that is later,
+            until all members held the state to go on from.
+        stalled_ratio: of the wall time.
+        steps_lost: committed steps that were done again.
+        recoveries: that ended with a step of all ranks.
+        starting_cpu_s: CPU time of workers that started while the run trained.
+    """
+
+    wall_s: float
+    step_s: float | None
+    goodput_ratio: float | None
+    stalled_s: float
+    stalled_ratio: float
+    steps_lost: int
+    recoveries: int
+    starting_cpu_s: float = 0.0
+
+
+def measure(
+    steps: Sequence[Line],
+    events: Sequence[Line],
+    fallen_at_s: Sequence[float],
+    undisturbed: Sequence[Line] | None,
+) -> Figures:
+    """Measure a disturbed run.
+
+    Args:
+        steps: lines of its ``metrics.jsonl``.
+        events: lines of its ``events.jsonl``.
+        fallen_at_s: CLOCK_REALTIME of each fault.
+        undisturbed: steps of the run without faults, if there was one.
+    """
+    committed_s = sorted(line["committed_at_s"] for line in steps)
+    wall_s = committed_s[-1] - committed_s[0] if committed_s else 0.0
+    step_s = None if undisturbed is None else median_step_s(undisturbed)
+    recovered = [event["data"] for event in events if event["kind"] == "recovered"]
+    stalls = [find_stall(each, committed_s, fallen_at_s) for each in recovered]
+    stalled_s = sum_of_union(stalls)
+    num_steps = len({line["step"] for line in steps})
+    is_measured = step_s is not None and wall_s > 0
+    return Figures(
+        wall_s=wall_s,
+        step_s=step_s,
+        goodput_ratio=(num_steps - 1) * step_s / wall_s if is_measured and step_s else None,
+        stalled_s=stalled_s,
+        stalled_ratio=stalled_s / wall_s if wall_s else 0.0,
+        steps_lost=sum(each["steps_lost"] for each in recovered),
+        recoveries=len(recovered),
+    )
+
+
+def median_step_s(steps: Sequence[Line]) -> float | None:
+    """Return the median time from one commit to the next; None of fewer than two."""
+    committed_s = sorted(line["committed_at_s"] for line in steps)
+    return median(b - a for a, b in pairwise(committed_s)) if len(committed_s) > 1 else None
+
+
+def find_stall(
+    recovered: Line, committed_s: Iterable[float], fallen_at_s: Iterable[float]
+) -> tuple[float, float]:
+    """Return from when until when no step ran, because of one recovery.
+
+    It begins with the first fault since the last commit before the loss was noticed, or with that
+    commit: a step may still be committed after the fault that ends the next one.
+
+    Args:
+        recovered: data of the event.
+        committed_s: CLOCK_REALTIME of each commit.
+        fallen_at_s: CLOCK_REALTIME of each fault.
+    """
+    noticed_s, healed_s = recovered["noticed_at_s"], recovered["healed_at_s"]
+    last_s = max((at_s for at_s in committed_s if at_s <= noticed_s), default=None)
+    since_s = [
+        at_s for at_s in fallen_at_s if at_s <= noticed_s and (last_s is None or at_s > last_s)
+    ]
+    begin_s = min(since_s, default=noticed_s if last_s is None else last_s)
+    return begin_s, max(noticed_s, healed_s)
+
+
+def sum_of_union(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of some spans lasts."""
+    total_s, reached_s = 0.0, float("-inf")
+    for start_s, end_s in sorted(spans):
+        total_s += max(0.0, end_s - max(start_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return total_s

@@ -1,0 +1,152 @@
+"""Whether a plan's faults can fall on a job, and its run be judged. Pure."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from trainflow.config.chaos_plan import ChaosPlan, FaultConfig, ScheduledFault
+from trainflow.config.job import JobConfig
+from trainflow.config.problems import Problem, show, summarize
+from trainflow.errors import ConfigError
+
+_Check = Callable[[str, FaultConfig, JobConfig], Iterator[Problem]]
+
+
+_OURS = {
+    "partition": "only hosts that the campaign has made are cut off",
+    "drop_node": "only nodes that the campaign has started are killed",
+    "hang_store": "its processes reach the store by themselves",
+    "fill_disk": "its head writes where it was started to",
+    "skew_clock": "its coordinator and Keepers don't know of the campaign",
+}
+_LOCAL = ("file://", "local://")
+_NODE_TAKING = ("partition", "drop_node")
+ENDPOINT = "AWS_ENDPOINT_URL"
+"""Environment variable with the address of the S3 server."""
+
+
+def require_fit(
+    plan: ChaosPlan, job: JobConfig, env: Mapping[str, str], *, on_own_cluster: bool
+) -> None:
+    """Refuse a plan that can't be carried out on a job.
+
+    Args:
+        plan: checked by itself.
+        job: what is to run.
+        env: the environment.
+        on_own_cluster: the campaign starts its cluster.
+
+    Raises:
+        ConfigError: with every problem, one a line.
+    """
+    checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip]
+    problems = [
+        problem
+        for where, fault in plan.faults
+        for check in checks
+        for problem in check(where, fault, job)
+    ]
+    problems += [*_check_job(job, on_own_cluster=on_own_cluster)]
+    problems += [*_check_nodes(plan, on_own_cluster=on_own_cluster)]
+    problems += [*_check_reach(plan, job), *_check_store(plan, job, env.get(ENDPOINT, ""))]
+    if problems:
+        raise ConfigError(summarize(problems))
+
+
+def cpus_of_a_node(plan: ChaosPlan, job: JobConfig) -> int:
+    """Return what each node declares: all workers fit on the others when one is gone."""
+    cpus = (job.workers.target + job.workers.spares) * job.workers.resources.CPU
+    return max(1, math.ceil(cpus / max(1, plan.cluster.nodes - 1)))
+
+
+def _check_rank(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    last = job.workers.target - 1
+    if fault.rank is not None and fault.rank > last:
+        expected = f"at most {last}, with workers.target = {job.workers.target}"
+        yield Problem(f"{where}.rank", str(fault.rank), expected, "lower it, or have more workers")
+
+
+def _check_step(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    at_step = fault.at_step if isinstance(fault, ScheduledFault) else None
+    last = job.training.max_steps
+    if at_step is not None and at_step > last:
+        expected = f"at most training.max_steps = {last}"
+        yield Problem(f"{where}.at_step", str(at_step), expected, "lower it, or have more steps")
+
+
+def _check_spares(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    if fault.target == "spare" and not job.workers.spares:
+        expected = "another target with workers.spares = 0"
+        yield Problem(f"{where}.target", "'spare'", expected, "change it, or have spares")
+
+
+def _check_flip(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    """A flipped bit is seen where all ranks hold the same sums, and it is known which those are."""
+    if fault.kind != "flip":
+        return
+    compressed = job.communication.compression != "none" or job.communication.per_parameter
+    wrong = {
+        f"parallel.mode = {job.parallel.mode}": job.parallel.is_sharded,
+        "compressed gradients (communication)": bool(compressed),
+        "workers.target = 1": job.workers.target == 1,
+        "GPUs (workers.resources.GPU)": job.workers.resources.GPU > 0,
+    }
+    for setting, is_so in wrong.items():
+        if is_so:
+            expected = f"another kind with {setting}"
+            change = "leave it out: ranks don't all hold the same sums there, or it wasn't tried"
+            yield Problem(f"{where}.kind", "'flip'", expected, change)
+
+
+def _check_job(job: JobConfig, *, on_own_cluster: bool) -> Iterator[Problem]:
+    resume = job.checkpoint.resume
+    if resume not in {"auto", "never"}:
+        expected = "auto or never: a campaign's runs begin at step 0, each in a folder of its own"
+        yield Problem("checkpoint.resume", show(resume), expected, "leave it out")
+    scaling = job.training.batch_scaling
+    if scaling != "none":
+        expected = "'none': which samples a step is to have is judged by its number alone"
+        yield Problem("training.batch_scaling", show(scaling), expected, "leave it out")
+    gpus = job.workers.resources.GPU
+    if gpus and on_own_cluster:
+        expected = "0 on a cluster that the campaign starts, whose nodes declare CPUs alone"
+        yield Problem("workers.resources.GPU", f"{gpus:g}", expected, "name one with --address")
+
+
+def _check_nodes(plan: ChaosPlan, *, on_own_cluster: bool) -> Iterator[Problem]:
+    for where, fault in plan.faults:
+        if fault.kind in _OURS and not on_own_cluster:
+            expected = f"another kind with --address: {_OURS[fault.kind]}"
+            change = "leave it, or --address, out"
+            yield Problem(f"{where}.kind", show(fault.kind), expected, change)
+        elif fault.kind in _NODE_TAKING and plan.cluster.nodes < 2:  # noqa: PLR2004  and another
+            expected = f"at least 2 with kind = {fault.kind}"
+            got = str(plan.cluster.nodes)
+            yield Problem("cluster.nodes", got, expected, "raise it")
+
+
+def _check_reach(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
+    """Hosts that can be cut off are a network of their own, which leads nowhere."""
+    urls = {"checkpoint.url": job.checkpoint.url, "data.url": job.data.url}
+    for name, url in urls.items():
+        is_outside = url is not None and "://" in url and not url.startswith(_LOCAL)
+        if plan.has("partition") and is_outside:
+            expected = "a local path with kind = partition, whose hosts reach nothing outside"
+            yield Problem(name, show(url), expected, "change it, or leave this kind out")
+
+
+def _check_store(plan: ChaosPlan, job: JobConfig, endpoint: str) -> Iterator[Problem]:
+    """A store hangs behind a proxy, which stands where the processes of our cluster look for it."""
+    url = job.checkpoint.url or ""
+    wrong = {
+        f"checkpoint.url = {show(job.checkpoint.url)}, which is no s3://": not url.startswith(
+            "s3://"
+        ),
+        f"{ENDPOINT} = {show(endpoint)}, which is no http://HOST:PORT": not endpoint.startswith(
+            "http://"
+        ),
+    }
+    for where, fault in plan.faults:
+        for setting, is_so in wrong.items():
+            if fault.kind == "hang_store" and is_so:
+                expected = f"another kind with {setting}"
+                yield Problem(f"{where}.kind", "'hang_store'", expected, "change one of the two")

@@ -1,0 +1,176 @@
+"""The cluster that a campaign's runs are on: one of its own on this machine, or one that is there.
+
+Process: driver.  Thread: main.  Blocks: while nodes start and end.
+"""
+
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import ray
+
+from trainflow.computation.chaos_orders import CAMPAIGN
+from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.chaos.fitting import ENDPOINT, cpus_of_a_node
+from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts, net_hosts
+from trainflow.coordination.chaos.scene import OwnCluster
+from trainflow.coordination.chaos.small_disk import SmallDisk
+from trainflow.coordination.chaos.store_proxy import StoreProxy
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.sites import Loopback
+from trainflow.errors import ConfigError, CoordinationError
+
+HOME = "TRAINFLOW_HOME"
+
+
+@dataclass
+class Ground:
+    """A cluster that this process is connected to.
+
+    Attributes:
+        folder: of the campaign.
+        own: what was started for it; None where the cluster was there.
+        runs: that were started.
+    """
+
+    folder: Path
+    own: OwnCluster | None = None
+    runs: list[Run] = field(default_factory=list[Run])
+
+    def start(self, job: JobConfig) -> Run:
+        """Start a job whose workers take part in the campaign; returns at once."""
+        if self.own is None:  # its nodes don't have our environment
+            environment = dict(job.runtime_env)
+            variables = {**environment.get("env_vars", {}), CAMPAIGN: str(self.folder)}
+            job = job.model_copy(update={"runtime_env": environment | {"env_vars": variables}})
+        disk = None if self.own is None else self.own.disk
+        with _environment(HOME, str(disk.folder if disk else names.home())):
+            run = start_run(job)
+        self.runs.append(run)
+        return run
+
+
+@contextmanager
+def open_ground(
+    folder: Path, plan: ChaosPlan, job: JobConfig, address: str | None
+) -> Generator[Ground]:
+    """Connect to the cluster at ``address``, or start one; what was started is ended.
+
+    Raises:
+        UnreachableError: none answers there.
+        ConfigError: it has nodes that are not on this machine.
+        CoordinationError: none could be started.
+    """
+    if address is None:
+        with _own_ground(folder, plan, job) as ground:
+            yield ground
+        return
+    ground = Ground(folder)
+    try:
+        connect(address)
+        _require_local(address)
+        yield ground
+    except BaseException:
+        for run in ground.runs:
+            with suppress(CoordinationError):  # it may be over
+                run.stop()
+        raise
+    finally:
+        disconnect()
+
+
+@contextmanager
+def _own_ground(folder: Path, plan: ChaosPlan, job: JobConfig) -> Generator[Ground]:
+    cpus = cpus_of_a_node(plan, job)
+    ground = Ground(folder)
+    try:
+        with (
+            _proxied_store(plan) as proxy,
+            _small_disk(folder, plan) as disk,
+            _hosts(plan) as hosts,
+            _environment(CAMPAIGN, str(folder)),
+            LocalCluster.start(
+                head_cpus=0,
+                num_nodes=plan.cluster.nodes,
+                node_cpus=cpus,
+                sites=hosts or Loopback(),
+                dies_with_starter=True,
+            ) as cluster,
+        ):
+            ground.own = OwnCluster(cluster, cpus, proxy, disk, hosts)
+            try:
+                connect(cluster.address)
+                yield ground
+            finally:
+                disconnect()
+    finally:
+        for run in ground.runs:  # cut off with its cluster: nobody is left to remove its memory
+            memory = names.stamp_directory(run.job_id, "any").parent
+            shutil.rmtree(memory, ignore_errors=True)
+
+
+@contextmanager
+def _proxied_store(plan: ChaosPlan) -> Generator[StoreProxy | None]:
+    """Have processes that are started meanwhile reach the S3 server through a proxy, if need be."""
+    if not plan.has("hang_store"):
+        yield None
+        return
+    with closing(StoreProxy(os.environ[ENDPOINT])) as proxy, _environment(ENDPOINT, proxy.endpoint):
+        yield proxy
+
+
+@contextmanager
+def _small_disk(folder: Path, plan: ChaosPlan) -> Generator[SmallDisk | None]:
+    """Have a small file system for records, if need be; what is on it is kept with the others."""
+    if not plan.has("fill_disk"):
+        yield None
+        return
+    disk = SmallDisk(folder / "disk")
+    try:
+        yield disk
+    finally:
+        disk.close(names.home())
+
+
+@contextmanager
+def _hosts(plan: ChaosPlan) -> Generator[NetHosts | None]:
+    """Have a host for each node, if need be, and be on the head's: where its address is known."""
+    if not plan.has("partition"):
+        yield None
+        return
+    with net_hosts(1 + plan.cluster.nodes) as hosts, hosts.entered(HEAD):
+        yield hosts
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Generator[None]:
+    """Set a variable for processes that are started meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _require_local(address: str) -> None:
+    """Refuse a cluster with nodes elsewhere: processes are killed by their pids on this machine."""
+    own = {each.address for found in psutil.net_if_addrs().values() for each in found}
+    nodes: set[str] = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    away = sorted(each for each in nodes - own if not each.startswith("127."))
+    if away:
+        raise ConfigError(
+            f"--address: got {address!r}, with nodes on other machines ({', '.join(away)}), "
+            "expected all of them on this one, where processes can be killed; run the campaign on "
+            "a cluster of one machine, or leave --address out"
+        )

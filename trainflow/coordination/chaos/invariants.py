@@ -1,0 +1,302 @@
+"""What must hold of a run, whatever fell on it: verdicts on what its record and its ranks tell.
+
+Each invariant is one function from the evidence to a verdict. A verdict that can't be given says
+why, and counts for nothing. Pure.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainflow.coordination.bisection import History, find_parting
+from trainflow.coordination.chaos.used_samples import (
+    Committed,
+    Used,
+    collect_samples,
+    find_committing_epochs,
+)
+from trainflow.data.order import OrderKind, SampleOrder
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class EndState:
+    """What a rank held after the last step.
+
+    Attributes:
+        worker_id: who held the rank.
+        rank: of the final world.
+        shard: index and count of its part of the state.
+        digest: of the bits of all of it.
+    """
+
+    worker_id: str
+    rank: int
+    shard: tuple[int, int]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A bit that was flipped in one rank's summed gradients.
+
+    Attributes:
+        rank: whose.
+        step: in which step.
+        epoch: in which try of it.
+        at_s: CLOCK_REALTIME.
+    """
+
+    rank: int
+    step: int
+    epoch: tuple[int, int]
+    at_s: float
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a job says that its run is measured by.
+
+    Attributes:
+        max_steps: that there are to be.
+        target: how many ranks there are to be.
+        batch: samples in a step.
+        seed: of the order of samples.
+        order: of them.
+        deterministic: whether runs of it are to come to the same bits.
+    """
+
+    max_steps: int
+    target: int
+    batch: int
+    seed: int
+    order: OrderKind
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """What one run has left: its record, and what its ranks wrote down.
+
+    Attributes:
+        job_id: names it.
+        state: that it ended in.
+        reason: why.
+        steps: lines of its ``metrics.jsonl``.
+        events: lines of its ``events.jsonl``.
+        used: microbatches that ranks have computed.
+        commits: steps that ranks have committed.
+        ends: what ranks held at the end; of a rank that came again the last.
+        num_samples: in a pass over the data.
+        flips: bits that were flipped.
+        left: what is still there though the run is over.
+    """
+
+    job_id: str
+    state: str
+    reason: str
+    steps: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    used: Sequence[Used] = ()
+    commits: Sequence[Committed] = ()
+    ends: Sequence[EndState] = ()
+    num_samples: int = 0
+    flips: Sequence[Flip] = ()
+    left: Sequence[str] = ()
+
+    def history(self) -> History:
+        """Return what it has digested."""
+        digests = {line["step"]: line["digest"] for line in self.steps if line.get("digest")}
+        return History(digests, {line["step"]: line["world_size"] for line in self.steps})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one invariant.
+
+    Attributes:
+        invariant: what must hold.
+        holds: None: it can't be told.
+        evidence: what says so.
+    """
+
+    invariant: str
+    holds: bool | None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a campaign is judged by.
+
+    Attributes:
+        job: what was run.
+        disturbed: the run that faults fell on.
+        undisturbed: the same run without any; None if there was none.
+        num_faults: that fell.
+    """
+
+    job: JobFacts
+    disturbed: RunEvidence
+    undisturbed: RunEvidence | None = None
+    num_faults: int = 0
+
+
+def judge(found: Findings) -> tuple[Verdict, ...]:
+    """Return a verdict on each invariant."""
+    return tuple(invariant(found) for invariant in INVARIANTS)
+
+
+def _judge(name: str, faults: Iterable[str], told: str) -> Verdict:
+    """Hold what has no faults; of many faults the first are shown."""
+    wrong = list(faults)
+    more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+    return Verdict(name, not wrong, (*wrong[:_SHOWN], *more) if wrong else (told,))
+
+
+def judge_end(found: Findings) -> Verdict:
+    """The run did all of its steps, and something fell on it meanwhile."""
+    run, wrong = found.disturbed, list[str]()
+    if run.state != "succeeded":
+        wrong.append(f"it {run.state}: {run.reason.strip()[:500]}")
+    if not found.num_faults:
+        wrong.append("no fault fell before it was over: make the run longer, or the faults earlier")
+    return _judge("it ends", wrong, f"{found.num_faults} faults fell, and it {run.state}")
+
+
+def judge_steps(found: Findings) -> Verdict:
+    """Every step was committed once: in one epoch, by all ranks of it."""
+    run, last = found.disturbed, found.job.max_steps
+    committing = find_committing_epochs(run.commits)
+    recorded = Counter(line["step"] for line in run.steps)
+    wrong = [
+        f"step {step} was committed in {len(epochs)} epochs: {_list(epochs)}"
+        for step, epochs in sorted(committing.items())
+        if len(epochs) > 1
+    ]
+    wrong += [
+        f"step {step} was committed by no rank"
+        for step in range(1, last + 1)
+        if step not in committing
+    ]
+    wrong += [f"step {s} is in the record {n} times" for s, n in sorted(recorded.items()) if n > 1]
+    wrong += [f"step {step} is none of {last}" for step in committing if not 1 <= step <= last]
+    missing = sum(step not in recorded for step in range(1, last + 1))
+    told = f"{last} steps" + (f"; nobody lived to report {missing}" if missing else "")
+    return _judge("every step is committed once", wrong, told)
+
+
+def judge_samples(found: Findings) -> Verdict:
+    """Every committed step used the samples that the data order has for it, each once."""
+    name, job, run = "every sample is used once", found.job, found.disturbed
+    if not run.num_samples:
+        return Verdict(name, None, ("no rank has told how many samples there are",))
+    used = collect_samples(run.used, find_committing_epochs(run.commits))
+    order = SampleOrder(run.num_samples, job.seed, job.order)
+    wrong: list[str] = []
+    for step, indices in sorted(used.items()):
+        expected = order.indices((step - 1) * job.batch, step * job.batch).tolist()
+        if indices != sorted(expected):
+            missing, extra = Counter(expected), Counter(indices)
+            wrong.append(
+                f"step {step}: samples {[*(missing - extra).elements()]} are missing, and "
+                f"{[*(extra - missing).elements()]} too many"
+            )
+    return _judge(name, wrong, f"{sum(map(len, used.values()))} samples in {len(used)} steps")
+
+
+def judge_ranks(found: Findings) -> Verdict:
+    """All ranks that hold the same part of the state hold the same bits of it."""
+    name, ends = "ranks end bitwise equal", found.disturbed.ends
+    if not ends:
+        return Verdict(name, None, ("no rank has come to the end",))
+    holders: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for end in ends:
+        holders[end.shard][end.digest].append(end.rank)
+    wrong = [
+        "; ".join(f"ranks {_list(ranks)} hold {digest}" for digest, ranks in by_digest.items())
+        for by_digest in holders.values()
+        if len(by_digest) > 1
+    ]
+    there = {end.rank for end in ends}
+    last = max(found.disturbed.steps, key=lambda line: line["step"], default=None)
+    world_size = len(ends) if last is None else last["world_size"]
+    wrong += [f"rank {rank} has not told" for rank in range(world_size) if rank not in there]
+    return _judge(name, wrong, f"{len(ends)} ranks, digest {_list({e.digest for e in ends})}")
+
+
+def judge_flips(found: Findings) -> Verdict:
+    """No step was committed with a bit that had flipped."""
+    name, run = "flipped bits are kept out", found.disturbed
+    if not run.flips:
+        return Verdict(name, None, ("no bit was flipped",))
+    committing = find_committing_epochs(run.commits)
+    wrong = [
+        f"step {flip.step} was committed in epoch {flip.epoch}, with a bit flipped on rank "
+        f"{flip.rank}"
+        for flip in run.flips
+        if flip.epoch in committing.get(flip.step, ())
+    ]
+    named = sum(any(_names(event, flip) for event in run.events) for flip in run.flips)
+    return _judge(name, wrong, f"{len(run.flips)} flipped, {named} named with their rank")
+
+
+def _names(event: Mapping[str, Any], flip: Flip) -> bool:
+    """Whether an event tells of differing gradients, with the rank whose bit was flipped."""
+    if event["kind"] != "ranks_differ" or event["at_s"] < flip.at_s:
+        return False
+    data = event["data"]
+    return data["step"] == flip.step and flip.rank in data["ranks"] and not data["no_majority"]
+
+
+def judge_sameness(found: Findings) -> Verdict:
+    """The run came to the same bits as one on which nothing fell."""
+    name, job, one, other = (
+        "it ends as an undisturbed run",
+        found.job,
+        found.disturbed,
+        found.undisturbed,
+    )
+    if other is None:
+        return Verdict(name, None, ("left out, by --no-compare",))
+    if not job.deterministic:
+        return Verdict(name, None, ("training.deterministic is false: bits may differ anyway",))
+    if changed := [line for line in one.steps if line["world_size"] != job.target]:
+        told = f"the world had {changed[0]['world_size']} ranks in step {changed[0]['step']}"
+        return Verdict(name, None, (f"{told}: its sums have other bits",))
+    wrong = [] if other.state == "succeeded" else [f"that one {other.state}: {other.reason}"]
+    parting = find_parting(one.history(), other.history())
+    if parting.step is not None:
+        wrong.append(f"they part at step {parting.step} (trainflow bisect has more)")
+    ours, theirs = ({end.shard: end.digest for end in run.ends} for run in (one, other))
+    wrong += [
+        f"the state's part {shard[0]} of {shard[1]}: {ours.get(shard)}, undisturbed {theirs[shard]}"
+        for shard in sorted(theirs)
+        if ours.get(shard) != theirs[shard]
+    ]
+    told = f"{len(parting.shared)} steps compared, and the state of {len(theirs)} parts"
+    return _judge(name, wrong, told)
+
+
+def judge_remains(found: Findings) -> Verdict:
+    """Nothing of a run is left: no process, actor, placement group, shared memory or socket."""
+    runs = [each for each in (found.undisturbed, found.disturbed) if each is not None]
+    left = [f"{run.job_id}: {each}" for run in runs for each in run.left]
+    return _judge("nothing is left behind", left, f"{len(runs)} runs")
+
+
+def _list(values: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, values)))
+
+
+INVARIANTS: tuple[Callable[[Findings], Verdict], ...] = (
+    judge_end,
+    judge_steps,
+    judge_samples,
+    judge_ranks,
+    judge_flips,
+    judge_sameness,
+    judge_remains,
+)

@@ -1,0 +1,144 @@
+"""What a run's coordinator has told last, asked again and again.
+
+A coordinator that restarts keeps whoever asks it waiting. Faults have their times, so the asking
+has a thread of its own, and who acts goes by the newest answer.
+
+Process: driver.  Thread: one of its own asks; any may look.  Blocks: `close`, for one answer.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import psutil
+
+from trainflow.clock import Clock
+from trainflow.coordination.chaos.leftovers import Traces
+from trainflow.errors import CoordinationError, UnreachableError
+
+_ASK_EVERY_S = 0.2
+_NOTE_EVERY_S = 2.0
+_SILENT_AT_MOST_S = 60.0
+_NO_STEPS = 2**62
+
+
+class SeenRun(Protocol):
+    """What seeing needs of `trainflow.coordination.driver.Run`."""
+
+    job_id: str
+
+    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+        """Return where the run stands."""
+        ...
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return its workers."""
+        ...
+
+    def coordinator_pid(self) -> int:
+        """Return the pid of the coordinator's process."""
+        ...
+
+    def keeper_pid(self, node_id: str) -> int:
+        """Return the pid of a node's Keeper."""
+        ...
+
+
+class RunView:
+    """The newest answers of one run.
+
+    Attributes:
+        status: as `Coordinator.status` has it, its events and steps left out; {} before the first.
+        workers: as `Coordinator.workers` has them.
+        coordinator_pid: None before the first answer.
+        keeper_pids: by node.
+        traces: what was seen of the run's processes.
+        gone: why there will be no more answers, or None.
+    """
+
+    def __init__(self, run: SeenRun, clock: Clock):
+        self.status: dict[str, Any] = {}
+        self.workers: list[dict[str, Any]] = []
+        self.coordinator_pid: int | None = None
+        self.keeper_pids: dict[str, int] = {}
+        self.traces = Traces()
+        self.gone: str | None = None
+        self._run = run
+        self._clock = clock
+        self._closed = threading.Event()
+        self._answered_at_s = clock.monotonic_s()
+        self._noted_at_s = float("-inf")
+        self._cpu_s: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._ask_on, name="run-view", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+        self._thread.join()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, or nobody can tell any more."""
+        return self.gone is not None or bool(self.status.get("ending"))
+
+    @property
+    def starting_cpu_s(self) -> float:
+        """CPU time of workers that started after the first step, as far as it was seen."""
+        return sum(self._cpu_s.values())
+
+    def is_warm(self, num_spares: int) -> bool:
+        """Whether the run trains, with all of its spares standing by."""
+        status = self.status
+        trains = status.get("state") == "running" and status["step"] > 0
+        return trains and status["spares"] >= num_spares
+
+    def _ask_on(self) -> None:
+        while not self._closed.wait(_ASK_EVERY_S) and not self.is_over:
+            try:
+                self._ask()
+                self._answered_at_s = self._clock.monotonic_s()
+            except UnreachableError as error:
+                if self._clock.monotonic_s() - self._answered_at_s > _SILENT_AT_MOST_S:
+                    self.gone = str(error)
+            except CoordinationError as error:
+                self.gone = str(error)
+
+    def _ask(self) -> None:
+        status = self._run.status(since_event=_NO_STEPS, since_step=_NO_STEPS)
+        self.workers = self._run.workers()
+        now_s = self._clock.monotonic_s()
+        is_new = not self._node_ids() <= self.keeper_pids.keys()  # a fault may be for its Keeper
+        if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
+            self._noted_at_s = now_s
+            self._note()
+        if status["step"] > 0:
+            self._measure_starting(self.workers)
+        self.status = status  # last: who sees the ending sees all that came before it
+
+    def _note(self) -> None:
+        """Learn the pids of all processes of the run."""
+        self.coordinator_pid = self._run.coordinator_pid()
+        for node_id in self._node_ids():
+            with suppress(UnreachableError):
+                self.keeper_pids[node_id] = self._run.keeper_pid(node_id)
+        self.traces.note(self._pids())
+
+    def _node_ids(self) -> set[str]:
+        return {row["node_id"] for row in self.workers} - {None}
+
+    def _pids(self) -> Iterable[int]:
+        found: Sequence[int | None] = [row["pid"] for row in self.workers]
+        known = [*found, self.coordinator_pid, *self.keeper_pids.values()]
+        return {pid for pid in known if pid is not None}
+
+    def _measure_starting(self, workers: Sequence[dict[str, Any]]) -> None:
+        for row in workers:
+            if row["state"] == "starting" and row["pid"] is not None:
+                with suppress(psutil.Error):
+                    times = psutil.Process(row["pid"]).cpu_times()
+                    self._cpu_s[row["pid"]] = times.user + times.system

@@ -1,0 +1,155 @@
+"""Where faults fall: a run, its processes on this machine, and the nodes that the campaign started.
+
+Process: driver.  Thread: main.  Blocks: never for the run; for a local signal or file.
+"""
+
+import heapq
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainflow.clock import Clock
+from trainflow.coordination import names
+from trainflow.coordination.chaos.net_hosts import NetHosts
+from trainflow.coordination.chaos.run_view import RunView
+from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker
+from trainflow.coordination.chaos.small_disk import SmallDisk
+from trainflow.coordination.chaos.store_proxy import StoreProxy
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A process that a fault falls on.
+
+    Attributes:
+        process: it; where a fault falls on no process of the run, this one.
+        name: what it is, for a person.
+        worker: the member or spare that it was found by, if it was by one.
+    """
+
+    process: psutil.Process
+    name: str
+    worker: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnCluster:
+    """The cluster that a campaign has started.
+
+    Attributes:
+        cluster: it.
+        node_cpus: that each node declares.
+        proxy: before the store of checkpoints, if a fault is to hang that.
+        disk: with the runs' records, if a fault is to fill it.
+        hosts: that its nodes are on, if a fault is to cut them off.
+    """
+
+    cluster: LocalCluster
+    node_cpus: float
+    proxy: StoreProxy | None = None
+    disk: SmallDisk | None = None
+    hosts: NetHosts | None = None
+
+
+@dataclass
+class Scene:
+    """What faults are done with.
+
+    Attributes:
+        job_id: names the run.
+        view: what is known of it.
+        folder: where orders to its ranks go.
+        clock: tells when what is due.
+        own: None where the run is on a cluster of somebody else.
+    """
+
+    job_id: str
+    view: RunView
+    folder: Path
+    clock: Clock
+    own: OwnCluster | None
+    _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _serial: "count[int]" = field(default_factory=count)
+    _stopped: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
+
+    def find(self, planned: PlannedFault) -> Victim | None:
+        """Return whom a fault falls on at this moment; None if nobody is there."""
+        if planned.fault.target == "coordinator":
+            return _open(self.view.coordinator_pid, "the coordinator", {})
+        worker = choose_worker(planned, self.view.workers)
+        if worker is None:
+            return None
+        row = dict(worker)
+        if planned.fault.target == "keeper":
+            pid = self.view.keeper_pids.get(row["node_id"])
+            return _open(pid, f"the Keeper of {row['host']}", row)
+        who = "a spare" if row["rank"] is None else f"rank {row['rank']}"
+        return _open(row["pid"], f"{who} ({row['worker_id']})", row)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something done later, by `act`."""
+        at_s = self.clock.monotonic_s() + delay_s
+        heapq.heappush(self._later, (at_s, next(self._serial), action))
+
+    def act(self) -> None:
+        """Do what is due."""
+        while self._later and self._later[0][0] <= self.clock.monotonic_s():
+            heapq.heappop(self._later)[2]()
+
+    def stop(self, process: psutil.Process) -> None:
+        """Have a process stand still."""
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+            self._stopped[process.pid] = process
+
+    def resume(self, process: psutil.Process) -> None:
+        """Have a process go on, if it is still there."""
+        self._stopped.pop(process.pid, None)
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+    def release_all(self) -> None:
+        """Have every process go on that was stopped and still is there; nothing more is due."""
+        self._later.clear()
+        if self.own is not None and self.own.proxy is not None:
+            self.own.proxy.let_go()
+        if self.own is not None and self.own.disk is not None:
+            self.own.disk.empty()
+        if self.own is not None and self.own.hosts is not None:
+            self.own.hosts.shape(None)
+        for process in list(self._stopped.values()):
+            self.resume(process)
+
+    def drop_node(self, worker: dict[str, Any]) -> LocalNode | None:
+        """Kill every process of a worker's node, with its memory; None if there is no such node."""
+        assert self.own is not None, "a plan with this fault is refused without a cluster of ours"
+        nodes = (each for each in self.own.cluster.nodes if each.host == worker["host"])
+        node = next(nodes, None)
+        if node is not None and node.process.poll() is None:
+            node.kill()
+            # A real node's memory would be gone with it.
+            shutil.rmtree(names.stamp_directory(self.job_id, worker["node_id"]), ignore_errors=True)
+            return node
+        return None
+
+    def bring_back(self, node: LocalNode) -> None:
+        """Start another node in the place of a dropped one; it joins when it joins."""
+        assert self.own is not None, "only a node of ours is dropped"
+        self.own.cluster.begin_replacing(node, self.own.node_cpus)
+
+
+def _open(pid: int | None, name: str, worker: dict[str, Any]) -> Victim | None:
+    if pid is None:
+        return None
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return Victim(process, f"{name}, pid {pid}", worker)
+    return None
