@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator clean
+	bench-throttled-store bench-collectives bench-parity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -76,10 +76,16 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
+bench: bench-recovery bench-chaos bench-detection bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
+
+bench-chaos: $(STAMP) ## goodput while faults of all kinds fall, beside Ray Train; an hour and more
+	$(BIN)/python -m benchmarks.chaos
+
+bench-detection: $(STAMP) ## how soon each fault is told of, and what is told of without one; an hour
+	$(BIN)/python -m benchmarks.detection
 
 bench-sharded-recovery: $(STAMP) ## the same of a sharded model, beside Ray Train with FSDP2
 	$(BIN)/python -m benchmarks.sharded_recovery
@@ -89,6 +95,9 @@ bench-sharded-modes: $(STAMP) ## losses and memory by parallel.mode
 
 bench-coordinator: $(STAMP) ## what the coordinator computes with 10 to 1,000 workers
 	$(BIN)/python -m benchmarks.coordinator_scale
+
+bench-startup: $(STAMP) ## where the time of a start goes, by phase
+	$(BIN)/python -m benchmarks.startup
 
 bench-streaming: $(STAMP) ## what copies of shards to other nodes cost a step; as root, in network namespaces
 	$(BIN)/python -m benchmarks.streaming

@@ -20,8 +20,8 @@ from statistics import median
 
 from benchmarks.collectives_rank import NODE_SYSTEMS, SYSTEMS
 from benchmarks.kernel_rates import measure_kernels
-from benchmarks.net_hosts import NetHosts, net_hosts
 from benchmarks.report import Row, publish
+from trainflow.coordination.chaos.net_hosts import NetHosts, net_hosts
 
 NUM_ELEMENTS = 25_165_824
 PORT = 29_555

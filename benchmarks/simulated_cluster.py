@@ -1,8 +1,8 @@
 """Workers and Keepers that are objects of this process, for a coordinator that is a real one.
 
 What goes over Ray is a call here: nothing is measured but what the coordinator itself does. The
-seams are where it touches Ray: the pool that makes workers, the actors of Keepers, and the list of
-nodes.
+seams are where it touches Ray: the pool that makes workers and the bundles they are in, the actors
+of Keepers, and what it asks of nodes.
 
 Process: the benchmark.  Thread: its event loop.
 """
@@ -18,7 +18,15 @@ from unittest import mock
 
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.config.job import JobConfig
-from trainflow.coordination import coordinator, launch, node_watch, worker_pool
+from trainflow.coordination import (
+    coordinator,
+    drain_watch,
+    expansion,
+    launch,
+    node_watch,
+    worker_pool,
+)
+from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
@@ -115,6 +123,7 @@ class SimulatedCluster:
 
     Attributes:
         is_fresh: no epoch has begun.
+        num_bundles: how many workers there may be.
         epoch: the newest that all its members have begun; None before.
         members: of that one, by rank.
         coordinator: of its job.
@@ -128,7 +137,7 @@ class SimulatedCluster:
         self._has_begun = asyncio.Event()
         self._job = job
         self._workers_a_node = workers_a_node
-        self._num_bundles = job.workers.target + job.workers.spares
+        self.num_bundles = job.workers.target + job.workers.spares
         self._workers: dict[str, Worker] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
         self.coordinator = Coordinator(_JOB_ID, job.model_dump_json(), (), directory)
@@ -136,7 +145,7 @@ class SimulatedCluster:
     @property
     def node_ids(self) -> list[str]:
         """Return the nodes."""
-        return [f"node{k}" for k in range(-(-self._num_bundles // self._workers_a_node))]
+        return [f"node{k}" for k in range(-(-self.num_bundles // self._workers_a_node))]
 
     def node_of(self, bundle: int) -> str:
         """Return where a bundle is."""
@@ -216,22 +225,28 @@ class _Keeper:
         return Holding(self._node_id, PeerAddress(_HOST, 1, self._node_id), None, ())
 
 
+class _Bundles(Bundles):
+    """Those of a cluster that is simulated, which are there from the start."""
+
+    cluster: SimulatedCluster
+
+    async def reserve(self, count: int) -> None:
+        pass
+
+    def find(self) -> bool:
+        return False
+
+    def numbers(self) -> set[int]:
+        return set(range(self.cluster.num_bundles))
+
+    def nodes(self) -> dict[int, str]:
+        return {number: self.cluster.node_of(number) for number in self.numbers()}
+
+
 class _Pool(WorkerPool):
     """The pool of workers, with the workers of a cluster in it that is simulated."""
 
     cluster: SimulatedCluster
-
-    async def reserve(self, num_bundles: int) -> None:
-        pass
-
-    def find_group(self) -> bool:
-        return False
-
-    def bundle_nodes(self) -> dict[int, str]:
-        return {k: self.cluster.node_of(k) for k in range(self.num_bundles())}
-
-    def num_bundles(self) -> int:
-        return self._job.workers.target + self._job.workers.spares
 
     def spawn(self, bundle: int, serial: str, **_: object) -> WorkerEntry:
         worker_id = f"slot{bundle}-{serial}"
@@ -263,13 +278,18 @@ def simulated(job: JobConfig, workers_a_node: int, directory: str) -> Generator[
         mock.patch.object(node_watch, "KeeperActor", make_keeper),
         mock.patch.object(node_watch, "NodeAffinitySchedulingStrategy", mock.Mock()),
         mock.patch.object(launch.ray, "nodes", return_value=nodes),
+        mock.patch.object(launch, "find_draining_nodes", return_value={}),
+        mock.patch.object(drain_watch, "find_draining_nodes", return_value={}),
+        mock.patch.object(expansion, "find_room", return_value={}),
+        mock.patch.object(worker_pool, "Bundles", _Bundles),
         mock.patch.object(worker_pool.ray, "kill", mock.Mock()),
     ):
         cluster = SimulatedCluster(job, workers_a_node, directory)
-        _Pool.cluster = cluster
+        _Pool.cluster = _Bundles.cluster = cluster
         nodes += [
             {
                 "NodeID": node_id,
+                "NodeManagerAddress": _HOST,
                 "Alive": True,
                 "Labels": {},
                 "Resources": {"CPU": float(workers_a_node)},

@@ -19,11 +19,11 @@ import sys
 from statistics import median
 from typing import Any
 
-from benchmarks.net_cluster import HEAD, net_cluster
-from benchmarks.net_hosts import NetHosts, net_hosts
 from benchmarks.report import Row, interval_of_median, publish
 from benchmarks.streaming_driver import NUM_RANKS, Found, Plan
 from benchmarks.workload import SMALL, num_state_bytes
+from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts, net_hosts
+from trainflow.coordination.local_cluster import LocalCluster
 
 _NODE_CPUS = 2
 _WITHIN_S = 1500.0
@@ -41,10 +41,13 @@ QUICK_SLOW: dict[str, Any] = {"num_slow_steps": 0, "slow_within_s": 8.0}
 def measure(hosts: NetHosts, *, quick: bool) -> Found:
     """Start a cluster and measure on it; the link has its rate once Ray has started."""
     num_nodes = NUM_RANKS if quick else NUM_RANKS + 1
-    with net_cluster(hosts, num_nodes, _NODE_CPUS) as cluster:
+    with LocalCluster.start(
+        head_cpus=0, num_nodes=num_nodes, node_cpus=_NODE_CPUS, sites=hosts
+    ) as cluster:
         hosts.shape(QUICK_RATE if quick else RATE)
         shape = QUICK | QUICK_SLOW if quick else FULL | FULL_SLOW
-        plan = Plan(address=cluster.address, node_pids=cluster.pids(), **shape)
+        pids = {str(node.host): node.pid for node in cluster.nodes}
+        plan = Plan(address=cluster.address, node_pids=pids, **shape)
         command = [sys.executable, "-m", "benchmarks.streaming_driver", plan.model_dump_json()]
         done = subprocess.run(
             hosts.command(HEAD, command),

@@ -72,12 +72,12 @@ def execute_kills(plan: KillPlan, harness: Harness) -> list[Kill]:
 
 
 def _execute_kill(plan: KillPlan, harness: Harness, rng: random.Random) -> Kill:
-    _wait_until(harness, plan.timeout_s, "settle", lambda events: is_settled(events, plan))
+    wait_until(harness, plan.timeout_s, "settle", lambda events: is_settled(events, plan))
     events = harness.tail.events
     victim = rng.choice(newest_members(events))
     step_s = median_step_s(events, victim.generation)
     phase_ratio = rng.random()
-    _wait_until(
+    wait_until(
         harness,
         plan.timeout_s,
         "finish a step",
@@ -88,7 +88,7 @@ def _execute_kill(plan: KillPlan, harness: Harness, rng: random.Random) -> Kill:
     num_before = len(harness.tail.events)
     kill = Kill(unix_s=harness.clock.unix_s(), pid=victim.pid, generation=victim.generation)
     harness.kill(victim.pid)
-    _wait_until(
+    wait_until(
         harness,
         plan.timeout_s,
         "recover",
@@ -118,9 +118,10 @@ def _newest_step(events: Sequence[Event], pid: int) -> Event:
     return next(e for e in reversed(events) if e.name == STEP and e.pid == pid)
 
 
-def _wait_until(
+def wait_until(
     harness: Harness, timeout_s: float, what: str, reached: Callable[[Sequence[Event]], bool]
 ) -> None:
+    """Poll the events until they satisfy ``reached``; raises TimeoutError if they don't in time."""
     deadline_s = harness.clock.monotonic_s() + timeout_s
     while not reached(harness.tail.poll()):
         harness.supervise()

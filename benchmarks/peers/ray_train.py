@@ -12,20 +12,36 @@ import argparse
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.train
 from ray.train.torch import TorchTrainer
 
-from benchmarks.peers.events import EventTail
-from benchmarks.peers.killing import Harness, KillPlan, execute_kills
+from benchmarks.peers.events import STEP, Event, EventTail
+from benchmarks.peers.killing import (
+    POLL_S,
+    Harness,
+    KillPlan,
+    execute_kills,
+    is_settled,
+    wait_until,
+)
 from benchmarks.peers.processes import become_measured, stop_tree
 from benchmarks.peers.ray_train_worker import train_worker
-from benchmarks.peers.samples import Kill, Milestone, RecoverySample, summarize, to_samples
+from benchmarks.peers.samples import (
+    Kill,
+    Milestone,
+    RecoverySample,
+    median_step_s,
+    summarize,
+    to_samples,
+)
 from trainflow.clock import SYSTEM_CLOCK
 
 
@@ -81,15 +97,9 @@ def _drive(work_dir: Path, ray_dir: Path, group: WorkerGroup) -> None:
     trainer.fit()
 
 
-def measure(
-    num_kills: int, seed: int, work_dir: Path, group: WorkerGroup = DDP
-) -> list[RecoverySample]:
-    """Kill a worker ``num_kills`` times, at seeded random phases of its step.
-
-    Raises:
-        TimeoutError: Ray Train did not settle or did not recover in time; see ``driver.log``.
-        RuntimeError: the driver is gone.
-    """
+@contextmanager
+def _driven(work_dir: Path, group: WorkerGroup) -> Generator[Harness]:
+    """Have Ray Train run; yields what kills act through."""
     work_dir.mkdir(parents=True, exist_ok=True)
     ray_dir = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie under it
     tail = EventTail(work_dir)
@@ -102,19 +112,105 @@ def measure(
         if not driver.is_alive():
             raise RuntimeError(f"Ray Train's driver has ended, see {work_dir / 'driver.log'}")
 
-    kills: list[Kill] = []
     try:
+        yield Harness(tail, SYSTEM_CLOCK, supervise)
+    finally:
+        stop_tree(driver, grace_s=20.0)
+        tail.close()
+        shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def measure(
+    num_kills: int, seed: int, work_dir: Path, group: WorkerGroup = DDP
+) -> list[RecoverySample]:
+    """Kill a worker ``num_kills`` times, at seeded random phases of its step.
+
+    Raises:
+        TimeoutError: Ray Train did not settle or did not recover in time; see ``driver.log``.
+        RuntimeError: the driver is gone.
+    """
+    kills: list[Kill] = []
+    with _driven(work_dir, group) as harness:
         for number in range(num_kills):
             settled_steps = group.settled_steps[number % len(group.settled_steps)]
             plan = KillPlan(
                 1, seed * 1000 + number, group.num_workers, settled_steps, group.timeout_s
             )
-            kills += execute_kills(plan, Harness(tail, SYSTEM_CLOCK, supervise))
-    finally:
-        stop_tree(driver, grace_s=20.0)
-        tail.close()
-        shutil.rmtree(ray_dir, ignore_errors=True)
-    return to_samples(tail.events, kills, MILESTONES)
+            kills += execute_kills(plan, harness)
+        return to_samples(harness.tail.events, kills, MILESTONES)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What became of a run under kills at given times.
+
+    Attributes:
+        wall_s: how long it was watched.
+        num_steps: that it got further meanwhile.
+        step_s: its median step before the first kill.
+        num_kills: that found somebody.
+    """
+
+    wall_s: float
+    num_steps: int
+    step_s: float
+    num_kills: int
+
+    @property
+    def goodput_ratio(self) -> float:
+        """Of the time, what the steps that it got further take undisturbed."""
+        return self.num_steps * self.step_s / self.wall_s
+
+
+def measure_goodput(
+    schedule: Sequence[tuple[float, float]], for_s: float, work_dir: Path, group: WorkerGroup = DDP
+) -> Goodput:
+    """Kill workers at given times, whatever state the system is in.
+
+    Args:
+        schedule: seconds after the system has settled, and in [0, 1) which of the workers.
+        for_s: seconds for which it is watched.
+        work_dir: for its files.
+        group: what is run.
+
+    Raises:
+        TimeoutError: Ray Train did not settle; see ``driver.log``.
+        RuntimeError: the driver is gone.
+    """
+    plan = KillPlan(0, 0, group.num_workers, group.settled_steps[0], group.timeout_s)
+    with _driven(work_dir, group) as harness:
+        wait_until(harness, group.timeout_s, "settle", lambda events: is_settled(events, plan))
+        began_s, before = harness.clock.unix_s(), newest_step(harness.tail.events)
+        killed: list[float] = []
+        for at_s, pick in (*schedule, (for_s, 0.0)):
+            while harness.clock.unix_s() < began_s + at_s:
+                harness.supervise()
+                harness.clock.sleep(POLL_S)
+            if at_s < for_s and (victim := _choose(harness.tail.poll(), pick)) is not None:
+                killed.append(harness.clock.unix_s())
+                harness.kill(victim)
+        events = harness.tail.poll()
+    undisturbed = [e for e in events if e.unix_s < min(killed, default=began_s + for_s)]
+    generation = max(e.generation for e in undisturbed)
+    return Goodput(
+        for_s,
+        newest_step(events) - before,
+        median_step_s(undisturbed, generation),
+        len(killed),
+    )
+
+
+def newest_step(events: Sequence[Event]) -> int:
+    """Return how far a run has come: the newest step that any rank has finished."""
+    return max(event.step for event in events if event.name == STEP)
+
+
+def _choose(events: Sequence[Event], pick: float) -> int | None:
+    """Return the pid of a worker of the newest start that lives; None if all are gone."""
+    newest = max(event.generation for event in events)
+    pids = {event.pid for event in events if event.generation == newest}
+    alive = sorted(pid for pid in pids if psutil.pid_exists(pid))
+    return alive[int(pick * len(alive))] if alive else None
 
 
 def main() -> None:

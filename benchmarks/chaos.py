@@ -1,0 +1,212 @@
+"""Goodput while faults fall, one every 20 s: TrainFlow, and stock Ray Train under its kills.
+
+    make bench-chaos               # or: python -m benchmarks.chaos [--quick]
+
+``trainflow`` bears the whole mix of `MIX`: processes killed, stopped and slowed, nodes lost and
+back again, flipped bits. ``trainflow_processes`` bears those of `PROCESSES` alone, and
+``ray_train`` the kills of members among these, at the same seconds; for what else there is in them
+it has no counterpart, or no remedy. Four members, TrainFlow with two spares, on three nodes of this
+machine.
+
+Goodput is the steps that were done, times the median step of the same system undisturbed, over the
+time it took. The campaigns are those of ``trainflow chaos run``, with its invariants: one that is
+broken fails the benchmark.
+
+Process: the harness; one measured system at a time.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import ray_train
+from benchmarks.peers.ray_train import WorkerGroup
+from benchmarks.peers.ray_train_worker import train_worker
+from benchmarks.report import Row, publish
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.config.job import JobConfig
+from trainflow.coordination.chaos.campaign import Campaign, Report
+from trainflow.coordination.chaos.figures import median_step_s
+from trainflow.coordination.chaos.ground import open_ground
+from trainflow.coordination.chaos.schedule import draw_faults
+
+EVERY_S = 20.0
+SEED = 2  # with which each entry of both mixes is drawn within ten minutes
+HANG_TIMEOUT_S = 3.0
+_NUM_CALIBRATING_STEPS = 40
+_NUM_QUICK_STEPS = 24
+_TIMEOUT_S = 3600.0
+
+PROCESSES: list[dict[str, Any]] = [
+    {"kind": "kill", "target": "member", "weight": 5},
+    {"kind": "kill", "target": "spare", "weight": 1},
+    {"kind": "kill", "target": "keeper", "weight": 1},
+    {"kind": "kill", "target": "coordinator", "weight": 1},
+]
+MIX: list[dict[str, Any]] = [
+    *PROCESSES,
+    {"kind": "stop", "target": "member", "weight": 1},
+    {"kind": "stop", "target": "member", "resume_after_s": 1.0, "weight": 1},
+    {"kind": "slow", "target": "member", "speed": 0.5, "last_s": 5.0, "weight": 1},
+    {"kind": "drop_node", "back_after_s": 5.0, "weight": 1},
+    {"kind": "flip", "weight": 1},
+]
+MIXES: Mapping[str, list[dict[str, Any]]] = {"trainflow": MIX, "trainflow_processes": PROCESSES}
+
+
+def make_plan(mix: list[dict[str, Any]], for_s: float, seed: int) -> ChaosPlan:
+    """Return the plan of one campaign."""
+    plan = {"seed": seed, "for_s": for_s, "every_s": EVERY_S, "mix": mix, "cluster": {"nodes": 3}}
+    return ChaosPlan.model_validate(plan)
+
+
+def make_job(log_dir: Path, max_steps: int, *, members: int = 4, spares: int = 2) -> JobConfig:
+    """Describe the run: the workload of the recovery benchmark, four sequences a member."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    return JobConfig.model_validate(
+        {
+            "name": "bench-chaos",
+            "entrypoint": "benchmarks.recovery_job:train",
+            "args": {"log_dir": str(log_dir)},
+            "training": {
+                "max_steps": max_steps,
+                "global_batch_size": 4 * members,
+                "microbatch_size": 4,
+                "deterministic": True,
+            },
+            "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
+            "workers": {"minimum": 1, "target": members, "spares": spares},
+            "failures": {"max_failures": None, "hang_timeout_s": HANG_TIMEOUT_S},
+        }
+    )
+
+
+def measure_trainflow(system: str, for_s: float, seed: int, work_dir: Path) -> Report:
+    """Carry a campaign out whose run takes at least ``for_s`` seconds."""
+    plan = make_plan(MIXES[system], 2 * for_s, seed)  # as long as the run may last
+    short = make_job(work_dir / "events", _NUM_CALIBRATING_STEPS)
+    with open_ground(_folder(work_dir), plan, short, None) as ground:
+        calibrating = Campaign(ground, short, (), SYSTEM_CLOCK, _TIMEOUT_S, print)
+        step_s = median_step_s(calibrating.run_undisturbed().steps)
+        assert step_s, "it has done some steps"
+        job = make_job(work_dir / "events", int(for_s / step_s))
+        faults = draw_faults(plan)
+        campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, _TIMEOUT_S, print)
+        return campaign.carry_out(compares=True)
+
+
+def measure_quickly(work_dir: Path) -> Report:
+    """Carry a campaign of one kill out, on one node."""
+    kill = {"kind": "kill", "rank": 1, "at_step": _NUM_QUICK_STEPS // 4}
+    plan = ChaosPlan.model_validate({"schedule": [kill], "cluster": {"nodes": 1}})
+    job = make_job(work_dir / "events", _NUM_QUICK_STEPS, members=2, spares=1)
+    with open_ground(_folder(work_dir), plan, job, None) as ground:
+        campaign = Campaign(ground, job, draw_faults(plan), SYSTEM_CLOCK, _TIMEOUT_S, print)
+        return campaign.carry_out(compares=True)
+
+
+def _folder(work_dir: Path) -> Path:
+    """Make the folder of a campaign, in a home of its own."""
+    os.environ["TRAINFLOW_HOME"] = str(work_dir / "home")
+    folder = work_dir / "campaign"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def measure_ray_train(for_s: float, seed: int, work_dir: Path) -> ray_train.Goodput:
+    """Kill Ray Train's workers when members of the plan of process faults are killed."""
+    faults = draw_faults(make_plan(PROCESSES, for_s, seed))
+    kills = [each for each in faults if (each.fault.kind, each.fault.target) == ("kill", "member")]
+    group = WorkerGroup(train_worker, num_workers=4)
+    schedule = [(each.at_s, each.pick) for each in kills if each.at_s is not None]
+    return ray_train.measure_goodput(schedule, for_s, work_dir, group)
+
+
+def campaign_rows(system: str, report: Report) -> list[Row]:
+    """Return the figures of a campaign."""
+    figures = report.figures
+    assert figures is not None, "no clock is wrong in these plans"
+    rows = [
+        Row(system, "stalled_ratio", figures.stalled_ratio, "1"),
+        Row(system, "steps_lost", figures.steps_lost, "steps"),
+        Row(system, "faults", sum(each.victim is not None for each in report.faults), "faults"),
+        Row(system, "recoveries", figures.recoveries, "recoveries"),
+        Row(system, "wall_s", figures.wall_s, "s"),
+        Row(system, "starting_cpu_s", figures.starting_cpu_s, "s"),
+    ]
+    if figures.goodput_ratio is not None and figures.step_s is not None:
+        rows.insert(0, Row(system, "goodput", figures.goodput_ratio, "1"))
+        rows.append(Row(system, "step_s", figures.step_s, "s"))
+    same = next(e for e in report.verdicts if e.invariant == "it ends as an undisturbed run")
+    if same.holds is not None:
+        rows.append(Row(system, "hash_equal", float(same.holds), "1"))
+    return rows
+
+
+def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
+    """Return Ray Train's figures, and its time lost as a ratio to TrainFlow's."""
+    rows = [
+        Row("ray_train", "goodput", found.goodput_ratio, "1"),
+        Row("ray_train", "faults", found.num_kills, "faults"),
+        Row("ray_train", "wall_s", found.wall_s, "s"),
+        Row("ray_train", "step_s", found.step_s, "s"),
+    ]
+    goodput = {row.system: row.value for row in ours if row.metric == "goodput"}
+    lost_ratio = 1 - goodput["trainflow_processes"]
+    if lost_ratio > 0:
+        ratio = (1 - found.goodput_ratio) / lost_ratio
+        rows.append(Row("ray_train", "time_lost_to_trainflow_ratio", ratio, "1"))
+    return rows
+
+
+def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
+    """Measure each system in a folder of its own, which is removed."""
+    rows: list[Row] = []
+    reports: dict[str, Report] = {}
+    for system in MIXES:
+        work_dir = Path(tempfile.mkdtemp(prefix=f"{system}-"))
+        reports[system] = measure_trainflow(system, for_s, seed, work_dir)
+        shutil.rmtree(work_dir, ignore_errors=True)
+        rows += campaign_rows(system, reports[system])
+    work_dir = Path(tempfile.mkdtemp(prefix="ray_train-"))
+    rows += ray_rows(measure_ray_train(for_s, seed, work_dir), rows)
+    shutil.rmtree(work_dir, ignore_errors=True)
+    return rows, reports
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one kill, TrainFlow alone")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each system, at least")
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        work_dir = Path(tempfile.mkdtemp(prefix="trainflow-"))
+        reports = {"trainflow": measure_quickly(work_dir)}
+        shutil.rmtree(work_dir, ignore_errors=True)
+        rows = campaign_rows("trainflow", reports["trainflow"])
+    else:
+        rows, reports = measure_all(arguments.seconds, arguments.seed)
+    conditions: dict[str, Any] = {
+        "seconds": None if arguments.quick else arguments.seconds,
+        "every_s": EVERY_S,
+        "seed": arguments.seed,
+        "hang_timeout_s": HANG_TIMEOUT_S,
+        "mixes": {} if arguments.quick else MIXES,
+        "left_out": ["trainflow_processes", "ray_train"] if arguments.quick else [],
+        "reports": {system: report.to_json() for system, report in reports.items()},
+    }
+    publish("chaos", conditions, rows, quick=arguments.quick)
+    broken = [system for system, report in reports.items() if not report.holds]
+    if broken:
+        raise SystemExit(f"an invariant is broken: {', '.join(broken)}; see the reports above")
+
+
+if __name__ == "__main__":
+    main()
