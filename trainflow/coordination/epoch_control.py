@@ -6,8 +6,7 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 import asyncio
 import logging
 import traceback
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from ray.exceptions import RayError
 
@@ -39,7 +38,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
-from trainflow.epochs import EpochId, EpochSpec, Flag
+from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
 
 logger = logging.getLogger(__name__)
 
@@ -189,10 +188,11 @@ class EpochControl:
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
         self._record.add_step(report)
-        is_first = report.joined is not None and report.epoch == self.epoch
-        if is_first and self._recovery.on_joined(report):
+        if report.joined is not None and self._recovery.on_joined(report):
             self._settled.set()
-        if report.pausing and report.epoch == self.epoch and not self._broken:
+        # In the first step of an epoch every rank reports, and so says that all pause.
+        is_free = not self._broken and self._forming is None
+        if report.pausing and report.epoch == self.epoch and is_free:
             members = self.candidacy.next_at_boundary(self._lineup)
             self._start_forming(members, at_boundary=True)
 
@@ -320,12 +320,12 @@ class EpochControl:
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
-        plan = partial(
-            self._kept.plan,
-            spec,
-            member_lost=self._member_lost,
-            committed_step=self._record.last_step,
-        )
+
+        async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
+            known = self._record.last_step  # by now: one that leaves may be lost until it parks
+            lost = self._member_lost
+            return await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+
         before = self.members if at_boundary else ()
         try:
             formed = await form_epoch(
@@ -379,7 +379,7 @@ class EpochControl:
         self._running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        if formed.plan.goes_on_from_kept(self._record.last_step):
+        if formed.plan.goes_on_from_kept(formed.committed_step):
             self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()

@@ -32,12 +32,14 @@ class FormedEpoch:
         reports: what each member reported, by rank.
         asked_at_s: CLOCK_REALTIME when the members were asked to form.
         begun_at_s: when they were released.
+        committed_step: the newest step that was known to be committed right before.
     """
 
     plan: RecoveryPlan
     reports: tuple[MemberReport, ...]
     asked_at_s: float
     begun_at_s: float
+    committed_step: int
 
 
 def specify(
@@ -98,8 +100,9 @@ async def form_epoch(
     )
     plan = await make_plan(reports)
     await make_up_for_reports(record, plan, reports, actors)
+    committed_step = record.last_step  # before steps of this epoch are reported
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
-    return FormedEpoch(plan, tuple(reports), asked_at_s, now_s())
+    return FormedEpoch(plan, tuple(reports), asked_at_s, now_s(), committed_step)
 
 
 def plan_once_parked(

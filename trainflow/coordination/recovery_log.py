@@ -8,15 +8,22 @@ from trainflow.computation.reports import StepReport
 from trainflow.coordination.epoch_former import FormedEpoch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Loss
+from trainflow.epochs import INITIAL_EPOCH
 
 
 class RecoveryLog:
-    """At most one recovery is under way; what is lost meanwhile becomes part of it."""
+    """At most one recovery is under way; what is lost meanwhile becomes part of it.
+
+    Members that are fast commit a step of an epoch, and say so, before the last call returns that
+    releases the others into it, and so before the epoch is known to have begun.
+    """
 
     def __init__(self, record: RunRecord, clock: Clock):
         self._record = record
         self._clock = clock
         self._loss: Loss | None = None
+        self._epoch = INITIAL_EPOCH
+        self._early: list[StepReport] = []
 
     @property
     def is_under_way(self) -> bool:
@@ -31,6 +38,7 @@ class RecoveryLog:
 
     def on_formed(self, formed: FormedEpoch) -> None:
         """An epoch has begun that may end the recovery."""
+        self._epoch, early, self._early = formed.plan.spec.epoch, self._early, []
         loss = self._loss
         if loss is None:
             return
@@ -40,14 +48,18 @@ class RecoveryLog:
         loss.connected_s = max(report.connected_s for report in formed.reports)
         loss.parked_s = max(report.parked_s for report in formed.reports)
         loss.base_step = base_step
-        loss.steps_lost = max(0, self._record.last_step - base_step)
+        loss.steps_lost = max(0, formed.committed_step - base_step)
         loss.awaited = frozenset(range(formed.plan.spec.world_size))
+        for report in early:
+            self.on_joined(report)
 
     def on_joined(self, report: StepReport) -> bool:
         """A rank has committed its first step of the epoch; True if it was the last to do so."""
         loss = self._loss
         assert report.joined is not None, "the caller looked"
-        if loss is None or report.rank not in loss.awaited:
+        if report.epoch > self._epoch:
+            self._early.append(report)
+        if loss is None or report.epoch != self._epoch or report.rank not in loss.awaited:
             return False
         loss.healed_at_s = max(loss.healed_at_s, report.joined.healed_at_s)
         loss.awaited -= {report.rank}

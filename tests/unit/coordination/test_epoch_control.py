@@ -15,6 +15,7 @@ from tests.unit.coordination.fakes import (
     FakePool,
     FakeSuperior,
     FakeWorker,
+    Method,
     settle,
     until,
 )
@@ -386,3 +387,81 @@ def test_that_training_waits_for_workers_is_said_once(play: Play):
     scene = play(act, FRESH)
     waiting = [e["text"] for e in scene.record.events_since(0) if e["kind"] == "waiting"]
     assert waiting == ["training waits for workers: 1 of 2 are warm"]
+
+
+def test_a_step_that_is_heard_of_before_the_last_member_was_released_ends_the_recovery(play: Play):
+    """Else nobody would ever be started in place of who was lost."""
+
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+
+        def commit_at_once(plan: Any) -> None:
+            joined = Joined(0.0, 0.0, healed=False)
+            for rank in range(2):
+                scene.report(rank, 2, epoch=plan.spec.epoch, world_size=2, joined=joined)
+
+        scene.workers[1].on_begin = commit_at_once
+        scene.lose(2)
+        await settle()
+        await asyncio.wait_for(scene.control.wait_settled(), 5.0)
+
+    scene = play(act, FRESH)
+    assert scene.control.state is RunState.RUNNING
+    (recovered,) = [e for e in scene.record.events_since(0) if e["kind"] == "recovered"]
+    assert recovered["data"]["steps_lost"] == 0, "step 2 was not there when all began after step 1"
+
+
+def test_a_step_of_an_epoch_that_did_not_come_to_be_ends_no_recovery(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.workers[0].stuck = True
+        scene.lose(2)
+        await settle()
+        for rank in range(2):
+            scene.report(rank, 2, epoch=EpochId(1, 2), joined=Joined(0.0, 0.0, healed=False))
+        scene.workers[0].stuck = False
+        scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
+        scene.lose(1)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 3)
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_all_ranks_that_tell_of_a_pause_lead_to_one_epoch(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        for rank in range(3):
+            scene.report(rank, 1, joined=Joined(0.0, 0.0, healed=False), pausing=True)
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 2)
+    assert [len(worker.formed) for worker in scene.workers] == [2, 2, 2]
+
+
+def test_who_leaves_and_dies_before_it_stands_still_may_not_have_done_the_tail(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        assert scene.control.relieve(scene.ids[2])
+        parks = asyncio.Event()
+        scene.workers[2].stand = Method(parks.wait)
+        scene.commit_everywhere(2)
+        scene.report(0, 3, pausing=True)
+        await settle()
+        scene.lose(2)
+        parks.set()
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
+    assert scene.workers[0].plans[-1].replay_tail
