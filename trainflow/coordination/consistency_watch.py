@@ -54,7 +54,7 @@ class ConsistencyWatch:
 
     def _find_earlier(self) -> list[str]:
         """Return the workers whose sums differed before, once for each time."""
-        told = [each["data"] for each in self._record.events_since(0) if each["kind"] == _KIND]
+        told = [each["data"] for each in self._record.lasting_events if each["kind"] == _KIND]
         return [
             worker
             for data in told

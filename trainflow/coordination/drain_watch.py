@@ -226,7 +226,7 @@ def _find_told(record: RunRecord) -> dict[str, Stage]:
     """Return the nodes that events tell of, and how far they were last."""
     stages = {"drain": Stage.OPEN, "drained": Stage.EMPTY}
     told: dict[str, Stage] = {}
-    for event in record.events_since(0):
+    for event in record.lasting_events:
         kind, data = event["kind"], event["data"]
         if kind in stages:
             told[data["node"]] = stages[kind]

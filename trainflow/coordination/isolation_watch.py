@@ -29,7 +29,7 @@ class IsolationWatch:
         self._nodes = nodes
         self._record = record
         self._clock = clock
-        for event in record.events_since(0):
+        for event in record.lasting_events:
             self._remember(event)
 
     def on_failure(self, node_id: str | None) -> None:

@@ -209,7 +209,7 @@ def _describe_speed(speed: dict[str, float]) -> str:
 
 def _find_told(record: RunRecord) -> tuple[list[dict[str, Any]], Slowdown | None]:
     """Return the links that events tell of, and not of their end, and what was measured then."""
-    events = [each for each in record.events_since(0) if each["kind"] in {_KIND, _OVER}]
+    events = [each for each in record.lasting_events if each["kind"] in {_KIND, _OVER}]
     if not events or events[-1]["kind"] == _OVER:
         return [], None
     data = events[-1]["data"]

@@ -40,6 +40,11 @@ _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
 _SLOW = "compression_slow"
+_LASTING = frozenset(
+    {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
+    | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
+)
+"""Kinds of events that a coordinator goes by however long ago they were."""
 
 
 class RunRecord:
@@ -60,6 +65,8 @@ class RunRecord:
         self._steps_file = LineFile(directory / "metrics.jsonl")
         self._digests_file = LineFile(directory / "digests.jsonl")
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
+        self._lasting: list[dict[str, Any]] = []
+        self._began_at_s: float | None = None
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
         # What has to be known of events that are long past, too.
@@ -143,6 +150,10 @@ class RunRecord:
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]
         self._events.append(event)
+        if self._began_at_s is None:
+            self._began_at_s = event["at_s"]
+        if kind in _LASTING:
+            self._lasting.append(event)
         self._kinds.add(kind)
         self.losses.take(event)
         if kind == "evaluated":
@@ -173,13 +184,19 @@ class RunRecord:
         """Return the events after ``number``, the oldest of very many left out."""
         return [event for event in self._events if event["number"] > number]
 
+    @property
+    def lasting_events(self) -> list[dict[str, Any]]:
+        """All events, the oldest too, by which it is known what still holds."""
+        return list(self._lasting)
+
     def steps_since(self, step: int) -> list[dict[str, Any]]:
         """Return the committed steps after ``step``, the oldest of very many left out."""
         return [line for line in self._steps if line["step"] > step]
 
     def seconds_between_failures(self) -> float:
         """Return the mean over the run so far, as if it had come after a day with one failure."""
-        age_s = self._clock.unix_s() - self._events[0]["at_s"] if self._events else 0.0
+        now_s = self._clock.unix_s()
+        age_s = now_s - (now_s if self._began_at_s is None else self._began_at_s)
         return (_DAY_S + max(0.0, age_s)) / (1 + self.num_failures)
 
     def has(self, kind: str) -> bool:

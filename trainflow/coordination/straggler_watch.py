@@ -137,7 +137,7 @@ def _describe(straggler: Straggler) -> dict[str, Any]:
 def _find_told(record: RunRecord) -> list[Straggler]:
     """Return the stragglers that events tell of, and not of their end."""
     told: dict[str, Straggler] = {}
-    for event in record.events_since(0):
+    for event in record.lasting_events:
         if event["kind"] == "straggler":
             for each in event["data"]["stragglers"]:
                 figures = {name: each[name] for name in each if name != "ratio"}

@@ -6,6 +6,7 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.full_disk import room_for
+from tests.unit.coordination.fakes import FakeClock
 from trainflow.computation.reports import (
     CompressionChosen,
     EvaluationReport,
@@ -226,3 +227,25 @@ def test_what_is_run_is_kept_and_a_full_disk_told(record: RunRecord):
     event = record.events_since(0)[0]
     assert event["kind"] == "record_incomplete"
     assert "can't be replayed" in event["text"]
+
+
+def test_what_a_coordinator_goes_by_is_known_after_very_many_other_events(record: RunRecord):
+    record.add_event("isolate", "node b takes no more ranks", host="b")
+    for number in range(1100):
+        record.add_event("checkpoint", "made", step=number)
+    record.add_event("readmit", "node b takes ranks again", host="b")
+    for each in (record, open_record(record.directory)):
+        assert "isolate" not in [event["kind"] for event in each.events_since(0)]
+        assert [event["kind"] for event in each.lasting_events] == ["isolate", "readmit"]
+
+
+def test_the_time_between_failures_is_told_of_the_whole_run(tmp_path: Path):
+    clock = FakeClock()
+    record = RunRecord(tmp_path, clock)
+    assert record.seconds_between_failures() == 86_400.0
+    record.add_event("submitted", "job a")
+    clock.now_s += 10 * 86_400.0
+    record.add_event("failure", "lost b", worker="b")
+    for number in range(1100):
+        record.add_event("checkpoint", "made", step=number)
+    assert record.seconds_between_failures() == 11 * 86_400.0 / 2
