@@ -2,8 +2,10 @@
 
 The step in which they did was applied on none, and comes again.
 
-Process: coordinator.  Thread: its event loop.
+Process: coordinator.  Thread: its event loop.  Fails: never; the run goes on without it.
 """
+
+import logging
 
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.consistency import decide_losses, describe_difference
@@ -11,6 +13,8 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerPool
+
+logger = logging.getLogger(__name__)
 
 _KIND = "ranks_differ"
 
@@ -27,10 +31,22 @@ class ConsistencyWatch:
         self._superior = superior
 
     def on_difference(self, message: RanksDiffer) -> None:
-        """One rank tells of all, once for each try of a step."""
-        members = self._control.members
+        """One rank tells of all, of each try of a step: once, or again if it was not answered."""
         if message.epoch != self._control.epoch:
             return  # who had these ranks then has been judged by what came of that epoch
+        try:
+            if not self._is_told(message):
+                self._judge(message)
+        except Exception:  # a detector that fails stops nothing
+            logger.exception("what differs on ranks %s could not be judged", message.ranks)
+
+    def _is_told(self, message: RanksDiffer) -> bool:
+        """Whether it was judged before: an epoch ends with the first difference."""
+        told = (each["data"] for each in self._record.lasting_events if each["kind"] == _KIND)
+        return any(data.get("epoch") == str(message.epoch) for data in told)
+
+    def _judge(self, message: RanksDiffer) -> None:
+        members = self._control.members
         in_spot_check = message.in_spot_check
         text = describe_difference(
             message.ranks, len(members), message.step, in_spot_check=in_spot_check
@@ -43,6 +59,7 @@ class ConsistencyWatch:
             _KIND,
             f"{text} ({', '.join(workers)}); it is done again",
             step=message.step,
+            epoch=str(message.epoch),
             ranks=list(message.ranks),
             workers=workers,
             nodes=sorted(set(self._pool.nodes_of(workers).values())),

@@ -1,8 +1,10 @@
 """Who hangs is lost, once every rank has shown where it stands.
 
 Process: coordinator.  Thread: its event loop; what takes time is a task.
+Fails: never where it judges; the run goes on without it.
 """
 
+import logging
 from collections.abc import Mapping
 
 from trainflow.coordination.background import Background
@@ -11,6 +13,8 @@ from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochId
+
+logger = logging.getLogger(__name__)
 
 _DEADLOCK = "every member waits for another"
 
@@ -34,9 +38,19 @@ class HangResponse:
         # Their verdict is given; heartbeats that come while stacks are awaited tell of them again.
         self._judged: set[str | EpochId] = set()
         self._shown: set[EpochId] = set()
+        self._has_failed = False
 
     def look(self) -> None:
-        """See who hangs by now; called with each heartbeat."""
+        """See who hangs by now; called with each heartbeat, which is answered whatever this does."""
+        try:
+            self._look()
+            self._has_failed = False
+        except Exception:  # a detector that fails stops nothing
+            if not self._has_failed:
+                logger.exception("hangs could not be looked for")
+            self._has_failed = True
+
+    def _look(self) -> None:
         found = self._watch.find_hung()
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:

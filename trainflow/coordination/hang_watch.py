@@ -77,6 +77,6 @@ class HangWatch:
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""
         progress = self._nodes.progress_of(set(members))
-        if any(seen.epoch != epoch for seen in progress.values()):
-            return False  # read before they came into it
+        if len(progress) < len(members) or any(each.epoch != epoch for each in progress.values()):
+            return False  # read before they came into it, or one computes perhaps, unheard
         return judge_progress(progress, self.timeout_s).deadlocked

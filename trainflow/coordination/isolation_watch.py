@@ -35,8 +35,8 @@ class IsolationWatch:
     def on_failure(self, node_id: str | None) -> None:
         """A worker was lost on a node; None: it isn't known on which."""
         host = None if node_id is None else self._nodes.host_of(node_id)
-        if host is None:
-            return
+        if self._after is None or host is None:
+            return  # above all it asks Ray nothing while the others wait to recover
         now_s = self._clock.unix_s()
         if self._policy.fail(host, now_s):
             self._tell_isolated(host, "a worker that was tried there is lost again")

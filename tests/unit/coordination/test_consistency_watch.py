@@ -13,7 +13,6 @@ from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId
 
-EPOCH = EpochId(1, 1)
 IDS = ("a", "b", "c")
 
 
@@ -25,7 +24,7 @@ class Run:
         for each in IDS:
             pool.entries[each].description = replace(describe(each), node_id=f"node of {each}")
         self.pool: Any = pool
-        self.control: Any = SimpleNamespace(members=IDS, epoch=EPOCH)
+        self.control: Any = SimpleNamespace(members=IDS, epoch=EpochId(1, 0))
         self.superior = FakeSuperior(pool)
         self.record = RunRecord(directory, FakeClock())
         self.watch = self.open()
@@ -33,8 +32,16 @@ class Run:
     def open(self) -> ConsistencyWatch:
         return ConsistencyWatch(self.pool, self.control, self.record, self.superior)
 
-    def tell(self, *ranks: int, in_spot_check: bool = False, epoch: EpochId = EPOCH) -> None:
-        self.watch.on_difference(RanksDiffer(7, epoch, ranks, in_spot_check))
+    def tell(self, *ranks: int, in_spot_check: bool = False) -> None:
+        """Say who differs in a new try of the step."""
+        self.control.epoch = EpochId(1, self.control.epoch.counter + 1)
+        self.tell_again(*ranks, in_spot_check=in_spot_check)
+
+    def tell_again(
+        self, *ranks: int, in_spot_check: bool = False, epoch: EpochId | None = None
+    ) -> None:
+        tried_in = self.control.epoch if epoch is None else epoch
+        self.watch.on_difference(RanksDiffer(7, tried_in, ranks, in_spot_check))
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -80,6 +87,29 @@ def test_without_a_majority_nobody_does(run: Run, *, in_spot_check: bool):
 
 
 def test_what_was_told_of_an_epoch_that_is_past_changes_nothing(run: Run):
-    run.tell(1, in_spot_check=True, epoch=EpochId(1, 0))
+    run.tell_again(1, in_spot_check=True, epoch=EpochId(0, 9))
     assert run.superior.lost == []
+    assert run.events == []
+
+
+def test_what_is_heard_again_is_judged_once_also_by_another_coordinator(run: Run):
+    run.tell(1)
+    run.tell_again(1)
+    run.watch = run.open()
+    run.tell_again(1)
+    assert len(run.events) == 1
+    assert run.superior.lost == []
+
+
+def test_that_it_was_seen_before_counts_after_very_many_other_events(run: Run):
+    run.tell(1)
+    for number in range(1100):
+        run.record.add_event("checkpoint", "made", step=number)
+    run.tell(1)
+    assert run.superior.lost == [("b",)]
+
+
+def test_what_can_t_be_judged_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run.pool, "nodes_of", lambda _: 1 / 0, raising=False)
+    run.tell(1)
     assert run.events == []

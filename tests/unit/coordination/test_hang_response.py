@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.coordination.fakes import settle
+from trainflow.coordination import hang_response
 from trainflow.coordination.background import Background
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -157,3 +158,23 @@ def test_an_epoch_in_which_all_wait_is_broken_once_they_have_shown_where(play: P
     assert stage.broken == [EPOCH, EPOCH]
     assert stage.kinds() == ["deadlock"]
     assert not stage.lost
+
+
+def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    monkeypatch.setattr(hang_response.logger, "exception", said.append)
+
+    async def act(stage: Stage) -> None:
+        stage.may_answer.set()
+        with monkeypatch.context() as broken:
+            broken.setattr(stage, "find_hung", lambda: 1 / 0)
+            for _ in range(3):
+                stage.response.look()
+        stage.hung = {"b": "no progress"}
+        stage.response.look()
+        await settle()
+
+    assert [worker_id for worker_id, *_ in play(act).lost] == ["b"]
+    assert len(said) == 1

@@ -1,6 +1,7 @@
 """Judging heartbeats that were read at different times."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,14 @@ def test_only_those_in_the_epoch_can_deadlock_it(tmp_path: Path, second: EpochId
     nodes: Any = Nodes()
     watch = HangWatch(make_job(), pool, nodes, RunRecord(tmp_path, FakeClock()))
     assert watch.is_deadlocked(("a", "b"), NEW) is deadlocked
+
+
+def test_one_of_whom_nothing_is_heard_may_be_whom_the_others_wait_for(tmp_path: Path):
+    pool: Any = FakePool()
+    nodes: Any = SimpleNamespace(progress_of=lambda _: {"a": waiting(NEW)})
+    watch = HangWatch(make_job(), pool, nodes, RunRecord(tmp_path, FakeClock()))
+    assert not watch.is_deadlocked(("a", "b"), NEW)
+    assert watch.is_deadlocked(("a",), NEW)
 
 
 @pytest.fixture

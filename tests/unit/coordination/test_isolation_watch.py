@@ -143,3 +143,8 @@ def test_a_failure_of_which_no_node_is_known_is_nobodys(scene: Scene):
     for _ in range(3):
         scene.watch.on_failure(None)
     assert scene.isolated == set()
+
+
+def test_ray_is_asked_nothing_where_none_is_to_be_isolated(scene: Scene):
+    scene.pool.bundle_nodes = lambda: 1 / 0
+    IsolationWatch(make_job(), scene.pool, scene.nodes, scene.record, scene.clock).on_failure("b1")
