@@ -7,7 +7,8 @@ isn't heard leaves a node that dies.
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _RAY = "Ray drains it"
 _PROVIDER = "its machine is to be taken back"
 _STEPS = 10
+_Told = TypeVar("_Told")
 _HEARD_AGAIN_WITHIN_S = 10.0  # by a Keeper, which tells it with each heartbeat
 
 
@@ -50,7 +52,8 @@ class DrainWatch:
         self._drains: dict[str, Drain] = {}
         self._told = _find_told(record)
         self._began_at_s = clock.monotonic_s()
-        self._is_asking = self._has_failed = False
+        self._is_asking = False
+        self._failing: set[str] = set()
         # What goes with them before they are heard of again was to go.
         nodes.unfit.draining |= dict.fromkeys(self._told, math.inf)
 
@@ -73,17 +76,30 @@ class DrainWatch:
             return
         self._is_asking = True
         try:
-            deadlines = await asyncio.to_thread(find_draining_nodes)
-            self._nodes.note_alive(await asyncio.to_thread(find_alive_nodes))
-            self._by_ray = {node: Notice(at_s, _RAY) for node, at_s in deadlines.items()}
-            self._has_failed = False
-        except Exception:
-            if not self._has_failed:
-                logger.exception("Ray does not tell which nodes it drains")
-            self._has_failed = True
+            # In this order: a node that goes meanwhile is not one that is no longer drained.
+            deadlines = await self._ask(find_draining_nodes, "which nodes it drains")
+            alive = await self._ask(find_alive_nodes, "which nodes live")
         finally:
             self._is_asking = False
+        if alive is not None:
+            self._nodes.note_alive(alive)
+        if alive is not None and deadlines is not None:
+            self._by_ray = {node: Notice(at_s, _RAY) for node, at_s in deadlines.items()}
         self.look()
+
+    async def _ask(
+        self, find: Callable[[], dict[str, _Told]], what: str
+    ) -> dict[str, _Told] | None:
+        """Ask Ray; None if it doesn't tell, which keeps nobody from asking the next thing."""
+        try:
+            told = await asyncio.to_thread(find)
+        except Exception:
+            if what not in self._failing:
+                logger.exception("Ray does not tell %s", what)
+            self._failing.add(what)
+            return None
+        self._failing.discard(what)
+        return told
 
     def look(self) -> None:
         """Do what follows from the notices; while there are none, nothing."""
@@ -112,8 +128,11 @@ class DrainWatch:
 
     def _heed(self, node_id: str, notice: Notice) -> None:
         """Note a node that is to be emptied; what the run uses of nodes is told."""
-        if node_id in self._drains:
-            self._drains[node_id].notice = notice
+        known = self._drains.get(node_id)
+        if known is not None:
+            if not known.notice.is_like(notice):
+                known.is_short = self._is_short(notice)
+            known.notice = notice
             return
         if node_id not in self._nodes.node_ids:
             return
@@ -121,7 +140,7 @@ class DrainWatch:
         told = self._told.pop(node_id, None)
         stage = told or (Stage.OPEN if ranks else Stage.EMPTY)
         left_s = notice.left_s(self._clock.unix_s())
-        is_short = left_s < self._slowest_step_s()
+        is_short = self._is_short(notice)
         drain = Drain(notice, len(self._control.members), stage=stage, is_short=is_short)
         self._drains[node_id] = drain
         if told is not None:
@@ -207,8 +226,10 @@ class DrainWatch:
         nodes = self._pool.nodes_of(each for each in members if each in self._pool.entries)
         return {each: members.index(each) for each, node in nodes.items() if node == node_id}
 
-    def _slowest_step_s(self) -> float:
-        return max(self._record.step_times_s(_STEPS), default=0.0)
+    def _is_short(self, notice: Notice) -> bool:
+        """Whether less time is left than a step takes."""
+        slowest_s = max(self._record.step_times_s(_STEPS), default=0.0)
+        return notice.left_s(self._clock.unix_s()) < slowest_s
 
     def _host_of(self, node_id: str) -> str:
         described = (entry.description for entry in self._pool.entries.values())

@@ -67,7 +67,7 @@ class Drain:
         world_size: when it was heard of.
         ranks: by worker, those that were there when it was last looked and that had none before.
         stage: as it was told last.
-        is_short: the deadline was nearer than a step takes when it was heard of.
+        is_short: the deadline was nearer than a step takes when it was heard of, as it is now.
     """
 
     notice: Notice

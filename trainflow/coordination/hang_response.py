@@ -41,7 +41,7 @@ class HangResponse:
         self._has_failed = False
 
     def look(self) -> None:
-        """See who hangs by now; called with each heartbeat, which is answered whatever this does."""
+        """See who hangs by now; called with each heartbeat, which is answered all the same."""
         try:
             self._look()
             self._has_failed = False

@@ -57,6 +57,8 @@ class Heartbeat:
         trouble: why another node takes no copy of its state; None if all that are asked do.
         address: where it serves what is in its memory.
         notice: what its machine's provider says; None: that it stays, or nothing.
+        knows_notice: false if the provider hasn't answered yet, as after the Keeper was restarted:
+            what it said before holds.
     """
 
     node_id: str
@@ -68,6 +70,7 @@ class Heartbeat:
     address: PeerAddress | None = None
     all_held: tuple[tuple[Version, ShardId], ...] = ()
     notice: PreemptionNotice | None = None
+    knows_notice: bool = True
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,7 @@ class Keeper:
                 address=self._memory.address,
                 all_held=self._memory.held.all_held(),
                 notice=notice,
+                knows_notice=self._notices is None or self._notices.has_answered,
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))

@@ -44,7 +44,8 @@ class NodeChanges:
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper tells of its node."""
-        self._drains.hear(beat.node_id, beat.notice)
+        if beat.knows_notice:
+            self._drains.hear(beat.node_id, beat.notice)
 
     def tick(self, *, may_start: bool) -> None:
         """Look after all of them; called about twice a second.

@@ -8,7 +8,7 @@ Process: keeper.  Thread: one of its own, so that a provider that doesn't answer
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -64,7 +64,8 @@ class NoticeFile:
         try:
             deadline_at_s = read_deadline(text, written_at_s)
         except ValueError as error:
-            return PreemptionNotice(0.0, f"{self._path}: {error}")
+            left_s = written_at_s - self._clock.unix_s()
+            return PreemptionNotice(left_s, f"{self._path}: {error}")
         return PreemptionNotice(deadline_at_s - self._clock.unix_s())
 
 
@@ -106,14 +107,23 @@ class NoticePoll:
     """Asks a source again and again.
 
     Attributes:
-        newest: what it said last; a source that fails says nothing new.
+        has_answered: it has said anything at all, be it that the machine stays.
     """
 
     def __init__(self, source: NoticeSource, clock: Clock):
-        self.newest: PreemptionNotice | None = None
+        self.has_answered = False
+        self._said: tuple[PreemptionNotice, float] | None = None  # and when, by CLOCK_MONOTONIC
         self._source = source
         self._clock = clock
         self._has_failed = False
+
+    @property
+    def newest(self) -> PreemptionNotice | None:
+        """What it said last, as of now; a source that fails says nothing new, and time passes."""
+        if self._said is None:
+            return None
+        notice, said_at_s = self._said
+        return replace(notice, left_s=notice.left_s - (self._clock.monotonic_s() - said_at_s))
 
     def start(self) -> None:
         """Begin to ask."""
@@ -122,8 +132,9 @@ class NoticePoll:
     def poll_once(self) -> None:
         """Ask; a source may fail in whatever way."""
         try:
-            self.newest = self._source.poll_notice()
-            self._has_failed = False
+            notice = self._source.poll_notice()
+            self._said = None if notice is None else (notice, self._clock.monotonic_s())
+            self.has_answered, self._has_failed = True, False
         except Exception:
             if not self._has_failed:
                 logger.exception("the machine's provider can't be asked whether it stays")

@@ -341,7 +341,7 @@ def test_that_ray_does_not_tell_stops_nothing_and_changes_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):
     said: list[str] = []
-    monkeypatch.setattr(module.logger, "exception", said.append)
+    monkeypatch.setattr(module.logger, "exception", lambda _, what: said.append(what))
 
     async def act(scene: DrainScene) -> None:
         await scene.drain("b")
@@ -355,7 +355,7 @@ def test_that_ray_does_not_tell_stops_nothing_and_changes_nothing(
         assert "b" in scene.nodes.unfit
 
     play(act)
-    assert len(said) == 1
+    assert said == ["which nodes it drains"]
 
 
 def test_what_fails_here_stops_nothing(play: Play, monkeypatch: pytest.MonkeyPatch):
@@ -365,3 +365,25 @@ def test_what_fails_here_stops_nothing(play: Play, monkeypatch: pytest.MonkeyPat
         scene.watch.hear("b", PreemptionNotice(5.0))
 
     assert play(act).control.state is RunState.RUNNING
+
+
+def test_which_nodes_live_is_known_also_where_ray_does_not_tell_which_it_drains(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    async def act(scene: DrainScene) -> None:
+        monkeypatch.setattr(module, "find_draining_nodes", lambda: 1 / 0)
+        monkeypatch.setattr(module.logger, "exception", lambda *_: None)
+        await scene.watch.tick()
+
+    assert play(act).nodes.alive["b"] == "10.0.0.b"
+
+
+def test_a_deadline_that_was_misread_at_first_is_gone_by_as_it_is_now(play: Play):
+    async def act(scene: DrainScene) -> None:
+        scene.watch.hear("b", PreemptionNotice(0.0))
+        scene.watch.hear("b", PreemptionNotice(60.0))
+        scene.clock.now_s += 61.0
+        await scene.watch.tick()
+
+    (late,) = play(act).events("drain_late")
+    assert late["text"].endswith("is not empty at its deadline: no step has ended since")

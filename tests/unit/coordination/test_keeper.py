@@ -311,7 +311,7 @@ def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
 
     coordinator.heartbeat.remote = hear
-    any_poll: Any = SimpleNamespace(newest=None)
+    any_poll: Any = SimpleNamespace(newest=None, has_answered=True)
     keeper._notices = any_poll
     clock.next_round()
     assert told == []
@@ -325,3 +325,21 @@ def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
     clock.now_s += 1.5
     clock.next_round()
     assert told == [notice, notice, None]
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_a_beat_says_whether_the_provider_has_answered(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, *, has_answered: bool
+):
+    told: list[bool] = []
+
+    def hear(beat: Heartbeat) -> HeartbeatReply:
+        told.append(beat.knows_notice)
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+    coordinator.heartbeat.remote = hear
+    any_poll: Any = SimpleNamespace(newest=None, has_answered=has_answered)
+    keeper._notices = any_poll
+    clock.now_s += 1.5
+    clock.next_round()
+    assert told == [has_answered]

@@ -96,6 +96,27 @@ def test_a_source_that_fails_has_said_nothing_new(monkeypatch: pytest.MonkeyPatc
     assert len(said) == 2, "once in a row"
 
 
+def test_time_passes_for_a_notice_whose_source_fails():
+    clock, source = FakeClock(), Failing()
+    asked = NoticePoll(source, clock)
+    assert not asked.has_answered
+    source.answers = [OSError("no route"), PreemptionNotice(30.0), OSError("no route")]
+    asked.poll_once()
+    assert not asked.has_answered
+    asked.poll_once()
+    clock.now_s += 40.0
+    asked.poll_once()
+    assert asked.newest == PreemptionNotice(-10.0)
+    assert asked.has_answered
+
+
+def test_what_can_t_be_understood_means_when_it_was_written(path: Path):
+    write(path, "soon")
+    notice = poll(path, WRITTEN_AT_S + 10.0)
+    assert notice is not None
+    assert notice.left_s == -10.0
+
+
 class OneLook(FakeClock):
     """Lets a thread look once."""
 
