@@ -33,6 +33,7 @@ class Bundles:
         self._resources = describe_bundle(resources)
         self._first: PlacementGroup | None = None
         self._added: dict[int, PlacementGroup] = {}
+        self._is_given_back = False
 
     async def reserve(self, count: int) -> None:
         """Create the first group, unless one was found, and wait until it is placed."""
@@ -77,7 +78,7 @@ class Bundles:
         return PlacementGroupSchedulingStrategy(self._require_first(), number)
 
     async def add(self, node_id: str, within_s: float) -> int | None:
-        """Reserve one more on a node; returns its number, or None if the room is gone meanwhile."""
+        """Reserve one more on a node; returns its number, or None if the room, or the run, is gone."""
         number = max(self.numbers()) + 1
         group = placement_group(
             [self._resources],
@@ -86,7 +87,7 @@ class Bundles:
             bundle_label_selector=[{_NODE_LABEL: node_id}],
         )
         done, _ = await asyncio.wait({asyncio.ensure_future(group.ready())}, timeout=within_s)
-        if not done:
+        if not done or self._is_given_back:
             remove_placement_group(group)
             return None
         self._added[number] = group
@@ -104,6 +105,7 @@ class Bundles:
 
     def give_back(self) -> None:
         """Let others have all of them."""
+        self._is_given_back = True
         first = [] if self._first is None else [self._first]
         for group in (*first, *self._added.values()):
             remove_placement_group(group)

@@ -52,6 +52,8 @@ class SmallDisk:
 
     def close(self, keep_in: Path) -> None:
         """Copy what is there into a folder, and unmount it."""
-        self.empty()
-        shutil.copytree(self.folder, keep_in, dirs_exist_ok=True)
-        subprocess.run(["umount", "--lazy", str(self.folder)], check=False)
+        try:
+            self.empty()
+            shutil.copytree(self.folder, keep_in, dirs_exist_ok=True)
+        finally:
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=False)

@@ -41,6 +41,14 @@ def test_what_is_on_it_is_kept(disk: SmallDisk, tmp_path: Path):
     assert (tmp_path / "home" / "runs" / "tiny" / "events.jsonl").read_text() == "{}\n"
 
 
+def test_it_is_unmounted_also_where_what_is_on_it_can_not_be_kept(disk: SmallDisk, tmp_path: Path):
+    (disk.folder / "record").write_text("{}")
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(FileExistsError):
+        disk.close(tmp_path / "home")
+    assert not os.path.ismount(disk.folder)
+
+
 def test_where_nothing_may_be_mounted_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
