@@ -29,6 +29,7 @@ class IsolationWatch:
         self._nodes = nodes
         self._record = record
         self._clock = clock
+        self._probed: dict[str, str] = {}  # by address, the node on which a worker is tried
         for event in record.lasting_events:
             self._remember(event)
 
@@ -38,8 +39,7 @@ class IsolationWatch:
         if self._after is None or host is None:
             return  # above all it asks Ray nothing while the others wait to recover
         now_s = self._clock.unix_s()
-        if self._policy.fail(host, now_s):
-            self._tell_isolated(host, "a worker that was tried there is lost again")
+        self._fail_probe(host, "a worker that was tried there is lost again")
         for each in self._policy.judge(self._record.losses.failed_on, self._hosts(), now_s):
             self._tell_isolated(each, f"{self._after} failures there or more")
         self._mark()
@@ -49,6 +49,9 @@ class IsolationWatch:
         if not self._policy.isolated:
             return False
         self._mark()
+        for host, node_id in list(self._probed.items()):
+            if node_id not in self._nodes.alive:  # of its worker it may not be known where it was
+                self._fail_probe(host, "it was gone before a worker that was tried there was warm")
         late_s = self._clock.unix_s() - _UNPROBED_AFTER_S
         unprobed = [h for h in self._policy.isolated if self._policy.may_probe(h, late_s)]
         admitted = [host for host in unprobed if self._admit_if_warm(host)]
@@ -60,6 +63,7 @@ class IsolationWatch:
         if host is None or not self._policy.may_probe(host, self._clock.unix_s()):
             return False
         self._policy.begin_probe(host)
+        self._probed[host] = node_id
         return True
 
     def on_ready(self, node_id: str) -> None:
@@ -83,7 +87,14 @@ class IsolationWatch:
             self._readmit(host)
         return is_warm
 
+    def _fail_probe(self, host: str, why: str) -> None:
+        """Something has failed there; if a worker was tried, a longer pause begins."""
+        self._probed.pop(host, None)
+        if self._policy.fail(host, self._clock.unix_s()):
+            self._tell_isolated(host, why)
+
     def _readmit(self, host: str) -> None:
+        self._probed.pop(host, None)
         self._policy.readmit(host, self._clock.unix_s())
         text = f"node {host} takes ranks again: a worker has started there and is well"
         self._record.add_event("readmit", text, host=host)

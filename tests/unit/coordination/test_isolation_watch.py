@@ -148,3 +148,24 @@ def test_a_failure_of_which_no_node_is_known_is_nobodys(scene: Scene):
 def test_ray_is_asked_nothing_where_none_is_to_be_isolated(scene: Scene):
     scene.pool.bundle_nodes = lambda: 1 / 0
     IsolationWatch(make_job(), scene.pool, scene.nodes, scene.record, scene.clock).on_failure("b1")
+
+
+def test_a_node_that_goes_while_a_worker_is_tried_there_is_tried_again(scene: Scene):
+    scene.fail("b1", 2)
+    scene.pass_time(10.0)
+    assert scene.watch.may_start("b1")
+    scene.pass_time(1.0)
+    assert scene.kinds() == ["isolate"]
+    scene.placed, scene.nodes.alive = {0: "a1"}, {"a1": "a"}
+    scene.watch.on_failure(None)  # its bundle was gone with it
+    for _ in range(2):
+        scene.pass_time(1.0)
+    assert scene.kinds() == ["isolate", "isolate"]
+    assert "it was gone before a worker that was tried" in scene.record.events_since(0)[-1]["text"]
+    scene.placed, scene.nodes.alive = {0: "a1", 1: "b2"}, {"a1": "a", "b2": "b"}
+    scene.pass_time(18.0)
+    assert not scene.watch.may_start("b2"), "the pause is twice as long"
+    scene.pass_time(1.0)
+    assert scene.watch.may_start("b2")
+    scene.watch.on_ready("b2")
+    assert scene.isolated == set()
