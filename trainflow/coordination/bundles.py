@@ -78,7 +78,7 @@ class Bundles:
         return PlacementGroupSchedulingStrategy(self._require_first(), number)
 
     async def add(self, node_id: str, within_s: float) -> int | None:
-        """Reserve one more on a node; returns its number, or None if the room, or the run, is gone."""
+        """Reserve one more on a node; returns its number; None if the room, or the run, is gone."""
         number = max(self.numbers()) + 1
         group = placement_group(
             [self._resources],

@@ -232,6 +232,7 @@ class Coordinator:
         return await self._ending
 
     async def _open(self) -> None:
+        await self._changes.begin()
         found = adoption.find_workers(self._job_id) if self._pool.bundles.find() else {}
         if found:
             await self._adopt(found)

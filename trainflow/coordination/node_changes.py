@@ -42,6 +42,11 @@ class NodeChanges:
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
         self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)
 
+    async def begin(self) -> None:
+        """Learn which nodes there are, and take no ranks, before anything depends on it."""
+        await self._drains.tick()
+        self._isolation.tick()
+
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper tells of its node."""
         if beat.knows_notice:

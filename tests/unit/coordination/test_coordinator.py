@@ -20,7 +20,7 @@ from tests.unit.coordination.fakes import (
 from tests.unit.coordination.test_adoption import IDS, SPEC, FakeNodes
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
-from trainflow.coordination import staffing
+from trainflow.coordination import drain_watch, staffing
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
@@ -147,6 +147,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(module, "launch_workers", stage.launch)
         monkeypatch.setattr(staffing, "_RESPAWN_AFTER_S", 0.01)
         monkeypatch.setattr(module, "_ACKNOWLEDGE_S", 0.0)
+        monkeypatch.setattr(drain_watch, "find_draining_nodes", dict[str, float | None])
+        monkeypatch.setattr(drain_watch, "find_alive_nodes", dict[str, str])
         monkeypatch.setattr(module.adoption, "find_workers", lambda _: stage.found)
         monkeypatch.setattr(module.adoption, "find_keeper_nodes", lambda _: set[str]())
         monkeypatch.setattr(module.ray, "kill", lambda *_, **__: stage.killed.set())
