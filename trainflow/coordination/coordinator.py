@@ -256,9 +256,8 @@ class Coordinator:
 
     async def _adopt(self, found: dict[str, Any]) -> None:
         self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
-        self._nodes.ensure(
-            adoption.find_keeper_nodes(self._job_id) | {*self._pool.bundle_nodes().values()}
-        )
+        there = adoption.find_keeper_nodes(self._job_id)
+        self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
         estate = await adoption.adopt(found, self._pool, self._nodes, self._control, SYSTEM_CLOCK)
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)

@@ -21,6 +21,7 @@ from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor, KeeperSettings
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
+from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import PeerAddress
 
@@ -51,18 +52,26 @@ class NodeWatch:
         self._clock = clock
         self._keepers: dict[str, Any] = {}
         self._heard_at_s: dict[str, float] = {}
+        self._starting: set[str] = set()  # nodes whose Keepers have never been heard
         self._heard = asyncio.Event()
         self._progress: dict[str, dict[str, Progress]] = {}
         self._dismissed: dict[str, Any] = {}
         self.is_closing = False
 
-    def ensure(self, node_ids: set[str]) -> None:
-        """Have a Keeper on each of these nodes, and let them know each other; not after `close`."""
+    def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
+        """Have a Keeper on each of these nodes, and let them know each other; not after `close`.
+
+        Args:
+            node_ids: the nodes.
+            there: those of them that have one, made by an earlier coordinator.
+        """
         if self.is_closing:  # what is still under way then would leave one behind
             return
         fresh = node_ids - self._keepers.keys()
         for node_id in fresh:
             keeper = self._dismissed.pop(node_id, None)
+            if keeper is None and node_id not in there:
+                self._starting.add(node_id)
             self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
             self._heard_at_s[node_id] = self._clock.monotonic_s()
         if fresh:
@@ -84,6 +93,7 @@ class NodeWatch:
         again.
         """
         keeper = self._keepers.pop(node_id, None)
+        self._starting.discard(node_id)
         self._progress.pop(node_id, None)
         if keeper is not None:
             keeper.end_workers.remote()
@@ -102,6 +112,7 @@ class NodeWatch:
         """Take a heartbeat."""
         if not knows_peers:
             self._introduce()
+        self._starting.discard(node_id)
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._heard.set()
         self._progress[node_id] = progress
@@ -125,10 +136,14 @@ class NodeWatch:
         return self._hosts.get(node_id)
 
     def silent_nodes(self) -> list[str]:
-        """Return the nodes whose lease has run out: their Keepers have killed their workers."""
-        now_s = self._clock.monotonic_s()
-        limit_s = self._silent_after_s
-        return [node for node in self._keepers if now_s - self._heard_at_s[node] > limit_s]
+        """Return the nodes whose lease has run out: their Keepers have killed their workers.
+
+        A Keeper that has never been heard may still be starting, as its workers are.
+        """
+        now_s, limit_s = self._clock.monotonic_s(), self._silent_after_s
+        limits_s = dict.fromkeys(self._keepers, limit_s)
+        limits_s |= dict.fromkeys(self._starting, max(limit_s, START_LIMIT_S))
+        return [node for node, limit in limits_s.items() if now_s - self._heard_at_s[node] > limit]
 
     @property
     def _silent_after_s(self) -> float:

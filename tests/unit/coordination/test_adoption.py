@@ -1,7 +1,7 @@
 """A new coordinator takes over from one that was killed, at any moment of its life."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class FakeNodes:
         self.num_keepers -= self.num_dead
         self.num_dead = 0
 
-    def ensure(self, node_ids: set[str]) -> None:
+    def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
         """Every node has one."""
 
     async def ask_holdings(self, timeout_s: float) -> list[Holding]:

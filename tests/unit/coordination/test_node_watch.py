@@ -107,6 +107,32 @@ def test_every_keeper_that_lives_is_waited_for_until_it_is_heard_again():
     asyncio.run(act())
 
 
+@pytest.mark.usefixtures("made")
+def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent():
+    clock = FakeClock()
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), clock)
+        nodes.ensure({"heard", "slow", "found"}, {"found"})
+        nodes.hear("heard", {}, knows_peers=True)
+        clock.now_s += 11.5  # failures.lease_s and a second are 11
+        assert set(nodes.silent_nodes()) == {"heard", "found"}
+        nodes.hear("heard", {}, knows_peers=True)
+        nodes.hear("found", {}, knows_peers=True)
+        assert nodes.silent_nodes() == []
+        clock.now_s += 10.9
+        nodes.hear("slow", {}, knows_peers=True)
+        clock.now_s += 10.9
+        assert "slow" not in nodes.silent_nodes()
+        clock.now_s += 0.2
+        assert "slow" in nodes.silent_nodes(), "from here on it is as any other"
+        nodes.ensure({"never"})
+        clock.now_s += 120.5
+        assert "never" in nodes.silent_nodes()
+
+    asyncio.run(act())
+
+
 def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
