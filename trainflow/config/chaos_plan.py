@@ -40,6 +40,7 @@ FaultTarget = Literal["member", "spare", "keeper", "coordinator"]
 FaultPhase = Literal["data", "compute", "communicate", "optimizer", "snapshot", "user"]
 
 _MAX_SEED = 2**63 - 1
+_MOST_DRAWN = 10_000
 _PROCESSES = ("member", "spare", "keeper", "coordinator")
 _TARGETS: dict[FaultKind, Sequence[FaultTarget]] = {
     "kill": _PROCESSES,
@@ -247,9 +248,15 @@ class ChaosPlan(Section):
             for name, value in times.items()
             if (value is None) == bool(self.mix)
         ]
-        if self.for_s is not None and self.every_s is not None and self.every_s > self.for_s:
-            expected = f"at most for_s = {self.for_s:g}, or nothing is drawn"
-            problems.append(Problem("every_s", f"{self.every_s:g}", expected, "lower it"))
+        if self.for_s is None or self.every_s is None:
+            return problems
+        got, most = f"{self.every_s:g}", f"for_s = {self.for_s:g}"
+        if self.every_s > self.for_s:
+            expected = f"at most {most}, or nothing is drawn"
+            problems.append(Problem("every_s", got, expected, "lower it"))
+        elif self.every_s * _MOST_DRAWN < self.for_s:
+            expected = f"so many seconds that at most {_MOST_DRAWN} faults are drawn in {most}"
+            problems.append(Problem("every_s", got, expected, "raise it"))
         return problems
 
 

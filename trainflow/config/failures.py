@@ -14,8 +14,8 @@ from trainflow.config.section import PositiveFloat, Section
 
 
 def _check_file_path(path: str) -> str:
-    if not path.strip() or path.endswith("/"):
-        raise ValueError("the path of a file, as /run/preempted, or null")
+    if not path.startswith("/") or path.endswith("/"):
+        raise ValueError("the path of a file, from the root, as /run/preempted, or null")
     return path
 
 
@@ -42,8 +42,9 @@ class FailuresConfig(Section):
     probe_after_s: PositiveFloat = 60.0
     """Seconds until an isolated node is tried again; each further time twice as many."""
 
-    hang_timeout_s: Literal["auto"] | PositiveFloat = "auto"
-    """Seconds without progress after which a worker is killed; auto follows the step time."""
+    hang_timeout_s: Literal["auto"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = "auto"
+    """Seconds without progress after which a worker is killed, at least those between two
+    heartbeats; auto follows the step time."""
 
     replace_stragglers: bool = False
     """Whether a rank that is slower than the others in step after step goes to a spare, if one is

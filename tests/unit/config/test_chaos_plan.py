@@ -77,6 +77,10 @@ def test_a_whole_plan_is_read(write):
         (MIX | {"mix": []}, "mix: got no fault here nor in schedule"),
         (MIX | {"every_s": 61}, "every_s: got 61; expected at most for_s = 60, or nothing is"),
         (
+            MIX | {"every_s": 1e-9},
+            "every_s: got 1e-09; expected so many seconds that at",
+        ),
+        (
             {"every_s": 3, "schedule": [{"kind": "kill", "at_s": 1}]},
             "every_s: got 3.0; expected null without a mix; leave it out, or add a mix",
         ),
