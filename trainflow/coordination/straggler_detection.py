@@ -26,7 +26,12 @@ begins to straggle a quarter above the median, at the earliest."""
 PAIR_SPREAD_FLOOR = 0.1
 """The same for two ranks, where nothing tells what spread is usual: half above the other."""
 
+LEAST_S = 0.005
+"""What is less than that, in seconds of a step, is no loss worth telling of: in steps of a few
+milliseconds rank 0, which also tells of them, is always the slowest."""
+
 _MAD_TO_SIGMA = 1.4826
+_LEAST_SPREAD_S = LEAST_S / BEGIN_SCORE
 _PAIR = 2
 
 
@@ -124,12 +129,12 @@ def rate_ranks(times_s: Sequence[float], loads: Sequence[Load]) -> list[Rating]:
         scaled = [at_s * load.times(other) for at_s, other in busy]
         median = statistics.median_low(scaled)
         mad = statistics.median_low([abs(at_s - median) for at_s in scaled])
-        norms[load] = median, max(_MAD_TO_SIGMA * mad, floor * median)
+        norms[load] = median, max(_MAD_TO_SIGMA * mad, floor * median, _LEAST_SPREAD_S)
     return [_rate(at_s, norms.get(load)) for at_s, load in zip(times_s, loads, strict=True)]
 
 
 def _rate(at_s: float, norm: tuple[float, float] | None) -> Rating:
-    if norm is None or norm[1] <= 0:
+    if norm is None:
         return Rating(at_s, 0.0)
     median, spread = norm
     return Rating(median, (at_s - median) / spread)

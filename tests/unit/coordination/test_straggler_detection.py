@@ -58,6 +58,12 @@ def test_a_world_of_one_has_nobody_to_compare_with():
     assert scores([0.0, 0.0]) == [0.0, 0.0], "nor has one in which time stands"
 
 
+def test_what_is_lost_in_very_short_steps_is_a_few_milliseconds():
+    assert scores([0.003, 0.001, 0.001, 0.001]) == [2.0, 0.0, 0.0, 0.0], "three times as long"
+    assert scores([0.006, 0.001, 0.001, 0.001]) == [5.0, 0.0, 0.0, 0.0]
+    assert scores([0.026, 0.02, 0.02, 0.02]) == [6.0, 0.0, 0.0, 0.0], "as in longer ones"
+
+
 def test_who_has_more_to_compute_may_take_longer():
     """Ten samples in microbatches of three: ranks have 2, 1 and 1 of them."""
     loads = [Load(2, 6), Load(1, 3), Load(1, 1)]
