@@ -8,9 +8,10 @@ Process: driver, or a benchmark.  Blocks: for local commands.
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _NOTHING = ["rate", "8bit", "burst", "1", "limit", "1"]
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
+_NAMESPACES = Path("/run/netns")
+_NAME = re.compile(r"tfb(\d+)(?:sw|h\d+)")
 _End = tuple[str, str]
 """A namespace, and an interface in it that a link begins at."""
 
@@ -115,7 +118,7 @@ class NetHosts:
     def down(self) -> None:
         """Remove what was made of them."""
         for name in (*map(self._name, range(self.count)), self._switch):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            _delete(name)
 
     def _name(self, host: int) -> str:
         return f"{self._prefix}h{host}"
@@ -152,12 +155,24 @@ def net_hosts(count: int, congestion_control: str | None = None) -> Generator[Ne
             "network namespaces: got no `ip` and `tc`, or not root; expected both: run it as root, "
             "with iproute2"
         )
+    for name in find_abandoned(path.name for path in _NAMESPACES.glob("*")):
+        _delete(name)
     hosts = NetHosts(count, congestion_control)
     try:
         hosts.up()
         yield hosts
     finally:
         hosts.down()
+
+
+def find_abandoned(names: Iterable[str]) -> list[str]:
+    """Return the namespaces of hosts whose process was killed before it removed them."""
+    found = [(name, _NAME.fullmatch(name)) for name in names]
+    return [name for name, of in found if of is not None and not Path(f"/proc/{of[1]}").exists()]
+
+
+def _delete(name: str) -> None:
+    subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 def _run(*command: str) -> None:
