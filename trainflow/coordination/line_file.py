@@ -10,10 +10,12 @@ import contextlib
 import json
 import os
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 _MAX_WAITING = 10_000
+_BLOCK_BYTES = 1024 * 1024
 
 
 class LineFile:
@@ -31,6 +33,10 @@ class LineFile:
     def read(self) -> list[dict[str, Any]]:
         """Return all whole lines."""
         return read_lines(self._path)
+
+    def read_last(self, count: int) -> list[dict[str, Any]]:
+        """Return the whole ones of the last ``count`` lines; what comes before them isn't read."""
+        return _parse(_read_end(self._path, count)[-count:])
 
     def append(self, line: dict[str, Any]) -> OSError | None:
         """Write ``line`` and what waits before it; returns why some of it has to wait, if so."""
@@ -54,13 +60,32 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all whole lines of a file, which may be another's and is left as it is."""
     if not path.exists():
         return []
+    return _parse(path.read_bytes().split(b"\n"))
+
+
+def _parse(texts: Iterable[bytes]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for text in path.read_text().splitlines():
+    for text in texts:
         try:
             lines.append(json.loads(text))
-        except json.JSONDecodeError:
+        except ValueError:
             continue  # torn by a crash while it was appended
     return lines
+
+
+def _read_end(path: Path, count: int) -> list[bytes]:
+    """Return the last lines of a file, in order: at least ``count``, if it has as many."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        begin = file.seek(0, os.SEEK_END)
+        data = b""
+        while begin > 0 and data.count(b"\n") <= count:
+            size = min(begin, _BLOCK_BYTES)
+            begin -= size
+            file.seek(begin)
+            data = file.read(size) + data
+    return data.removesuffix(b"\n").split(b"\n")
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

@@ -67,7 +67,7 @@ class RunRecord:
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._lasting: list[dict[str, Any]] = []
         self._began_at_s: float | None = None
-        self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
+        self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()

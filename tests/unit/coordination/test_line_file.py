@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.full_disk import room_for
+from trainflow.coordination import line_file
 from trainflow.coordination.line_file import LineFile
 
 
@@ -63,3 +64,27 @@ def test_on_a_full_disk_lines_wait_and_none_is_torn(path, spare_bytes):
 def test_a_missing_folder_is_an_error_and_no_crash(tmp_path):
     file = LineFile(tmp_path / "gone" / "lines.jsonl")
     assert isinstance(file.append({"n": 0}), FileNotFoundError)
+
+
+@pytest.mark.parametrize("num_lines", [0, 1, 2, 3, 40])
+def test_the_last_lines_are_read_without_those_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch, num_lines: int
+):
+    monkeypatch.setattr(line_file, "_BLOCK_BYTES", 16)
+    lines = [{"n": number, "text": "ä" * number} for number in range(num_lines)]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    for count in (1, 2, 39, 40, 41):
+        assert LineFile(path).read_last(count) == lines[-count:]
+
+
+def test_of_a_long_file_the_end_alone_is_read(path: Path):
+    path.write_text(f'{{"text": "{"x" * 1000}"}}\n' * 10_000)
+    before = count_bytes_read()
+    assert len(LineFile(path).read_last(100)) == 100
+    assert count_bytes_read() - before < path.stat().st_size / 5
+
+
+def test_a_torn_line_is_none_of_the_last(path: Path):
+    path.write_text('{"n": 0}\n{"n": 1, "te')
+    LineFile(path).append({"n": 2})
+    assert LineFile(path).read_last(2) == [{"n": 2}]
