@@ -75,7 +75,7 @@ class NodeWatch:
             self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
             self._heard_at_s[node_id] = self._clock.monotonic_s()
         if fresh:
-            self._introduce()
+            self._introduce(self._keepers)
 
     def _make_keeper(self, node_id: str) -> Any:  # noqa: ANN401  an actor handle
         return KeeperActor.options(
@@ -98,7 +98,7 @@ class NodeWatch:
         if keeper is not None:
             keeper.end_workers.remote()
             self._dismissed[node_id] = keeper
-            self._introduce()
+            self._introduce(self._keepers)
             if node_id not in _alive_nodes():
                 for other in self._keepers.values():
                     other.forget_node.remote(node_id)
@@ -110,8 +110,8 @@ class NodeWatch:
 
     def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
         """Take a heartbeat."""
-        if not knows_peers:
-            self._introduce()
+        if not knows_peers and node_id in self._keepers:
+            self._introduce({node_id})
         self._starting.discard(node_id)
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._heard.set()
@@ -254,10 +254,11 @@ class NodeWatch:
         self._keepers.clear()
         self._dismissed.clear()
 
-    def _introduce(self) -> None:
-        for node_id, keeper in self._keepers.items():
+    def _introduce(self, node_ids: Iterable[str]) -> None:
+        """Tell the Keepers of these nodes who all the others are."""
+        for node_id in node_ids:
             peers = [peer for other, peer in self._keepers.items() if other != node_id]
-            keeper.introduce.remote(peers)
+            self._keepers[node_id].introduce.remote(peers)
 
 
 def _alive_nodes() -> set[str]:

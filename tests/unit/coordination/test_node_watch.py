@@ -133,6 +133,27 @@ def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent
     asyncio.run(act())
 
 
+def test_a_keeper_that_knows_no_peers_is_told_of_them_and_nobody_else(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    told: list[tuple[str, int]] = []
+
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        def introduce(peers: list[Any]) -> None:
+            told.append((node_id, len(peers)))
+
+        return SimpleNamespace(introduce=SimpleNamespace(remote=introduce))
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    nodes.ensure({"a", "b", "c"})
+    assert sorted(told) == [("a", 2), ("b", 2), ("c", 2)]
+    told.clear()
+    nodes.hear("b", {}, knows_peers=False)
+    nodes.hear("given up", {}, knows_peers=False)
+    assert told == [("b", 2)]
+
+
 def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
