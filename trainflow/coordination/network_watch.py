@@ -34,6 +34,7 @@ _HOLDINGS_WITHIN_S = 3.0
 _ROUND_WITHIN_S = PROBE_WITHIN_S + 4.0
 _AGAIN_AFTER_S = 30.0
 _AGAIN_AT_MOST_S = 600.0
+_NODES_TO_COMPARE = 3
 _KIND, _OVER = "slow_network", "slow_network_over"
 
 
@@ -138,7 +139,7 @@ class NetworkWatch:
     ) -> None:
         num_ranks = Counter(nodes)
         found: list[SlowLink] = []
-        for link in find_slow_links(probes):
+        for link in find_slow_links(probes) if _can_tell(probes, len(num_ranks)) else []:
             num_bytes = wire_bytes * max(num_ranks[node_id] for node_id in link.node_ids)
             if is_cause(link, num_bytes, slowdown.excess_s):
                 found.append(link)
@@ -189,6 +190,12 @@ class NetworkWatch:
             text += " is judged anew"
         self._told = []
         self._record.add_event(_OVER, text, cause=cause)
+
+
+def _can_tell(probes: Sequence[Probe], num_nodes: int) -> bool:
+    """Whether enough nodes have answered to say what is usual; two have but one link."""
+    measured = {node_id for probe in probes for node_id in (probe.one, probe.other)}
+    return len(measured) >= min(num_nodes, _NODES_TO_COMPARE)
 
 
 def _name(link: dict[str, Any]) -> str:

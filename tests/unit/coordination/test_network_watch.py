@@ -170,6 +170,20 @@ def test_nothing_is_probed_while_communication_takes_what_it_did(play: Callable[
     play(act)
 
 
+def test_of_several_nodes_two_that_answer_tell_nothing_of_each_other(play: Callable[[Act], None]):
+    async def act(run: Run) -> None:
+        run.nodes.slow, run.nodes.silent = {"b"}, {"c"}
+        await run.windows(BEGIN_AFTER, 0.55)
+        assert [set(each.items()) for each in run.nodes.rounds] == [{("a", "b")}]
+        assert run.events() == []
+        run.nodes.silent = set()
+        run.clock.now_s += 60.0
+        await run.windows(1, 0.55)
+        assert run.events()[-1]["data"]["links"][0]["node_ids"] == ["b"]
+
+    play(act)
+
+
 def test_its_end_is_told(play: Callable[[Act], None]):
     async def act(run: Run) -> None:
         run.nodes.slow = {"c"}
