@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from trainflow.coordination.timeout_budget import START_LIMIT_S
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 _FORGOTTEN_AFTER_S = 2.0
@@ -26,6 +26,13 @@ class Progress:
         rehearses = self.epoch == INITIAL_EPOCH and self.phase is not Phase.PARKED
         return self.phase is Phase.STARTING or rehearses
 
+    @property
+    def least_limit_s(self) -> float:
+        """Seconds that it may stand still, whatever the timeout is."""
+        if self.phase is Phase.SNAPSHOT:
+            return COPY_LIMIT_S
+        return START_LIMIT_S if self.is_warming_up else 0.0
+
 
 @dataclass(frozen=True)
 class HangVerdict:
@@ -44,19 +51,20 @@ def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVer
     """Name the members that hang.
 
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
-    it starts or computes hangs. One that waits in a collective is a victim. Code of the user's
-    after a commit may take as long as it likes.
+    it starts, computes or copies the state out hangs. One that waits in a collective is a victim.
+    Code of the user's after a commit may take as long as it likes.
 
     Args:
         members: their progress, by worker id; spares too.
-        timeout_s: for how long a warm one may stand still; one that warms up has `START_LIMIT_S`
-            if that is more.
+        timeout_s: for how long one may stand still; one that warms up has `START_LIMIT_S` if that
+            is more, and one that copies `COPY_LIMIT_S`.
     """
     hung: dict[str, str] = {}
     for worker_id, progress in members.items():
-        limit_s = max(timeout_s, START_LIMIT_S) if progress.is_warming_up else timeout_s
-        judged = progress.phase.is_judged or progress.phase is Phase.STARTING
-        if progress.pulse_age_s > limit_s:
+        limit_s = max(timeout_s, progress.least_limit_s)
+        judged = progress.phase.is_judged or progress.phase in {Phase.STARTING, Phase.SNAPSHOT}
+        pulse_limit_s = limit_s if progress.is_warming_up else timeout_s
+        if progress.pulse_age_s > pulse_limit_s:
             hung[worker_id] = (
                 f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
                 f"(step {progress.step}, {progress.phase})"

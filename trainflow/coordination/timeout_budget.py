@@ -1,8 +1,9 @@
 """How long things may take before somebody is judged by it: one table, from measured steps. Pure.
 
-From the shortest to the longest: a heartbeat, the lease of a node, a worker that stands still, one
-that starts, a collective. Each leaves room for the ones before it: a collective, above all, gives
-up only long after whoever stands still has been found, as it names nobody.
+From the shortest to the longest: a heartbeat, a worker that stands still, one that starts, one that
+copies the state out, a collective. Each leaves room for the ones before it: a collective, above
+all, gives up only long after whoever stands still has been found, as it names nobody. The lease of
+a node is beside them: of a node that isn't heard, nobody is judged by how long it stands still.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from math import ceil
 HEARTBEAT_S = 1.0
 START_LIMIT_S = 120.0
 """Time without progress that a worker has at least until it is warm: it loads and compiles."""
+
+COPY_LIMIT_S = 240.0
+"""Time that a worker has at least to copy the state out; the last copy waits 120 s for room."""
 
 NUM_STEPS = 500
 """How many of the newest steps are looked at."""

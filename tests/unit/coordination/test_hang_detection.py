@@ -1,10 +1,7 @@
 import pytest
 
-from trainflow.coordination.hang_detection import (
-    START_LIMIT_S,
-    Progress,
-    judge_progress,
-)
+from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
@@ -44,6 +41,14 @@ def test_a_worker_that_starts_or_rehearses_has_a_limit_of_its_own(phase: Phase, 
     for age_s, is_hung in [(TIMEOUT_S + 1, False), (START_LIMIT_S + 1, True)]:
         worker = progress(phase, epoch=INITIAL_EPOCH, **{age: age_s})
         assert bool(judge_progress({"a": worker}, TIMEOUT_S).hung) is is_hung
+
+
+def test_who_copies_the_state_out_has_a_limit_of_its_own_and_pulses_all_the_same():
+    for age_s, is_hung in [(START_LIMIT_S + 1, False), (COPY_LIMIT_S + 1, True)]:
+        members = {"a": progress(Phase.SNAPSHOT, age_s=age_s), "b": progress(Phase.COMMUNICATE)}
+        assert (judge_progress(members, TIMEOUT_S).hung.keys() == {"a"}) is is_hung
+    stopped = progress(Phase.SNAPSHOT, pulse_age_s=TIMEOUT_S + 1)
+    assert judge_progress({"a": stopped}, TIMEOUT_S).hung.keys() == {"a"}
 
 
 def test_a_limit_that_is_longer_than_that_of_starting_holds_for_starting_too():
