@@ -63,6 +63,8 @@ def newest_copy(run: RunUnderTest, *, rank: int) -> int:
     """Return the newest step of which another node has a rank's shards; -1 if none has any."""
     members = run.members()
     shard = ShardId(rank, len(members))
-    others = {member["node_id"] for member in members.values()} - {members[rank]["node_id"]}
+    # A node that has no member, but a spare, may be where they go.
+    nodes = {worker["node_id"] for worker in run.run.workers()}
+    others = nodes - {None, members[rank]["node_id"]}
     held = [pair for node in others for pair in ray.get(keeper_on(run, node).held.remote()).held]
     return max((version.step for version, each in held if each == shard), default=-1)
