@@ -64,15 +64,15 @@ def _file_problem(path: Path, got: str, expected: str, change: str) -> Problem:
 
 
 def read_environment(
-    environment: Mapping[str, str], model: type[BaseModel]
+    environment: Mapping[str, str], model: type[BaseModel], prefix: str = ENVIRONMENT_PREFIX
 ) -> Iterator[Override | Problem]:
     """Yield the override in each ``TRAINFLOW__SECTION__KEY``, or what is wrong with it.
 
     Names of variables are upper case, so each key is spelt as ``model`` spells it, else lower case.
     """
     for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split(_LEVEL_SEPARATOR)
+        if name.startswith(prefix):
+            keys = name.removeprefix(prefix).lower().split(_LEVEL_SEPARATOR)
             yield _read_override(tuple(_spell(keys, model)), environment[name], name)
 
 

@@ -74,10 +74,18 @@ _ACKNOWLEDGE_S = 0.2
 class Coordinator:
     """Runs one job."""
 
-    def __init__(self, job_id: str, job_json: str, import_paths: tuple[str, ...], directory: str):
+    def __init__(
+        self,
+        job_id: str,
+        job_json: str,
+        import_paths: tuple[str, ...],
+        directory: str,
+        attempt: int = 1,
+    ):
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
+        self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
         self._metrics = RunMetrics(job_id)

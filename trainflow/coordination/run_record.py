@@ -8,6 +8,7 @@ event says so.
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
+import contextlib
 import json
 import logging
 from collections import defaultdict, deque
@@ -40,6 +41,7 @@ _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
 _SLOW = "compression_slow"
+_RESULT = "result.json"
 
 
 class RunRecord:
@@ -48,8 +50,9 @@ class RunRecord:
     Attributes:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
-        losses: workers and epochs lost so far.
+        losses: workers and epochs lost so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
+        attempt: counts how often the job was begun: 1, and one more each time it is resumed.
     """
 
     def __init__(self, directory: Path, clock: Clock):
@@ -62,6 +65,7 @@ class RunRecord:
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
+        self.attempt = 1
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -74,6 +78,23 @@ class RunRecord:
             resumed = event["data"] if event["kind"] == "resumed" else resumed
         self.last_step = self._find_last_step(resumed)
         self.last_epoch: EpochId | None = None
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Begin a job anew that has ended, or whose coordinator is gone for good.
+
+        What the attempt before it came to is kept as ``result-a1.json``. Again after a crash, or by
+        a coordinator that comes back, this changes nothing.
+        """
+        if attempt <= self.attempt:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self.directory / _RESULT).rename(self.directory / f"result-a{self.attempt}.json")
+        self.add_event("attempt", f"attempt {attempt} of the job begins", attempt=attempt)
+
+    @property
+    def newest_incarnation(self) -> int:
+        """The newest that has formed an epoch; 0 before the first."""
+        return max((epoch.incarnation for epoch, _ in self.beginnings), default=0)
 
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
@@ -145,7 +166,10 @@ class RunRecord:
         self._events.append(event)
         self._kinds.add(kind)
         self.losses.take(event)
-        if kind == "evaluated":
+        if kind == "attempt":
+            self.attempt = data["attempt"]
+            self.losses, self._kinds = LossHistory(), set()
+        elif kind == "evaluated":
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
             incarnation, counter = map(int, data["epoch"].split("."))
@@ -212,7 +236,7 @@ class RunRecord:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
         text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
-        path = self.directory / "result.json"
+        path = self.directory / _RESULT
         try:
             replace_file(path, text.encode())
         except OSError as error:
@@ -222,7 +246,7 @@ class RunRecord:
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has: one that comes back must not begin anew."""
-        path = self.directory / "result.json"
+        path = self.directory / _RESULT
         if not path.exists():
             return None
         try:
