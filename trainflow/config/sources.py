@@ -3,6 +3,7 @@
 Process: any.  Blocks: on reading one local file.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -38,11 +39,12 @@ class Override:
 
 
 def read_file(path: Path) -> Settings | Problem:
-    """Return what a YAML or TOML file says, by its suffix, or why it can't be read."""
+    """Return what a YAML, TOML or JSON file says, by its suffix, or why it can't be read."""
     parsers: dict[str, Callable[[str], object]] = {
         ".yaml": parse_yaml,
         ".yml": parse_yaml,
         ".toml": tomllib.loads,
+        ".json": json.loads,
     }
     parse = parsers.get(path.suffix.lower())
     if parse is None:
@@ -52,7 +54,7 @@ def read_file(path: Path) -> Settings | Problem:
     except OSError as error:
         reason = error.strerror or str(error)
         return _file_problem(path, reason, "a file that can be read", "check the path")
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:  # text, TOML and JSON raise ValueErrors
         return _file_problem(path, _describe(error), f"valid {path.suffix[1:]}", "mend that place")
     if not isinstance(content, dict | None):
         return _file_problem(path, show(content), "a section of keys and values", "add the keys")

@@ -1,4 +1,4 @@
-"""Refuse a body that is too large, before it is read, or where it is not announced as soon as it is.
+"""Refuse a body that is too large: before it is read, or, if not announced, as soon as it is.
 
 Process: a replica of the service.  Thread: its event loop.
 """

@@ -15,6 +15,7 @@ from trainflow.errors import (
     CapacityError,
     ConfigError,
     ConflictError,
+    HistoryError,
     JobNotFoundError,
     TrainFlowError,
     UnreachableError,
@@ -139,6 +140,7 @@ _BY_ERROR: Mapping[type[TrainFlowError], ProblemType] = {
     JobNotFoundError: ProblemType.JOB_NOT_FOUND,
     ConflictError: ProblemType.CONFLICT,
     CapacityError: ProblemType.CONFLICT,
+    HistoryError: ProblemType.HISTORY_UNAVAILABLE,
     UnreachableError: ProblemType.CLUSTER_UNREACHABLE,
     ConfigError: ProblemType.INVALID_CONFIGURATION,
 }

@@ -1,4 +1,4 @@
-"""How many requests one client may make: a bucket of permits each, refilled as time passes. Pure."""
+"""How many requests a client may make: a bucket of permits each, refilled as time passes. Pure."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

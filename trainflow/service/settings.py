@@ -35,11 +35,11 @@ class HttpSettings(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     """Port to listen at."""
 
-    allowed_hosts: list[str] = []
+    allowed_hosts: list[str] = Field(default_factory=list[str])
     """Names by which clients call the service, besides localhost and addresses in digits. Another
     name in a request is refused: a web page could have made it point here (DNS rebinding)."""
 
-    allowed_origins: list[str] = []
+    allowed_origins: list[str] = Field(default_factory=list[str])
     """Origins, as https://host:port, whose web pages may ask, besides the service's own."""
 
     certificate: str | None = None
@@ -109,7 +109,7 @@ class ServiceSettings(Section):
     replicas: Annotated[int, Field(ge=1, le=64)] = 2
     """Processes that answer."""
 
-    roots: list[str] = []
+    roots: list[str] = Field(default_factory=list[str])
     """Folders in which working directories of submitted jobs may lie; none: jobs have no working
     directory, and train what is installed."""
 
