@@ -55,7 +55,7 @@ def read_file(path: Path) -> Settings | Problem:
         reason = error.strerror or str(error)
         return _file_problem(path, reason, "a file that can be read", "check the path")
     except (ValueError, yaml.YAMLError) as error:  # text, TOML and JSON raise ValueErrors
-        return _file_problem(path, _describe(error), f"valid {path.suffix[1:]}", "mend that place")
+        return _file_problem(path, describe_error(error), f"valid {path.suffix[1:]}", "mend that place")
     if not isinstance(content, dict | None):
         return _file_problem(path, show(content), "a section of keys and values", "add the keys")
     return cast("Settings", content or {})
@@ -106,11 +106,12 @@ def _read_override(path: tuple[str, ...], text: str, source: str) -> Override | 
         return Override(path, parse_yaml(text), source)
     except yaml.YAMLError as error:
         shown = "text" if path[:2] == _VARIABLES else show(text)
-        got = f"{shown} ({_describe(error)})"
+        got = f"{shown} ({describe_error(error)})"
         return Problem(".".join(path), got, "a YAML value", "put it in quotes", source)
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return what is wrong with a text, in one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return " ".join(str(error).split())

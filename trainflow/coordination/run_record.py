@@ -2,8 +2,8 @@
 
 ``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
 append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
-``result.json`` at the end. A full disk stops nothing: what can't be written waits in memory, and an
-event says so.
+``result.json`` at the end; ``status.json`` is replaced all the time (`status_file`). A full disk
+stops nothing: what can't be written waits in memory, and an event says so.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
@@ -235,7 +235,8 @@ class RunRecord:
     def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
-        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
+        result |= {"exit_code": ending.exit_code, "ended_at_s": self._clock.unix_s()}
+        text = json.dumps(result, indent=1) + "\n"
         path = self.directory / _RESULT
         try:
             replace_file(path, text.encode())

@@ -5,6 +5,7 @@ Process: a replica of the service.  Thread: its event loop.
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from trainflow.config.problems import show
 from trainflow.errors import TrainFlowError
@@ -27,6 +29,7 @@ from trainflow.service.problems import (
 
 logger = logging.getLogger(__name__)
 
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _BY_STATUS = {
     400: ProblemType.MALFORMED,
     404: ProblemType.NOT_FOUND,
@@ -55,15 +58,16 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if isinstance(error, ProblemError):
         return respond(error)
     problem = _BY_STATUS.get(error.status_code, ProblemType.INTERNAL)
+    headers = dict(error.headers or {})
+    if problem is ProblemType.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _list_methods(request)
     what = f"{request.method} {request.url.path}"
     expected = {
         ProblemType.MALFORMED: "a body that is JSON; mend it",
         ProblemType.NOT_FOUND: "an address of the service; /openapi.json lists them",
-        ProblemType.METHOD_NOT_ALLOWED: f"one of {(error.headers or {}).get('Allow', '')}",
+        ProblemType.METHOD_NOT_ALLOWED: f"one of {headers.get('Allow', '')}",
     }.get(problem, str(error.detail))
-    return respond(
-        ProblemError(problem, f"request: got {what}, expected {expected}", headers=error.headers)
-    )
+    return respond(ProblemError(problem, f"request: got {what}, expected {expected}", (), headers))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
@@ -90,9 +94,34 @@ def _item_of(found: Mapping[str, Any]) -> ProblemItem:
     return ProblemItem(
         setting=setting,
         got="nothing" if missing else show(found.get("input")),
-        expected="a value" if missing else found["msg"].removeprefix("Input should be "),
+        expected=_expectation_in(found),
         change=f"change {setting}; /openapi.json says what it means",
     )
+
+
+def _expectation_in(found: Mapping[str, Any]) -> str:
+    match found["type"]:
+        case "missing":
+            return "a value"
+        case "extra_forbidden":
+            return "no such key"
+        case "string_pattern_mismatch":
+            return f"text that matches {found['ctx']['pattern']}"
+        case _:
+            return re.sub(r"^(Input|String|List) should (be )?", "", found["msg"])
+
+
+def _list_methods(request: Request) -> str:
+    """Return what can be done at a request's address; Starlette tells of one route alone."""
+    app: FastAPI = request.app
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    allowed = {
+        scope["method"]
+        for scope in scopes
+        for route in app.routes
+        if route.matches(scope)[0] is Match.FULL
+    }
+    return ", ".join(sorted(allowed))
 
 
 async def _on_own(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ import yaml
 from trainflow.config import JobConfig
 from trainflow.config.checking import check_settings
 from trainflow.config.problems import Problem, show
-from trainflow.config.sources import Settings, parse_yaml
+from trainflow.config.sources import Settings, describe_error, parse_yaml
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.problems import ProblemError, ProblemItem, ProblemType
 
@@ -64,7 +64,7 @@ def _parse(text: str) -> Settings:
     try:
         content = parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise _refuse(" ".join(str(error).split()), "valid YAML") from error
+        raise _refuse(describe_error(error), "valid YAML") from error
     except RecursionError as error:
         raise _refuse("YAML that is nested too deeply", "a job file") from error
     if not isinstance(content, dict):

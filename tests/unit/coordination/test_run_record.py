@@ -112,7 +112,8 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
     assert record.read_ending() is None
     record.write_ending("job", failed)
     path = record.directory / "result.json"
-    assert json.loads(path.read_text())["job_id"] == "job"
+    written = json.loads(path.read_text())
+    assert (written["job_id"], written["ended_at_s"]) == ("job", 1000.0)
     assert record.read_ending() == failed
 
     with room_for(5):

@@ -156,7 +156,7 @@ class Submissions:
 def _require_key(key: str) -> None:
     if not (1 <= len(key) <= _MAX_KEY and key.isprintable() and key.isascii()):
         raise ConfigError(
-            f"Idempotency-Key: got {key[:40]!r}, expected printable ASCII, 1 to {_MAX_KEY} characters"
+            f"Idempotency-Key: got {key[:40]!r}, expected 1 to {_MAX_KEY} printable ASCII ones"
         )
 
 

@@ -5,7 +5,8 @@ Process: a replica of the service.  Thread: one of its pool.
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
+from starlette.requests import Request
 
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import ConfigError
@@ -28,13 +29,29 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _MAX_KEY = 255
 
 
+def require_json(request: Request) -> None:
+    """Refuse a body that doesn't say that it is JSON: a web page may send others unasked.
+
+    Raises:
+        ProblemError: UNSUPPORTED_MEDIA.
+    """
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise ProblemError(
+            ProblemType.UNSUPPORTED_MEDIA,
+            f"Content-Type: got {given[:80]!r}, expected application/json; set it, and put YAML "
+            "into the body's config as text",
+        )
+
+
 @router.post(
     "",
     status_code=201,
     response_model=JobDetails,
+    dependencies=[Depends(require_json)],
     responses={
         200: {"model": JobDetails, "description": "An earlier request with this key made the job."},
-        **problems_for(400, 403, 409, 413, 422, 503),
+        **problems_for(400, 403, 409, 413, 415, 422, 503),
     },
 )
 def submit(
