@@ -49,7 +49,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(chaos_app, name="chaos")
 
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML, TOML or JSON.")]
 Address = Annotated[
     str | None,
     typer.Option(

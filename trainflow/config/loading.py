@@ -20,7 +20,7 @@ def load_job(
     """Read a job: the file, over it the environment, over that the options.
 
     Args:
-        path: a ``.yaml``, ``.yml`` or ``.toml`` file.
+        path: a ``.yaml``, ``.yml``, ``.toml`` or ``.json`` file.
         overrides: options such as ``training.max_steps=10``; each value is read as YAML.
         env: the environment; ``TRAINFLOW__TRAINING__MAX_STEPS`` sets ``training.max_steps``.
 

@@ -72,16 +72,14 @@ _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
 
 
+Paths = tuple[str, ...]
+
+
 class Coordinator:
     """Runs one job."""
 
     def __init__(
-        self,
-        job_id: str,
-        job_json: str,
-        import_paths: tuple[str, ...],
-        directory: str,
-        attempt: int = 1,
+        self, job_id: str, job_json: str, import_paths: Paths, directory: str, attempt: int = 1
     ):
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)

@@ -86,7 +86,6 @@ class JobDesk:
             name=config.name,
             config=kept_settings(config),
             directory=str(names.run_directory(job_id).absolute()),
-            submission_id=names.submission_id(job_id, 1),
         )
         try:
             self.history.submissions.begin(submission)
@@ -174,10 +173,7 @@ class JobDesk:
             raise ProblemError(ProblemType.NOT_RESUMABLE, str(error)) from error
         if kept.working_directory is not None:
             contain(kept.working_directory, self.roots)
-        number = job.attempt + 1
-        submission = Submission(
-            job_id, job.name, job.config, job.directory, names.submission_id(job_id, number)
-        )
+        submission = Submission(job_id, job.name, job.config, job.directory)
         attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
         self._start(Attempt(job_id, attempt.number), kept)
         return self.history.jobs.get(job_id)

@@ -15,6 +15,7 @@ from trainflow.errors import (
     CapacityError,
     ConfigError,
     ConflictError,
+    CoordinationError,
     HistoryError,
     JobNotFoundError,
     TrainFlowError,
@@ -22,6 +23,8 @@ from trainflow.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+_UNAVAILABLE = 503
+_COME_BACK = {"Retry-After": "5"}
 _URN = "urn:trainflow:problem:"
 
 
@@ -48,6 +51,7 @@ class ProblemType(Enum):
     INVALID_CONFIGURATION = "invalid-configuration", 422, "The job's configuration is wrong"
     TOO_MANY_REQUESTS = "too-many-requests", 429, "Too many requests"
     INTERNAL = "internal", 500, "The service failed"
+    CLUSTER_REFUSED = "cluster-refused", 502, "The cluster refuses it"
     CLUSTER_UNREACHABLE = "cluster-unreachable", 503, "The cluster does not answer"
     HISTORY_UNAVAILABLE = "history-unavailable", 503, "The history of jobs does not answer"
     TOO_MANY_STREAMS = "too-many-streams", 503, "Too many streams are open"
@@ -142,6 +146,7 @@ _BY_ERROR: Mapping[type[TrainFlowError], ProblemType] = {
     CapacityError: ProblemType.CONFLICT,
     HistoryError: ProblemType.HISTORY_UNAVAILABLE,
     UnreachableError: ProblemType.CLUSTER_UNREACHABLE,
+    CoordinationError: ProblemType.CLUSTER_REFUSED,  # what is none of those above
     ConfigError: ProblemType.INVALID_CONFIGURATION,
 }
 
@@ -150,7 +155,8 @@ def as_problem(error: TrainFlowError) -> ProblemError:
     """Return how an error of TrainFlow's own is told; one that nobody expected is internal."""
     for kind, problem in _BY_ERROR.items():
         if isinstance(error, kind):
-            return ProblemError(problem, str(error), _items_of(error))
+            headers = _COME_BACK if problem.status == _UNAVAILABLE else {}
+            return ProblemError(problem, str(error), _items_of(error), headers)
     return ProblemError(
         ProblemType.INTERNAL,
         f"the service: got {type(error).__name__}, expected none; its log says more",

@@ -50,9 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_client(
-    history: History, cluster: FakeCluster, clock: FakeClock, root: Path
-) -> OpenClient:
+def open_client(history: History, cluster: FakeCluster, clock: FakeClock, root: Path) -> OpenClient:
     """Open a client of an app with some settings; without tokens, unless they are asked for."""
 
     @asynccontextmanager
@@ -77,3 +75,8 @@ def job_config() -> dict[str, Any]:
         "workers": {"minimum": 1, "target": 2},
         "checkpoint": {"url": "/checkpoints"},
     }
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

@@ -51,7 +51,7 @@ def require_json(request: Request) -> None:
     dependencies=[Depends(require_json)],
     responses={
         200: {"model": JobDetails, "description": "An earlier request with this key made the job."},
-        **problems_for(400, 403, 409, 413, 415, 422, 503),
+        **problems_for(400, 403, 409, 413, 415, 422, 502, 503),
     },
 )
 def submit(
@@ -159,7 +159,7 @@ def stop(job_id: JobId, here: Here) -> JobDetails:
     "/{job_id}/resume",
     status_code=202,
     response_model=JobDetails,
-    responses=problems_for(403, 404, 409, 422, 503),
+    responses=problems_for(403, 404, 409, 422, 502, 503),
 )
 def resume(job_id: JobId, here: Here) -> JobDetails:
     """Go on with a job that was stopped, failed or lost its cluster, from its newest checkpoint."""
