@@ -10,7 +10,7 @@ gives the same points, whenever and in however many passes it is read.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -115,7 +115,7 @@ def merge(points: Sequence[Point], width: int) -> Point:
     """Return one point that stands for the steps of all; they are in ascending order."""
     if len(points) == 1:
         only = points[0]
-        return Point(**vars(only) | {"width": max(only.width, width)})
+        return replace(only, width=max(only.width, width))
     tallies: dict[str, Tally] = {}
     for point in points:
         for name, tally in point.metrics.items():

@@ -6,6 +6,7 @@ Fails: HistoryError.
 
 import hashlib
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select
 
@@ -166,25 +167,26 @@ class Jobs:
             row = lock_job(connection, job_id)
             if row is None:
                 raise unknown_job(job_id)
-            if not RunState(row.state).is_terminal:
+            if not RunState(row["state"]).is_terminal:
                 raise ConflictError(
-                    f"job: got {job_id}, which is {row.state}, expected one that has finished; "
+                    f"job: got {job_id}, which is {row['state']}, expected one that has finished; "
                     "stop it first"
                 )
             connection.execute(
                 insert(schema.erased_jobs).values(
-                    job_id=job_id, directory=row.directory, erased_at_s=self._clock.unix_s()
+                    job_id=job_id, directory=row["directory"], erased_at_s=self._clock.unix_s()
                 )
             )
             connection.execute(delete(keys).where(keys.c.job_id == job_id))
             connection.execute(delete(schema.jobs).where(_T.job_id == job_id))
-            return row.directory
+            return row["directory"]
 
 
-def lock_job(connection: Connection, job_id: str) -> Row[tuple[object, ...]] | None:
+def lock_job(connection: Connection, job_id: str) -> Mapping[str, Any] | None:
     """Return a job's row, which no other transaction changes before this one is over."""
     query = select(schema.jobs).where(_T.job_id == job_id).with_for_update()
-    return connection.execute(query).one_or_none()
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else {str(key): value for key, value in row.items()}
 
 
 def require_job(connection: Connection, job_id: str) -> None:
@@ -217,7 +219,7 @@ def write_labels(connection: Connection, job_id: str, labels: Mapping[str, str])
         connection.execute(insert(table), rows)
 
 
-def to_attempt(row: Row[tuple[object, ...]]) -> Attempt:
+def to_attempt(row: Row[tuple[Any, ...]]) -> Attempt:
     """Return what a row of `schema.attempts` says."""
     return Attempt(
         number=row.number,
@@ -231,7 +233,7 @@ def to_attempt(row: Row[tuple[object, ...]]) -> Attempt:
     )
 
 
-def _matching(wanted: JobFilter) -> Select[tuple[object, ...]]:
+def _matching(wanted: JobFilter) -> Select[tuple[Any, ...]]:
     query = select(*_JOB_COLUMNS)
     if wanted.states:
         query = query.where(_T.state.in_(sorted(map(str, wanted.states))))
@@ -253,7 +255,7 @@ def _digest_label(key: str, value: str) -> str:
     return hashlib.sha256(f"{len(key)}:{key}{value}".encode()).hexdigest()
 
 
-def _to_job(row: Row[tuple[object, ...]]) -> Job:
+def _to_job(row: Row[tuple[Any, ...]]) -> Job:
     return Job(
         job_id=row.job_id,
         name=row.name,

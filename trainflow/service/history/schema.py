@@ -29,6 +29,7 @@ metadata = MetaData(
 )
 
 _ID = String(63)
+_TIME: Double[float] = Double()
 
 
 def _of_job() -> Column[str]:
@@ -46,9 +47,9 @@ jobs = Table(
     Column("labels", JSON, nullable=False),
     Column("directory", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("created_at_s", Double, nullable=False),
-    Column("updated_at_s", Double, nullable=False),
-    Column("ended_at_s", Double),
+    Column("created_at_s", _TIME, nullable=False),
+    Column("updated_at_s", _TIME, nullable=False),
+    Column("ended_at_s", _TIME),
     Column("exit_code", Integer),
     Column("reason", Text),
     Column("last_event", BigInteger, nullable=False),
@@ -57,7 +58,12 @@ jobs = Table(
     Column("farthest_step", BigInteger, nullable=False),
     # Where the run went back: pairs of an epoch's order and the step that it began after.
     Column("cuts", JSON, nullable=False),
-    Column("published_at_s", Double),
+    # What it is by the events alone, and since when.
+    Column("event_state", String(16)),
+    Column("event_at_s", _TIME),
+    # How the newest run of its coordinator ended, as result.json has it.
+    Column("result", JSON(none_as_null=True)),
+    Column("published_at_s", _TIME),
     Column("status", JSON(none_as_null=True)),
     Column("workers", JSON, nullable=False),
     Index(None, "created_at_s", "job_id"),
@@ -80,9 +86,9 @@ attempts = Table(
     _of_job(),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("submission_id", Text),
-    Column("submitted_at_s", Double),
-    Column("started_at_s", Double),
-    Column("ended_at_s", Double),
+    Column("submitted_at_s", _TIME),
+    Column("started_at_s", _TIME),
+    Column("ended_at_s", _TIME),
     Column("state", String(16)),
     Column("exit_code", Integer),
     Column("reason", Text),
@@ -93,7 +99,7 @@ events = Table(
     metadata,
     _of_job(),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("at_s", Double, nullable=False),
+    Column("at_s", _TIME, nullable=False),
     Column("kind", Text, nullable=False),
     Column("text", Text, nullable=False),
     Column("data", JSON, nullable=False),
@@ -111,7 +117,7 @@ points = Table(
     # Of the epochs that committed the first and the last of them; see `steps.epoch_order`.
     Column("first_epoch", BigInteger, nullable=False),
     Column("last_epoch", BigInteger, nullable=False),
-    Column("committed_at_s", Double, nullable=False),
+    Column("committed_at_s", _TIME, nullable=False),
     Column("metrics", JSON, nullable=False),
     Index(None, "job_id", "width", "last_step"),
 )
@@ -121,14 +127,14 @@ checkpoints = Table(
     metadata,
     _of_job(),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("made_at_s", Double, nullable=False),
+    Column("made_at_s", _TIME, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("num_bytes_written", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),
-    Column("verified_at_s", Double),
+    Column("verified_at_s", _TIME),
 )
 
-# How far each file of a run's record has been read.
+# How far each file of a run's record has been read, and what it looked like then.
 sources = Table(
     "sources",
     metadata,
@@ -136,10 +142,11 @@ sources = Table(
     Column("file", String(64), primary_key=True),
     Column("offset", BigInteger, nullable=False),
     Column("inode", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("modified_ns", BigInteger, nullable=False),
     # Hash of the bytes just before the offset: they are the same unless the file was replaced.
     Column("tail", String(64), nullable=False),
+    Column("stamp_inode", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("modified_ns", BigInteger, nullable=False),
     Column("num_unreadable", BigInteger, nullable=False),
 )
 
@@ -149,7 +156,7 @@ erased_jobs = Table(
     metadata,
     Column("job_id", _ID, primary_key=True),
     Column("directory", Text, nullable=False),
-    Column("erased_at_s", Double, nullable=False),
+    Column("erased_at_s", _TIME, nullable=False),
 )
 
 tokens = Table(
@@ -160,10 +167,10 @@ tokens = Table(
     Column("digest", String(64), nullable=False),
     Column("may_read", Boolean, nullable=False),
     Column("may_submit", Boolean, nullable=False),
-    Column("created_at_s", Double, nullable=False),
-    Column("expires_at_s", Double),
-    Column("revoked_at_s", Double),
-    Column("last_used_at_s", Double),
+    Column("created_at_s", _TIME, nullable=False),
+    Column("expires_at_s", _TIME),
+    Column("revoked_at_s", _TIME),
+    Column("last_used_at_s", _TIME),
 )
 
 idempotency_keys = Table(
@@ -174,7 +181,7 @@ idempotency_keys = Table(
     Column("key", String(255), primary_key=True),
     Column("fingerprint", String(128), nullable=False),
     Column("job_id", _ID, nullable=False),
-    Column("claimed_at_s", Double, nullable=False),
+    Column("claimed_at_s", _TIME, nullable=False),
     Index(None, "job_id"),
     Index(None, "claimed_at_s"),
 )

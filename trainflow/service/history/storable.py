@@ -8,27 +8,34 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+_MAX_DEPTH = 60
+_TOO_DEEP = "(nested too deeply to be kept)"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def storable(value: Any) -> Any:  # noqa: ANN401  JSON
+def storable(value: Any, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401  JSON
     """Return a value with numbers that JSON lacks as the strings ``NaN``, ``Infinity``, ...
 
     Args:
         value: as `json.loads` returns it.
+        depth: how far lists and objects may lie in each other; what lies deeper is left out, and a
+            text says so.
     """
     match value:
         case str():
-            return storable_text(value)
+            kept = storable_text(value)
         case float() if not math.isfinite(value):
-            return name_non_finite(value)
+            kept = name_non_finite(value)
+        case dict() | list() if depth == 0:
+            kept = _TOO_DEEP
         case dict():
-            members = cast("dict[str, Any]", value)
-            return {storable_text(key): storable(each) for key, each in members.items()}
-        case list() | tuple():
-            return [storable(each) for each in cast("list[Any]", value)]
+            members = cast("dict[str, Any]", value).items()
+            kept = {storable_text(key): storable(each, depth - 1) for key, each in members}
+        case list():
+            kept = [storable(each, depth - 1) for each in cast("list[Any]", value)]
         case _:
-            return value
+            kept = value
+    return kept
 
 
 def storable_object(value: Mapping[str, Any]) -> dict[str, Any]:

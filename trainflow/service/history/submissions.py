@@ -3,9 +3,10 @@
 Process: any that serves the history.  Thread: any.  Blocks: on the database.  Fails: HistoryError.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from trainflow.clock import Clock
 from trainflow.config.masking import mask_variables
@@ -111,9 +112,9 @@ class Submissions:
                 raise ConflictError(
                     f"job: got {submission.job_id}, which was erased; choose another id"
                 )
-            if not (is_new or takes_over or RunState(row.state).is_terminal):
+            if not (is_new or takes_over or RunState(row["state"]).is_terminal):
                 raise ConflictError(
-                    f"job: got {submission.job_id}, which is {row.state}, expected one that has "
+                    f"job: got {submission.job_id}, which is {row['state']}, expected one that has "
                     "finished; stop it first"
                 )
             return _add_attempt(connection, row, submission, now_s)
@@ -148,7 +149,7 @@ class Submissions:
             table = schema.attempts
             is_this = (table.c.job_id == job_id) & (table.c.number == number)
             connection.execute(update(table).where(is_this).values(ended))
-            if row.attempt == number:
+            if row["attempt"] == number:
                 change = update(schema.jobs).where(schema.jobs.c.job_id == job_id)
                 connection.execute(change.values(ended | {"updated_at_s": now_s}))
 
@@ -182,24 +183,25 @@ def _as_row(submission: Submission, now_s: float) -> dict[str, Any]:
 
 
 def _add_attempt(
-    connection: Connection, job: Row[tuple[Any, ...]], submission: Submission, now_s: float
+    connection: Connection, job: Mapping[str, Any], submission: Submission, now_s: float
 ) -> Attempt:
-    number = job.attempt if _is_untried(connection, job.job_id) else job.attempt + 1
+    job_id, newest = submission.job_id, job["attempt"]
+    number = newest if _is_untried(connection, job_id) else newest + 1
     known = _as_row(submission, now_s)
     pending = {key: known[key] for key in ("state", "config", "labels", "updated_at_s")}
     ended = {"ended_at_s": None, "exit_code": None, "reason": None}
-    change = update(schema.jobs).where(schema.jobs.c.job_id == job.job_id)
+    change = update(schema.jobs).where(schema.jobs.c.job_id == job_id)
     connection.execute(change.values(pending | ended | {"attempt": number}))
-    write_labels(connection, job.job_id, known["labels"])
+    write_labels(connection, job_id, known["labels"])
     connection.execute(
         insert(schema.attempts).values(
-            job_id=job.job_id,
+            job_id=job_id,
             number=number,
-            submission_id=f"{job.job_id}-a{number}",
+            submission_id=f"{job_id}-a{number}",
             submitted_at_s=now_s,
         )
     )
-    return _find_attempt(connection, job.job_id, number)
+    return _find_attempt(connection, job_id, number)
 
 
 def _is_untried(connection: Connection, job_id: str) -> bool:

@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 _ID = sa.String(63)
+_TIME: sa.Double[float] = sa.Double()
 
 
 def upgrade() -> None:
@@ -33,16 +34,19 @@ def _make_jobs() -> None:
         sa.Column("labels", sa.JSON, nullable=False),
         sa.Column("directory", sa.Text, nullable=False),
         sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("created_at_s", sa.Double, nullable=False),
-        sa.Column("updated_at_s", sa.Double, nullable=False),
-        sa.Column("ended_at_s", sa.Double),
+        sa.Column("created_at_s", _TIME, nullable=False),
+        sa.Column("updated_at_s", _TIME, nullable=False),
+        sa.Column("ended_at_s", _TIME),
         sa.Column("exit_code", sa.Integer),
         sa.Column("reason", sa.Text),
         sa.Column("last_event", sa.BigInteger, nullable=False),
         sa.Column("last_step", sa.BigInteger, nullable=False),
         sa.Column("farthest_step", sa.BigInteger, nullable=False),
         sa.Column("cuts", sa.JSON, nullable=False),
-        sa.Column("published_at_s", sa.Double),
+        sa.Column("event_state", sa.String(16)),
+        sa.Column("event_at_s", _TIME),
+        sa.Column("result", sa.JSON(none_as_null=True)),
+        sa.Column("published_at_s", _TIME),
         sa.Column("status", sa.JSON(none_as_null=True)),
         sa.Column("workers", sa.JSON, nullable=False),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
@@ -59,7 +63,7 @@ def _make_jobs() -> None:
         "erased_jobs",
         sa.Column("job_id", _ID, nullable=False),
         sa.Column("directory", sa.Text, nullable=False),
-        sa.Column("erased_at_s", sa.Double, nullable=False),
+        sa.Column("erased_at_s", _TIME, nullable=False),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_erased_jobs")),
     )
 
@@ -69,9 +73,9 @@ def _make_attempts() -> None:
         "attempts",
         *_of_job("attempts", sa.Column("number", sa.Integer, autoincrement=False, nullable=False)),
         sa.Column("submission_id", sa.Text),
-        sa.Column("submitted_at_s", sa.Double),
-        sa.Column("started_at_s", sa.Double),
-        sa.Column("ended_at_s", sa.Double),
+        sa.Column("submitted_at_s", _TIME),
+        sa.Column("started_at_s", _TIME),
+        sa.Column("ended_at_s", _TIME),
         sa.Column("state", sa.String(16)),
         sa.Column("exit_code", sa.Integer),
         sa.Column("reason", sa.Text),
@@ -83,7 +87,7 @@ def _make_events() -> None:
     op.create_table(
         "events",
         *_of_job("events", number),
-        sa.Column("at_s", sa.Double, nullable=False),
+        sa.Column("at_s", _TIME, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("text", sa.Text, nullable=False),
         sa.Column("data", sa.JSON, nullable=False),
@@ -100,7 +104,7 @@ def _make_points() -> None:
         sa.Column("num_steps", sa.BigInteger, nullable=False),
         sa.Column("first_epoch", sa.BigInteger, nullable=False),
         sa.Column("last_epoch", sa.BigInteger, nullable=False),
-        sa.Column("committed_at_s", sa.Double, nullable=False),
+        sa.Column("committed_at_s", _TIME, nullable=False),
         sa.Column("metrics", sa.JSON, nullable=False),
     )
     index = op.f("ix_points_job_id_width_last_step")
@@ -114,11 +118,11 @@ def _make_checkpoints() -> None:
             "checkpoints",
             sa.Column("step", sa.BigInteger, autoincrement=False, nullable=False),
         ),
-        sa.Column("made_at_s", sa.Double, nullable=False),
+        sa.Column("made_at_s", _TIME, nullable=False),
         sa.Column("num_bytes", sa.BigInteger, nullable=False),
         sa.Column("num_bytes_written", sa.BigInteger, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
-        sa.Column("verified_at_s", sa.Double),
+        sa.Column("verified_at_s", _TIME),
     )
 
 
@@ -128,9 +132,10 @@ def _make_sources() -> None:
         *_of_job("sources", sa.Column("file", sa.String(64), nullable=False)),
         sa.Column("offset", sa.BigInteger, nullable=False),
         sa.Column("inode", sa.BigInteger, nullable=False),
+        sa.Column("tail", sa.String(64), nullable=False),
+        sa.Column("stamp_inode", sa.BigInteger, nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("modified_ns", sa.BigInteger, nullable=False),
-        sa.Column("tail", sa.String(64), nullable=False),
         sa.Column("num_unreadable", sa.BigInteger, nullable=False),
     )
 
@@ -143,10 +148,10 @@ def _make_tokens() -> None:
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("may_read", sa.Boolean, nullable=False),
         sa.Column("may_submit", sa.Boolean, nullable=False),
-        sa.Column("created_at_s", sa.Double, nullable=False),
-        sa.Column("expires_at_s", sa.Double),
-        sa.Column("revoked_at_s", sa.Double),
-        sa.Column("last_used_at_s", sa.Double),
+        sa.Column("created_at_s", _TIME, nullable=False),
+        sa.Column("expires_at_s", _TIME),
+        sa.Column("revoked_at_s", _TIME),
+        sa.Column("last_used_at_s", _TIME),
         sa.PrimaryKeyConstraint("token_id", name=op.f("pk_tokens")),
     )
 
@@ -159,7 +164,7 @@ def _make_idempotency_keys() -> None:
         sa.Column("key", sa.String(255), nullable=False),
         sa.Column("fingerprint", sa.String(128), nullable=False),
         sa.Column("job_id", _ID, nullable=False),
-        sa.Column("claimed_at_s", sa.Double, nullable=False),
+        sa.Column("claimed_at_s", _TIME, nullable=False),
         sa.PrimaryKeyConstraint("owner", "key", name=op.f(f"pk_{table}")),
     )
     op.create_index(op.f(f"ix_{table}_claimed_at_s"), table, ["claimed_at_s"])
