@@ -21,7 +21,9 @@ from trainflow.cli.determinism_commands import bisect, replay
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
+from trainflow.cli.serve_command import serve
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
+from trainflow.cli.token_command import token_app
 from trainflow.coordination.names import Attempt
 from trainflow.errors import ConfigError, TrainFlowError
 
@@ -47,9 +49,12 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(chaos_app, name="chaos")
+app.add_typer(token_app, name="token")
 
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML, TOML or JSON.")]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML, TOML or JSON.")
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -192,6 +197,7 @@ def down() -> None:
 
 app.command(epilog=COMPARING_EPILOGUE)(replay)
 app.command(epilog=COMPARING_EPILOGUE)(bisect)
+app.command()(serve)
 
 
 def _refuse_later_attempt(attempt: int) -> None:

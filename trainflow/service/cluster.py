@@ -3,6 +3,7 @@
 The app knows only this; `ray_cluster` is the real one.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -18,19 +19,32 @@ class DriverState(StrEnum):
     UNKNOWN = "unknown"
 
 
+@dataclass(frozen=True)
+class Driver:
+    """A driver to be run.
+
+    Attributes:
+        submission_id: names it; the cluster runs one of an id once.
+        command: for a shell.
+        variables: of its environment.
+        working_directory: folder whose content the driver and the job's workers, on whatever node,
+            find where they are; None: the command says where it runs.
+    """
+
+    submission_id: str
+    command: str
+    variables: dict[str, str]
+    working_directory: str | None
+
+
 class Cluster(Protocol):
     """The cluster. Every call blocks until it answers, for seconds at most.
 
     All raise UnreachableError if it doesn't.
     """
 
-    def submit(self, submission_id: str, command: str, variables: dict[str, str]) -> None:
-        """Run a driver; one that was submitted under that id is not run again.
-
-        Args:
-            submission_id: names it.
-            command: for a shell.
-            variables: of its environment.
+    def submit(self, driver: Driver) -> None:
+        """Run a driver, unless one was submitted under its id.
 
         Raises:
             CoordinationError: the cluster refuses it.

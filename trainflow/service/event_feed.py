@@ -43,6 +43,7 @@ class Topic:
         self._newest: deque[EventRecord] = deque(maxlen=_REMEMBERED)
         self._terminal_since_s: float | None = None
         self._last_kind = ""
+        self._is_gone = False
         self._changed = asyncio.Event()
 
     def after(self, number: int) -> list[EventRecord] | None:
@@ -62,6 +63,8 @@ class Topic:
             now_s: by the monotonic clock.
             last_kind: of the newest event that the watcher knows.
         """
+        if self._is_gone:
+            return True
         if self._terminal_since_s is None:
             return False
         told = (self._last_kind or last_kind) in _ENDINGS
@@ -69,8 +72,6 @@ class Topic:
 
     def take(self, head: JobHead, news: tuple[EventRecord, ...], now_s: float) -> None:
         """Take what the reader has found, and wake who waits."""
-        if self.last is not None and head.last_event < self.last:
-            self._newest.clear()  # erased, and made anew
         self._newest.extend(news)
         self.last = news[-1].number if news else head.last_event
         self._last_kind = news[-1].kind if news else self._last_kind
@@ -78,6 +79,14 @@ class Topic:
             self._terminal_since_s = None
         elif self._terminal_since_s is None:
             self._terminal_since_s = now_s
+        self._wake()
+
+    def vanish(self) -> None:
+        """Take that there is no such job any more: it was erased."""
+        self._is_gone = True
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -140,16 +149,20 @@ class EventFeed:
     async def poll(self) -> None:
         """Look once for news of what is watched; an unreachable history has none."""
         try:
-            heads = await to_thread.run_sync(self._history.jobs.heads, frozenset(self._topics))
-            await self._spread(heads)
+            asked = frozenset(self._topics)
+            heads = await to_thread.run_sync(self._history.jobs.heads, asked)
+            await self._spread(asked, heads)
         except HistoryError as error:
             logger.warning("news are not read: %s", error)
 
-    async def _spread(self, heads: Mapping[str, JobHead]) -> None:
-        for job_id, head in heads.items():
-            topic = self._topics.get(job_id)
-            now_s = self._clock.monotonic_s()
-            if topic is None or not topic.lacks(head, now_s):
+    async def _spread(self, asked: frozenset[str], heads: Mapping[str, JobHead]) -> None:
+        for job_id, topic in list(self._topics.items()):
+            head, now_s = heads.get(job_id), self._clock.monotonic_s()
+            if head is None:
+                if job_id in asked:
+                    topic.vanish()
+                continue
+            if not topic.lacks(head, now_s):
                 continue
             news: tuple[EventRecord, ...] = ()
             if topic.last is not None and head.last_event > topic.last:

@@ -20,7 +20,7 @@ from trainflow.coordination.names import Attempt
 from trainflow.coordination.refusal import record_ending
 from trainflow.coordination.run_state import STOPPED, RunState
 from trainflow.errors import ConflictError, CoordinationError, JobNotFoundError, UnreachableError
-from trainflow.service.cluster import Cluster, DriverState
+from trainflow.service.cluster import Cluster, Driver, DriverState
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.history import records
 from trainflow.service.history.history import History
@@ -112,10 +112,14 @@ class JobDesk:
         self, attempt: Attempt, kept: KeptSubmission, key: IdempotencyKey | None = None
     ) -> None:
         """Submit a driver; if the cluster refuses it for good, the attempt has failed."""
-        submission_id = names.submission_id(attempt.job_id, attempt.number)
-        variables = {"TRAINFLOW_HOME": str(names.home().absolute())}
+        driver = Driver(
+            submission_id=names.submission_id(attempt.job_id, attempt.number),
+            command=driver_command(attempt, kept),
+            variables={"TRAINFLOW_HOME": str(names.home().absolute())},
+            working_directory=kept.working_directory,
+        )
         try:
-            self.cluster.submit(submission_id, driver_command(attempt, kept), variables)
+            self.cluster.submit(driver)
         except UnreachableError:
             raise  # it may have been heard
         except CoordinationError as error:
@@ -221,10 +225,12 @@ class JobDesk:
 def driver_command(attempt: Attempt, kept: KeptSubmission) -> str:
     """Return the shell command that runs an attempt's driver."""
     folder = locate_submission(attempt.job_id).absolute()
-    where = kept.working_directory or str(folder)
     words = [sys.executable, "-m", "trainflow", "run", str(folder / kept.job_file)]
     words += ["--job-id", attempt.job_id, "--attempt", str(attempt.number)]
     if attempt.number > 1:
         words += ["--resume", "auto"]
     # exec: whoever signals the command signals the driver.
-    return f"cd {shlex.quote(where)} && exec {shlex.join(words)}"
+    command = f"exec {shlex.join(words)}"
+    if kept.working_directory is None:
+        return f"cd {shlex.quote(str(folder))} && {command}"
+    return command

@@ -25,7 +25,7 @@ class KeptSubmission:
 
     Attributes:
         job_file: name of the job's file in the submission's folder.
-        working_directory: where the driver runs; None: in that folder.
+        working_directory: folder with the job's modules; None: it has none.
     """
 
     job_file: str

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trainflow.errors import JobNotFoundError
-from trainflow.service.cluster import DriverState
+from trainflow.service.cluster import Driver, DriverState
 from trainflow.service.documents import ClusterDocument
 
 
@@ -26,27 +26,22 @@ class FakeCluster:
     """Remembers what it was asked.
 
     Attributes:
-        drivers: commands by submission id.
-        variables: of the newest driver.
+        drivers: by submission id.
         coordinators: ids of jobs that have one.
         stopped: ids of jobs and of drivers that were asked to stop.
         states: of drivers, where they are not running.
         error: raised by every call, if set.
     """
 
-    drivers: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
+    drivers: dict[str, Driver] = field(default_factory=dict)
     coordinators: set[str] = field(default_factory=set)
     stopped: list[str] = field(default_factory=list)
     states: dict[str, DriverState] = field(default_factory=dict)
     error: Exception | None = None
-    num_submitted: int = 0
 
-    def submit(self, submission_id: str, command: str, variables: dict[str, str]) -> None:
+    def submit(self, driver: Driver) -> None:
         self._fail()
-        self.num_submitted += 1
-        self.drivers.setdefault(submission_id, command)
-        self.variables = variables
+        self.drivers.setdefault(driver.submission_id, driver)
 
     def driver_state(self, submission_id: str) -> tuple[DriverState, str]:
         self._fail()

@@ -43,11 +43,22 @@ async def test_a_job_is_submitted_and_there_at_once(
         assert (await client.get(answer.headers["location"])).json() == job
         (listed,) = (await client.get("/v1/jobs")).json()["jobs"]
         assert listed["job_id"] == job["job_id"]
-    ((submission_id, command),) = cluster.drivers.items()
-    assert submission_id == f"{job['job_id']}-a1"
-    assert command.startswith(f"cd {project} && exec ")
-    assert command.endswith(f"job.json --job-id {job['job_id']} --attempt 1")
-    assert cluster.variables == {"TRAINFLOW_HOME": str(home)}
+    (driver,) = cluster.drivers.values()
+    assert driver.submission_id == f"{job['job_id']}-a1"
+    assert driver.command.startswith("exec ")
+    assert driver.command.endswith(f"job.json --job-id {job['job_id']} --attempt 1")
+    assert driver.variables == {"TRAINFLOW_HOME": str(home)}
+    assert driver.working_directory == str(project)
+
+
+async def test_a_job_without_a_working_directory_runs_in_a_folder_of_its_own(
+    open_client: OpenClient, cluster: FakeCluster, job_config: Config, home: Path
+):
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+    (driver,) = cluster.drivers.values()
+    assert driver.working_directory is None
+    assert driver.command.startswith(f"cd {home / 'submissions' / job_id} && exec ")
 
 
 async def test_what_a_driver_reads_is_what_was_sent_and_for_its_owner_alone(
@@ -252,7 +263,8 @@ async def test_a_link_that_stays_inside_is_followed(
     (root / "link").symlink_to(root / "project")
     async with open_client() as client:
         await submit(client, job_config, working_directory=str(root / "link"))
-    assert next(iter(cluster.drivers.values())).startswith(f"cd {root / 'project'} && ")
+    (driver,) = cluster.drivers.values()
+    assert driver.working_directory == str(root / "project")
 
 
 async def test_pages_hold_every_job_once_though_more_come(
@@ -387,7 +399,7 @@ async def test_a_failed_job_is_gone_on_with_as_its_second_attempt(
         answer = await client.post(f"/v1/jobs/{job_id}/resume")
         assert answer.status_code == 202, answer.text
         assert (answer.json()["state"], answer.json()["attempt"]) == ("pending", 2)
-        assert cluster.drivers[f"{job_id}-a2"].endswith("--attempt 2 --resume auto")
+        assert cluster.drivers[f"{job_id}-a2"].command.endswith("--attempt 2 --resume auto")
         again = await client.post(f"/v1/jobs/{job_id}/resume")
         assert again.status_code == 409
         attempts = (await client.get(f"/v1/jobs/{job_id}/attempts")).json()

@@ -15,14 +15,16 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from trainflow.clock import Clock
-from trainflow.coordination import driver, names
+from trainflow.coordination import names
+from trainflow.coordination.driver import find_run
 from trainflow.errors import CoordinationError, UnreachableError
-from trainflow.service.cluster import DriverState
+from trainflow.service.cluster import Driver, DriverState
 from trainflow.service.documents import ClusterDocument, NodeDocument
 
 logger = logging.getLogger(__name__)
 
 _ANSWERS_WITHIN_S = 15.0
+_SUBMITS_WITHIN_S = 60.0  # with the copy of a folder
 _CALLS_AT_ONCE = 16
 _DESCRIBED_EVERY_S = 1.0
 _STATES = {JobStatus.PENDING: DriverState.PENDING, JobStatus.RUNNING: DriverState.RUNNING}
@@ -43,18 +45,24 @@ class RayCluster:
         self._described: ClusterDocument | None = None
         self._described_at_s = 0.0
 
-    def submit(self, submission_id: str, command: str, variables: dict[str, str]) -> None:
-        """Run a driver, unless one was submitted under that id."""
+    def submit(self, driver: Driver) -> None:
+        """Run a driver, unless one was submitted under its id. Ray takes a copy of its folder."""
+        environment: dict[str, Any] = {"env_vars": driver.variables}
+        if driver.working_directory is not None:
+            environment["working_dir"] = driver.working_directory
         try:
             self._ask(
                 lambda jobs: jobs.submit_job(
-                    entrypoint=command,
-                    submission_id=submission_id,
-                    runtime_env={"env_vars": variables},
-                )
+                    entrypoint=driver.command,
+                    submission_id=driver.submission_id,
+                    runtime_env=environment,
+                ),
+                _SUBMITS_WITHIN_S,
             )
+        except UnreachableError:
+            raise
         except CoordinationError:
-            if self.driver_state(submission_id)[0] is DriverState.UNKNOWN:
+            if self.driver_state(driver.submission_id)[0] is DriverState.UNKNOWN:
                 raise
 
     def driver_state(self, submission_id: str) -> tuple[DriverState, str]:
@@ -86,7 +94,7 @@ class RayCluster:
 
     def stop_job(self, job_id: str) -> None:
         """Have a job stopped at its next step boundary."""
-        driver.find_run(job_id).stop()
+        find_run(job_id).stop()
 
     def describe(self) -> ClusterDocument:
         """Return nodes and resources, as of a second ago at most."""
@@ -116,7 +124,9 @@ class RayCluster:
         except RayError as error:
             raise _unreachable(error) from error
 
-    def _ask(self, call: Callable[[JobSubmissionClient], Answer]) -> Answer:
+    def _ask(
+        self, call: Callable[[JobSubmissionClient], Answer], within_s: float = _ANSWERS_WITHIN_S
+    ) -> Answer:
         """Ask Ray's job submission.
 
         Raises:
@@ -125,7 +135,7 @@ class RayCluster:
         """
         answer: Future[Answer] = self._calls.submit(lambda: call(self._reach()))
         try:
-            return answer.result(_ANSWERS_WITHIN_S)
+            return answer.result(within_s)
         except TimeoutError as error:
             self._client = None
             raise _unreachable(error) from error
