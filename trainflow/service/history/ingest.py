@@ -87,7 +87,7 @@ class Ingester:
         """
         self._slice_bytes = slice_bytes
         self._database = database
-        self._runs = names.home() / "runs" if runs is None else runs
+        self._runs = (names.home() / "runs" if runs is None else runs).absolute()
         self._clock = clock
         self._seen: dict[str, Stamps] = {}
         self._finished: set[str] = set()
