@@ -75,6 +75,7 @@ def test_an_attempt_begins_by_the_clock_of_its_coordinator():
         (["submitted", "epoch", "waiting", "epoch"], RunState.RUNNING),
         (["submitted", "epoch", "stopping", "epoch", "recovered"], RunState.STOPPING),
         (["submitted", "stopping", "submitted"], RunState.PENDING),
+        (["submitted", "stopping", "attempt"], RunState.PENDING),
         (["record_unwritable"], None),
     ],
 )
@@ -120,6 +121,17 @@ def test_who_begins_after_an_ending_is_another_attempt():
     assert [attempt.number for attempt in again] == [1, 2]
     assert again[1].started_at_s == 70.0
     assert attempts_after(again, event("submitted", 71.0)) == again
+
+
+def test_an_event_that_names_an_attempt_begins_it():
+    two = attempts_after([STARTED], event("attempt", 70.0, attempt=2))
+    assert [(each.number, each.started_at_s) for each in two] == [(1, 10.0), (2, 70.0)]
+    assert attempts_after(two, event("submitted", 71.0)) == two
+    assert attempts_after(two, event("attempt", 72.0, attempt=2)) == two
+    begun = attempts_after([STARTED, SUBMITTED], event("attempt", 70.0, attempt=2))
+    assert begun == [STARTED, replace(SUBMITTED, started_at_s=70.0)]
+    assert [each.number for each in attempts_after([], event("attempt", attempt=3))] == [3]
+    assert attempts_after(two, event("attempt", 72.0, attempt="x")) == two
 
 
 @pytest.mark.parametrize(
