@@ -27,6 +27,8 @@ def test_imports_keep_the_contracts(monkeypatch: pytest.MonkeyPatch):
         ("trainflow.coordination.keeper", ["torch", "transformers"]),
         ("trainflow.communication.group", ["ray", "transformers"]),
         ("trainflow.computation.session", ["ray", "transformers"]),
+        ("trainflow.service.history.history", ["ray", "torch"]),
+        ("trainflow.service.history.ingest", ["ray", "torch"]),
     ],
 )
 def test_importing_a_room_loads_no_more_than_it_needs(module: str, unwanted: list[str]):

@@ -22,12 +22,15 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from trainflow.coordination import names
 from trainflow.errors import ConfigError, HistoryError
-from trainflow.service.history.migration import migrate
+from trainflow.service.history.migration import is_current, migrate
 
 _VARIABLE = "TRAINFLOW_DATABASE_URL"
 _BUSY_S = 15.0
 _CONNECT_S = 5
+_SILENT_MS = 20_000
+_STATEMENT_MS = 60_000
 _WRITES = "trainflow_writes"
+_LASTS = "trainflow_lasts"
 _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
@@ -41,6 +44,10 @@ class Database:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._writing = engine.execution_options(**{_WRITES: True})
+        self._lasting = engine.execution_options(**{_WRITES: True, _LASTS: True})
+        self._reading = engine
+        if engine.dialect.name == "postgresql":  # where each query else sees what is new
+            self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def dialect(self) -> str:
@@ -54,17 +61,22 @@ class Database:
         Raises:
             HistoryError: it doesn't answer.
         """
-        with self._telling(), self._engine.begin() as connection:
+        with self._telling(), self._reading.begin() as connection:
             yield connection
 
     @contextmanager
-    def write(self) -> Generator[Connection]:
+    def write(self, *, can_be_repeated: bool = False) -> Generator[Connection]:
         """Change the database: all of it once the block is left, or nothing if it raises.
+
+        Args:
+            can_be_repeated: a loss of power may take the change, since it is then made again. Not
+                before it is on disk the block is left otherwise.
 
         Raises:
             HistoryError: it doesn't answer, has no room, or was busy for too long.
         """
-        with self._telling(), self._writing.begin() as connection:
+        engine = self._writing if can_be_repeated else self._lasting
+        with self._telling(), engine.begin() as connection:
             yield connection
 
     def check(self) -> None:
@@ -107,8 +119,11 @@ def open_database(url: str | None = None) -> Database:
     """
     database = Database(_make_engine(_parse(url or default_url())))
     try:
-        with database.write() as connection:
-            migrate(connection)
+        with database.read() as connection:
+            is_migrated = is_current(connection)
+        if not is_migrated:
+            with database.write() as connection:
+                migrate(connection)
     except BaseException:
         database.close()
         raise
@@ -161,11 +176,12 @@ def _require_file(url: URL) -> None:
 
 def _make_engine(url: URL) -> Engine:
     is_sqlite = url.get_backend_name() == "sqlite"
-    wait = {"timeout": _BUSY_S} if is_sqlite else {"connect_timeout": _CONNECT_S}
+    # A server whose network is cut is given up, too.
+    patience = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": _SILENT_MS}
     try:
         engine = create_engine(
             url,
-            connect_args=wait,
+            connect_args={"timeout": _BUSY_S} if is_sqlite else patience,
             pool_pre_ping=not is_sqlite,
             json_serializer=_to_json,
         )
@@ -177,6 +193,8 @@ def _make_engine(url: URL) -> Engine:
     if is_sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "connect", _prepare_postgresql)
     return engine
 
 
@@ -190,13 +208,25 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401  
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode = WAL")
-    # A loss of power may take the newest transactions, never the database; they are read again
-    # from the runs' records.
-    cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    is_writing = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get(_WRITES, False):
+        connection.exec_driver_sql("BEGIN")
+        return
+    # Without a flush a loss of power may take the newest transactions, never the database.
+    flush = "FULL" if options.get(_LASTS, False) else "NORMAL"
+    connection.exec_driver_sql(f"PRAGMA synchronous = {flush}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:  # noqa: ANN401  the driver's own
+    """Set up a connection: no query keeps whoever asked for ever."""
+    cursor = connection.cursor()
+    cursor.execute(f"SET statement_timeout = {_STATEMENT_MS}")
+    cursor.execute(f"SET lock_timeout = {int(_BUSY_S * 1000)}")
+    cursor.close()
+    connection.commit()

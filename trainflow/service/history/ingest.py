@@ -23,6 +23,7 @@ from trainflow.coordination.run_state import RunState
 from trainflow.errors import HistoryError
 from trainflow.service.history import schema
 from trainflow.service.history.database import Database
+from trainflow.service.history.record_files import SLICE_BYTES
 from trainflow.service.history.run_import import (
     FILES,
     Imported,
@@ -68,16 +69,25 @@ class Taken:
 class Ingester:
     """Reads what coordinators write."""
 
-    def __init__(self, database: Database, runs: Path | None = None, clock: Clock = SYSTEM_CLOCK):
+    def __init__(
+        self,
+        database: Database,
+        runs: Path | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        slice_bytes: int = SLICE_BYTES,
+    ):
         """Take where to read and write.
 
         Args:
             database: that is brought up to the records.
             runs: folder with one folder a run; ``TRAINFLOW_HOME/runs`` if None.
             clock: paces the looks at runs that have ended.
+            slice_bytes: how much of a file is read in one transaction.
         """
+        self._slice_bytes = slice_bytes
         self._database = database
-        self._runs = names.home() / "runs" if runs is None else runs
+        self._runs = (names.home() / "runs" if runs is None else runs).absolute()
         self._clock = clock
         self._seen: dict[str, Stamps] = {}
         self._finished: set[str] = set()
@@ -151,12 +161,13 @@ class Ingester:
         try:
             modified_ns = folder.stat().st_mtime_ns
             stamps = look_at_record(folder)
-            is_new = stamps != self._seen.get(job_id)
-            if is_new:
-                imported = import_run(self._database, folder)
+            is_new = False
+            if stamps != self._seen.get(job_id):
+                imported = import_run(self._database, folder, self._slice_bytes)
                 if imported.has_more:
                     return True
                 self._note(job_id, imported, stamps)
+                is_new = imported.state is not None
         except HistoryError as error:
             self._database.check()  # is it the database that is in trouble, or this record?
             self._postpone(job_id, error)

@@ -44,9 +44,10 @@ class IngestThread:
         """Take what is new; returns for how long to rest."""
         try:
             has_more = self._ingester.poll().has_more
-        except HistoryError as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the next look may do
             if not self._in_trouble:
-                logger.warning("the history is not kept up for now: %s", error)
+                trace = None if isinstance(error, HistoryError) else error
+                logger.warning("the history is not kept up for now: %s", error, exc_info=trace)
             self._in_trouble = True
             return _TRY_AGAIN_AFTER_S
         if self._in_trouble:

@@ -4,6 +4,7 @@ Process: any that opens the history.  Blocks: on the database, and for another p
 same.  Fails: HistoryError if a newer release has written it; nothing is changed then.
 """
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -16,6 +17,8 @@ from trainflow.errors import HistoryError
 
 # Any number, as long as nothing else in a PostgreSQL database takes it: "TrainFlo".
 _LOCK = 0x5472_6169_6E46_6C6F
+# alembic keeps what it migrates in a global variable.
+_ONE_IN_PROCESS = threading.Lock()
 
 
 def migrate(connection: Connection) -> None:
@@ -29,8 +32,20 @@ def migrate(connection: Connection) -> None:
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    config = make_config()
-    script = ScriptDirectory.from_config(config)
+    if not is_current(connection):
+        config = make_config()
+        config.attributes["connection"] = connection
+        with _ONE_IN_PROCESS:
+            command.upgrade(config, "head")
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether a database has this release's form.
+
+    Raises:
+        HistoryError: it was written by a newer release.
+    """
+    script = ScriptDirectory.from_config(make_config())
     known = {revision.revision for revision in script.walk_revisions()}
     found = MigrationContext.configure(connection).get_current_revision()
     if found is not None and found not in known:
@@ -38,9 +53,7 @@ def migrate(connection: Connection) -> None:
             f"database: got one of revision {found}, expected at most {script.get_current_head()}; "
             "it was written by a newer release of TrainFlow: install that one"
         )
-    if found != script.get_current_head():
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+    return found == script.get_current_head()
 
 
 def make_config() -> Config:

@@ -96,7 +96,7 @@ def import_run(database: Database, folder: Path, num_bytes: int = SLICE_BYTES) -
         OSError: the folder can't be read.
         HistoryError: the database doesn't answer, or has no room.
     """
-    with database.write() as connection:
+    with database.write(can_be_repeated=True) as connection:
         row = _find_or_make(connection, folder)
         if row is None:
             return Imported(None, has_more=False)

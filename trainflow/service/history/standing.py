@@ -15,6 +15,7 @@ from trainflow.service.history.record_lines import Told, parse_ending
 from trainflow.service.history.records import Attempt, CheckpointState, EventRecord
 
 _LEADS_TO = {
+    "attempt": RunState.PENDING,
     "submitted": RunState.PENDING,
     "epoch": RunState.RUNNING,
     "taken_over": RunState.RUNNING,
@@ -22,7 +23,8 @@ _LEADS_TO = {
     "waiting": RunState.WAITING,
     "stopping": RunState.STOPPING,
 }
-_BEGIN = "submitted"
+_BEGINS = frozenset({"attempt", "submitted"})
+_MOST_ATTEMPTS = 2**31
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def decide_standing(evidence: Evidence) -> Standing:
 def state_after(state: RunState | None, event: EventRecord) -> RunState | None:
     """Return the state that events tell of, after one more; None as long as none does."""
     next_state = _LEADS_TO.get(event.kind, state)
-    if state is RunState.STOPPING and event.kind != _BEGIN:
+    if state is RunState.STOPPING and event.kind not in _BEGINS:
         return state  # whatever is lost or mended on the way
     return next_state
 
@@ -88,22 +90,30 @@ def state_after(state: RunState | None, event: EventRecord) -> RunState | None:
 def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]:
     """Return a job's attempts, the first one first, after one more event.
 
-    One that the service has submitted is begun by the event that says so; without the service the
-    first event begins one, and each ``submitted`` that follows an ending another.
+    The first event begins the first one, unless the service has submitted it; another is begun by
+    an event that names its number. In a record without that, each ``submitted`` that follows an
+    ending begins one.
     """
     told = parse_ending(event)
     if not attempts:
-        attempts = [_begun(1, event)]
+        attempts = [_begun(_number_of(event) or 1, event)]
     if told is not None:
         return _ended(attempts, told)
-    newest = attempts[-1]
-    if event.kind != _BEGIN:
+    if event.kind not in _BEGINS:
         return attempts
-    if newest.started_at_s is None:
+    newest = attempts[-1]
+    number = _number_of(event)
+    if number is None:  # if it has not ended, its coordinator died early, and begins again
+        number = newest.number if newest.ended_at_s is None else newest.number + 1
+    if number == newest.number and newest.started_at_s is None:
         return [*attempts[:-1], replace(newest, started_at_s=event.at_s)]
-    if newest.ended_at_s is None:
-        return attempts  # its coordinator died before it had workers, and begins again
-    return [*attempts, _begun(newest.number + 1, event)]
+    return [*attempts, _begun(number, event)] if number > newest.number else attempts
+
+
+def _number_of(event: EventRecord) -> int | None:
+    """Return the number of the attempt that an event says it begins."""
+    number = event.data.get("attempt") if event.kind == "attempt" else None
+    return number if isinstance(number, int) and 1 <= number < _MOST_ATTEMPTS else None
 
 
 def _begun(number: int, event: EventRecord) -> Attempt:
