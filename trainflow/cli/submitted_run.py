@@ -78,7 +78,7 @@ def _check(job_file: Path, settings: Sequence[str], attempt: Attempt) -> JobConf
 
         require_places(job)
     except TrainFlowError as error:
-        from trainflow.coordination.refusal import record_refusal  # noqa: PLC0415  loads Ray
+        from trainflow.coordination.endings import record_refusal  # noqa: PLC0415  loads Ray
 
         record_refusal(attempt, error)
         raise

@@ -32,7 +32,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
-from trainflow.coordination.closing import close_run, tell_ending
+from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
@@ -227,8 +227,7 @@ class Coordinator:
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
-        await close_run(ending, self._control, self._pool, self._nodes, self._kept)
-        tell_ending(ending, self._record)
+        await close_run(ending, self._control, self._pool, self._nodes, self._kept, self._record)
 
     def _fail(self, trace: str) -> None:
         self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))

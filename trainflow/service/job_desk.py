@@ -17,7 +17,7 @@ from pathlib import Path
 from trainflow.config.masking import kept_settings
 from trainflow.coordination import names
 from trainflow.coordination.names import Attempt
-from trainflow.coordination.refusal import record_ending
+from trainflow.coordination.endings import record_ending
 from trainflow.coordination.run_state import STOPPED, RunState
 from trainflow.errors import ConflictError, CoordinationError, JobNotFoundError, UnreachableError
 from trainflow.service.cluster import Cluster, Driver, DriverState

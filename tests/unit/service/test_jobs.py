@@ -11,7 +11,7 @@ import pytest
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
 from trainflow.coordination.names import Attempt, run_directory
-from trainflow.coordination.refusal import record_ending
+from trainflow.coordination.endings import record_ending
 from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import CoordinationError, UnreachableError
 from trainflow.service.cluster import DriverState

@@ -33,8 +33,8 @@ _ONGOING = 100_000
 _LEAVES_WITHIN_S = 5.0
 
 
-@serve.deployment(name="keeper", num_replicas=1, graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
-class HistoryKeeper:
+@serve.deployment(name="history", num_replicas=1, graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
+class HistoryReplica:
     """The process that keeps the history. Serve starts it again if it dies."""
 
     def __init__(self, settings_json: str):
@@ -61,9 +61,9 @@ class HistoryKeeper:
 class Api:
     """One of the processes that answer."""
 
-    def __init__(self, settings_json: str, keeper: Any):  # noqa: ANN401  a handle
+    def __init__(self, settings_json: str, history: Any):  # noqa: ANN401  a handle
         self._settings = ServiceSettings.model_validate_json(settings_json)
-        del keeper  # deployed with this one, and never asked anything
+        del history  # deployed with this one, and never asked anything
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return what answers; called by Serve, once."""
@@ -100,6 +100,6 @@ def build_application(settings: ServiceSettings) -> Application:
         "runtime_env": {"env_vars": {"TRAINFLOW_HOME": str(names.home().absolute())}},
     }
     text = settings.model_dump_json()
-    keeper = HistoryKeeper.options(ray_actor_options=actor).bind(text)
+    history = HistoryReplica.options(ray_actor_options=actor).bind(text)
     api = Api.options(ray_actor_options=actor, num_replicas=settings.replicas)
-    return api.bind(text, keeper)
+    return api.bind(text, history)

@@ -1,14 +1,20 @@
-"""Write down how a job ended that no coordinator was started for.
+"""Write down how a job ended, also where no coordinator was started for it.
 
-Process: driver, or the service.  Blocks: for local appends.
+Process: coordinator; driver or service of a job without one.  Blocks: for local appends.
 """
 
 from trainflow.clock import SYSTEM_CLOCK, Clock
-from trainflow.coordination.closing import tell_ending
 from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.errors import TrainFlowError
+
+
+def tell_ending(ending: Ending, record: RunRecord) -> None:
+    """Write down how the run ended, once, also if an earlier coordinator has."""
+    events = record.events_since(0)
+    if not events or events[-1]["kind"] != str(ending.state):
+        record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
 
 
 def record_refusal(attempt: Attempt, error: TrainFlowError, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
-from trainflow.coordination.refusal import record_ending, record_refusal
+from trainflow.coordination.endings import record_ending, record_refusal
 from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import DataError
 
