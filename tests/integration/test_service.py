@@ -110,7 +110,7 @@ def service(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         try:
             wait_until(
                 lambda: "serving at" in log.read_text() or process.poll() is not None,
-                lambda: log.read_text(),
+                log.read_text,
             )
             assert process.poll() is None, log.read_text()
             yield Service(client, folder, log)

@@ -25,7 +25,7 @@ SettingsFile = Annotated[
     typer.Option(
         "--config",
         metavar="SERVICE.yaml",
-        help="The service's settings; if none is named TRAINFLOW_HOME/service.yaml, if it is there.",
+        help="The service's settings; else TRAINFLOW_HOME/service.yaml, if it is there.",
     ),
 ]
 Address = Annotated[

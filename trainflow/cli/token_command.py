@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from trainflow.service.history.records import Token
     from trainflow.service.history.tokens import Tokens
 
-token_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Access tokens of the service.")
+token_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Access tokens of the service."
+)
 
 _COLUMNS = {
     "TOKEN": "token_id",

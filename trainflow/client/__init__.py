@@ -1,10 +1,10 @@
 """Jobs of TrainFlow from Python, over HTTP: see docs/service.md for what can be asked.
 
-    with TrainFlowClient("http://127.0.0.1:8000", token=...) as client:
-        job = client.submit(Path("job.yaml").read_text(), working_directory="/home/me/project")
-        for event in client.events(job.job_id):
-            print(event.text)
-        print(client.wait(job.job_id).state)
+with TrainFlowClient("http://127.0.0.1:8000", token=...) as client:
+job = client.submit(Path("job.yaml").read_text(), working_directory="/home/me/project")
+for event in client.events(job.job_id):
+print(event.text)
+print(client.wait(job.job_id).state)
 """
 
 from trainflow.client.async_client import AsyncTrainFlowClient

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from trainflow.service.documents import EventDocument
+from trainflow.service.record_documents import EventDocument
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """What a client raises: the service's problems as errors of TrainFlow's own tree.
 
-    ServiceError                       what no class below is for
-    ├── RequestRefusedError            (ConfigError) a configuration or a parameter is wrong
-    ├── AccessRefusedError             (TokenRefusedError) no token, or one that does not allow it
-    ├── UnknownJobError                (JobNotFoundError)
-    ├── JobConflictError               (ConflictError) the job's state does not allow it
-    ├── ServiceUnavailableError        (UnreachableError) no answer, or not now
-    └── WaitedTooLongError             the job goes on
+ServiceError                       what no class below is for
+├── RequestRefusedError            (ConfigError) a configuration or a parameter is wrong
+├── AccessRefusedError             (TokenRefusedError) no token, or one that does not allow it
+├── UnknownJobError                (JobNotFoundError)
+├── JobConflictError               (ConflictError) the job's state does not allow it
+├── ServiceUnavailableError        (UnreachableError) no answer, or not now
+└── WaitedTooLongError             the job goes on
 """
 
 from collections.abc import Mapping

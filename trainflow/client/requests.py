@@ -12,16 +12,14 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
-from trainflow.service.documents import (
-    AttemptDocument,
+from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
+from trainflow.service.record_documents import (
     CheckpointsDocument,
-    ClusterDocument,
     EventsDocument,
-    JobDetails,
-    JobPageDocument,
     SeriesDocument,
     WorkersDocument,
 )
+from trainflow.service.service_documents import ClusterDocument
 
 Answer = TypeVar("Answer")
 Query = Mapping[str, str | int | bool | Sequence[str]]

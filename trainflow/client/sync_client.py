@@ -14,16 +14,14 @@ from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
 from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
 from trainflow.clock import SYSTEM_CLOCK, Clock
-from trainflow.service.documents import (
-    AttemptDocument,
+from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
+from trainflow.service.record_documents import (
     CheckpointDocument,
-    ClusterDocument,
     EventDocument,
-    JobDetails,
-    JobDocument,
     PointDocument,
     WorkersDocument,
 )
+from trainflow.service.service_documents import ClusterDocument
 
 _TIMEOUT_S = 60.0
 _SILENT_AT_MOST_S = 60.0
@@ -157,15 +155,17 @@ class TrainFlowClient:
             follow: go on until the job has ended; else until there are no more.
         """
         source = EventSource(after)
-        if not follow:
-            while found := self._ask(requests.events(job_id, source.last, None)).events:
-                yield from found
-                source.last = found[-1].number
-            return
+        yield from self._follow(job_id, source) if follow else self._list_events(job_id, source)
+
+    def _list_events(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
+        while found := self._ask(requests.events(job_id, source.last, None)).events:
+            yield from found
+            source.last = found[-1].number
+
+    def _follow(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
         while True:
             source.begin_again()
-            known = source.last
-            is_empty = True
+            known, is_empty = source.last, True
             for piece in self._stream(requests.event_stream(job_id, known)):
                 is_empty = False
                 yield from source.take(piece)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from trainflow.service.documents import ClusterDocument
+from trainflow.service.service_documents import ClusterDocument
 
 
 class DriverState(StrEnum):

@@ -55,7 +55,7 @@ class Context:
             settings=settings,
             history=history,
             cluster=cluster,
-            desk=JobDesk(history, cluster, tuple(settings.roots)),
+            desk=JobDesk(history, cluster, tuple(settings.roots), clock),
             feed=feed,
             events=EventStreams(history, feed, settings.limits.heartbeat_s, clock),
             streams=OpenStreams(settings.limits),

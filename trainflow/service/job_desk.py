@@ -11,13 +11,17 @@ disk and the cluster, for seconds at most.
 import shlex
 import shutil
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainflow.clock import Clock
+from trainflow.config import JobConfig
 from trainflow.config.masking import kept_settings
 from trainflow.coordination import names
-from trainflow.coordination.names import Attempt
 from trainflow.coordination.endings import record_ending
+from trainflow.coordination.names import Attempt
 from trainflow.coordination.run_state import STOPPED, RunState
 from trainflow.errors import ConflictError, CoordinationError, JobNotFoundError, UnreachableError
 from trainflow.service.cluster import Cluster, Driver, DriverState
@@ -35,6 +39,8 @@ from trainflow.service.submission_files import (
 )
 from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
+
+_MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,13 @@ class JobDesk:
         history: where jobs are remembered.
         cluster: where they run.
         roots: folders in which their working directories may lie.
+        clock: tells the time.
     """
 
     history: History
     cluster: Cluster
     roots: tuple[str, ...]
+    clock: Clock
 
     def submit(self, request: SubmitRequest, key: IdempotencyKey | None) -> tuple[JobStatus, bool]:
         """Have a job run; returns it, and whether this request has made it.
@@ -80,7 +88,17 @@ class JobDesk:
             directory = str(contain(request.working_directory, self.roots))
         job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
         kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
-        config = job_file.config
+        is_new = self._begin(job_id, job_file.config) and is_new
+        found = self.history.jobs.get(job_id)
+        if found.job.attempt == 1 and found.job.state is RunState.PENDING:
+            self._start(Attempt(job_id), kept, key)
+        return found, is_new
+
+    def _begin(self, job_id: str, config: JobConfig) -> bool:
+        """Enter a job in the history; False if a request with the same key has."""
+        with suppress(JobNotFoundError):
+            self.history.jobs.get(job_id)
+            return False
         submission = Submission(
             job_id=job_id,
             name=config.name,
@@ -90,11 +108,8 @@ class JobDesk:
         try:
             self.history.submissions.begin(submission)
         except ConflictError:
-            is_new = False  # another request with this key has begun it
-        found = self.history.jobs.get(job_id)
-        if found.job.attempt == 1 and found.job.state is RunState.PENDING:
-            self._start(Attempt(job_id), kept, key)
-        return found, is_new
+            return False
+        return True
 
     def _claim(
         self, request: SubmitRequest, key: IdempotencyKey | None, job_id: str
@@ -169,18 +184,45 @@ class JobDesk:
             UnreachableError: the cluster doesn't answer.
             CoordinationError: the cluster refuses the job.
         """
-        job = self.history.jobs.get(job_id).job
-        self._require_resumable(job)
+        self.history.jobs.get(job_id)
+        with self._alone_with(job_id):
+            job = self.history.jobs.get(job_id).job
+            self._require_resumable(job)
+            kept = self._find_submission(job_id)
+            submission = Submission(job_id, job.name, job.config, job.directory)
+            attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
+            self._start(Attempt(job_id, attempt.number), kept)
+        return self.history.jobs.get(job_id)
+
+    @contextmanager
+    def _alone_with(self, job_id: str) -> Generator[None]:
+        """Resume a job alone, over all replicas: of a dead one it is seen only when it is done.
+
+        Who dies meanwhile is in nobody's way a minute later.
+
+        Raises:
+            ConflictError: another request does.
+        """
+        claims, owner = self.history.submissions, f"@{job_id}"
+        key = f"resume-{int(self.clock.unix_s() // _MINUTE_S)}"
+        if not claims.claim(key, "", job_id, owner=owner).is_new:
+            raise ConflictError(
+                f"job {job_id}: got one that another request resumes, expected one at rest; see "
+                "what becomes of it"
+            )
+        try:
+            yield
+        finally:
+            claims.release(key, owner=owner)
+
+    def _find_submission(self, job_id: str) -> KeptSubmission:
         try:
             kept = read_or_adopt_submission(job_id)
         except ConflictError as error:
             raise ProblemError(ProblemType.NOT_RESUMABLE, str(error)) from error
         if kept.working_directory is not None:
             contain(kept.working_directory, self.roots)
-        submission = Submission(job_id, job.name, job.config, job.directory)
-        attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
-        self._start(Attempt(job_id, attempt.number), kept)
-        return self.history.jobs.get(job_id)
+        return kept
 
     def _require_resumable(self, job: records.Job) -> None:
         if job.state is RunState.SUCCEEDED:

@@ -103,9 +103,7 @@ def test_a_job_that_goes_on_is_not_waited_for_for_ever(client: TrainFlowClient):
         client.wait(job.job_id, timeout_s=10)
 
 
-def test_events_are_all_there_once_over_many_connections(
-    client: TrainFlowClient, service: Service
-):
+def test_events_are_all_there_once_over_many_connections(client: TrainFlowClient, service: Service):
     run = service.record("tiny-abcdef")
     run.happen(600, "x" * 500)  # several streams of bounded length
     run.end()

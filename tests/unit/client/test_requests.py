@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,9 @@ def test_every_problem_of_the_service_has_an_error(problem: ProblemType):
     assert (type(again), again.problem) == (type(error), error.problem)
 
 
-@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"type": 5}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"type": 5}', b"\xff"]
+)
 def test_an_answer_of_something_else_is_told(body: bytes):
     error = error_in(502, body, {})
     assert error is not None
@@ -46,8 +49,16 @@ def test_an_answer_of_something_else_is_told(body: bytes):
 
 @pytest.mark.parametrize(
     ("status", "may_repeat", "asks_again"),
-    [(0, True, True), (0, False, False), (503, True, True), (503, False, False)]
-    + [(429, False, True), (409, True, False), (500, True, False), (422, True, False)],
+    [
+        (0, True, True),
+        (0, False, False),
+        (503, True, True),
+        (503, False, False),
+        (429, False, True),
+        (409, True, False),
+        (500, True, False),
+        (422, True, False),
+    ],
 )
 def test_what_passes_is_asked_again_where_that_does_no_harm(
     status: int, *, may_repeat: bool, asks_again: bool
@@ -84,7 +95,7 @@ def test_events_are_read_however_they_are_cut(cuts: list[int]):
     body = sse.frame_retry(1) + events(range(1, 6)) + sse.HEARTBEAT + sse.frame_named("end", {})
     source, seen = EventSource(), list[int]()
     places = sorted({0, *(cut % (len(body) + 1) for cut in cuts), len(body)})
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in pairwise(places):
         seen += [event.number for event in source.take(body[begin:end])]
     assert seen == [1, 2, 3, 4, 5]
     assert source.has_ended

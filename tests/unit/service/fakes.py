@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trainflow.errors import JobNotFoundError
 from trainflow.service.cluster import Driver, DriverState
-from trainflow.service.documents import ClusterDocument
+from trainflow.service.service_documents import ClusterDocument
 
 
 @dataclass

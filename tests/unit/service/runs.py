@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from tests.distributed.jobs import make_job
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import StepReport
-from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.endings import record_ending
+from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.epochs import EpochId

@@ -112,9 +112,7 @@ async def test_nothing_new_is_one_question_for_all_jobs(
     assert history.calls == {"heads": 1}
 
 
-async def test_who_has_fallen_behind_reads_the_history(
-    streams: EventStreams, history: FakeHistory
-):
+async def test_who_has_fallen_behind_reads_the_history(streams: EventStreams, history: FakeHistory):
     slow = streams.follow("a", 0)
     await begin(slow)
     await streams.feed.poll()
@@ -158,9 +156,7 @@ async def test_the_last_word_is_waited_for_but_not_for_ever(
     await stream.aclose()
 
 
-async def test_a_stream_of_a_job_that_is_erased_ends(
-    streams: EventStreams, history: FakeHistory
-):
+async def test_a_stream_of_a_job_that_is_erased_ends(streams: EventStreams, history: FakeHistory):
     stream = streams.follow("a", 0)
     await begin(stream)
     del history.kept["a"]

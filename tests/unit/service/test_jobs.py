@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
-from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.endings import record_ending
+from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import CoordinationError, UnreachableError
 from trainflow.service.cluster import DriverState
@@ -139,6 +139,18 @@ async def test_a_request_that_was_not_answered_is_made_good_when_repeated(
         again = await client.post("/v1/jobs", json={"config": job_config}, headers=headers)
         assert again.status_code == 200
         assert list(cluster.drivers) == [f"{again.json()['job_id']}-a1"]
+
+
+async def test_a_key_of_a_job_that_has_ended_begins_it_no_second_time(
+    open_client: OpenClient, cluster: FakeCluster, history: History, job_config: Config
+):
+    async with open_client() as client:
+        headers = {"Idempotency-Key": "k1"}
+        first = await client.post("/v1/jobs", json={"config": job_config}, headers=headers)
+        history.submissions.fail(first.json()["job_id"], 1, "lost")
+        again = await client.post("/v1/jobs", json={"config": job_config}, headers=headers)
+    assert (again.status_code, again.json()["state"], again.json()["attempt"]) == (200, "failed", 1)
+    assert len(cluster.drivers) == 1
 
 
 async def test_a_job_that_the_cluster_refuses_has_failed_and_its_key_is_free(
@@ -428,6 +440,35 @@ async def test_a_job_whose_cluster_is_gone_is_gone_on_with(
         answer = await client.post(f"/v1/jobs/{job_id}/resume")
     assert answer.status_code == 202, answer.text
     assert list(cluster.drivers) == [f"{job_id}-a2"]
+
+
+async def test_a_dead_job_that_many_resume_at_once_has_one_attempt_more(
+    open_client: OpenClient, cluster: FakeCluster, job_config: Config
+):
+    statuses: list[int] = []
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+        cluster.drivers.clear()  # the head was restarted
+
+        async def resume() -> None:
+            statuses.append((await client.post(f"/v1/jobs/{job_id}/resume")).status_code)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(resume)
+    assert sorted(statuses) == [202] + [409] * 5
+    assert list(cluster.drivers) == [f"{job_id}-a2"]
+
+
+async def test_a_resumption_that_failed_is_in_nobodys_way(
+    open_client: OpenClient, cluster: FakeCluster, history: History, job_config: Config
+):
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        cluster.error = CoordinationError("no")
+        assert (await client.post(f"/v1/jobs/{job_id}/resume")).status_code == 502
+        cluster.error = None
+        assert (await client.post(f"/v1/jobs/{job_id}/resume")).json()["attempt"] == 3
 
 
 async def test_a_job_of_which_nothing_was_kept_is_not_resumed(

@@ -14,6 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.unit.service.fakes import FakeCluster
+from trainflow.service import documents, problems, record_documents, service_documents
 from trainflow.service.app import create_app
 from trainflow.service.history.history import open_history
 from trainflow.service.settings import ServiceSettings
@@ -60,11 +61,10 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
 
 
 def test_examples_are_valid(document: dict[str, Any]):
-    from trainflow.service import documents, problems  # noqa: PLC0415  by name, below
-
+    rooms = (documents, problems, record_documents, service_documents)
     num_examples = 0
     for name, schema in document["components"]["schemas"].items():
-        model = getattr(documents, name, None) or getattr(problems, name)
+        model = next(getattr(room, name) for room in rooms if hasattr(room, name))
         for example in schema.get("examples", []):
             TypeAdapter(model).validate_json(json.dumps(example))
             num_examples += 1

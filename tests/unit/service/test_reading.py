@@ -50,9 +50,7 @@ async def test_a_run_that_nobody_submitted_is_there(
         assert (await get(client, f"{JOB}/checkpoints")) == {"checkpoints": []}
 
 
-async def test_how_it_ended_is_told(
-    open_client: OpenClient, run: RecordedRun, ingester: Ingester
-):
+async def test_how_it_ended_is_told(open_client: OpenClient, run: RecordedRun, ingester: Ingester):
     run.end(RunState.FAILED)
     ingester.catch_up()
     async with open_client() as client:

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.unit.service.event_source import ServerEvent, parse_events
 from tests.unit.service.fakes import FakeCluster
@@ -51,7 +50,7 @@ def serve(history: History) -> Serve:
     @contextmanager
     def serve(**limits: Any) -> Iterator[tuple[httpx.Client, Context]]:
         given = {"authentication": "off", "history": _FAST, "limits": limits}
-        app: FastAPI = create_app(
+        app = create_app(
             ServiceSettings.model_validate(given), history, FakeCluster(), SYSTEM_CLOCK
         )
         with listening(app) as url, httpx.Client(base_url=url, timeout=20) as client:
@@ -128,13 +127,15 @@ def test_a_client_that_is_alone_hears_that_the_stream_lives(
     serve: Serve, run: RecordedRun, ingester: Ingester
 ):
     ingester.catch_up()
-    with serve(heartbeat_s=0.01) as (client, _):
-        with client.stream("GET", EVENTS, headers=STREAM) as answer:
-            body = b""
-            for piece in answer.iter_raw():
-                body += piece
-                if body.count(b": alive\n\n") >= 3:
-                    break
+    with (
+        serve(heartbeat_s=0.01) as (client, _),
+        client.stream("GET", EVENTS, headers=STREAM) as answer,
+    ):
+        body = b""
+        for piece in answer.iter_raw():
+            body += piece
+            if body.count(b": alive\n\n") >= 3:
+                break
     assert numbers(parse_events(body)) == [1]
 
 

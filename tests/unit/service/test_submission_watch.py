@@ -24,7 +24,7 @@ from trainflow.service.submission_watch import Silence, SubmissionWatch, decide_
         (Silence(5.0, DriverState.ENDED, 10.1), True),
     ],
 )
-def test_an_attempt_has_failed_once_nobody_can_begin_it(silence: Silence, has_failed: bool):
+def test_an_attempt_has_failed_once_nobody_can_begin_it(silence: Silence, *, has_failed: bool):
     assert (decide_failure(silence) is not None) == has_failed
 
 

@@ -19,7 +19,7 @@ from trainflow.coordination import names
 from trainflow.coordination.driver import find_run
 from trainflow.errors import CoordinationError, UnreachableError
 from trainflow.service.cluster import Driver, DriverState
-from trainflow.service.documents import ClusterDocument, NodeDocument
+from trainflow.service.service_documents import ClusterDocument, NodeDocument
 
 logger = logging.getLogger(__name__)
 

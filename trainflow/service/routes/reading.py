@@ -13,7 +13,10 @@ from starlette.requests import Request
 
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
-from trainflow.service.documents import (
+from trainflow.service.event_stream import has_all
+from trainflow.service.log_stream import follow_log, locate_log, read_log
+from trainflow.service.openapi import problems_for
+from trainflow.service.record_documents import (
     CheckpointDocument,
     CheckpointsDocument,
     EventDocument,
@@ -23,9 +26,6 @@ from trainflow.service.documents import (
     WorkerDocument,
     WorkersDocument,
 )
-from trainflow.service.event_stream import has_all
-from trainflow.service.log_stream import follow_log, locate_log, read_log
-from trainflow.service.openapi import problems_for
 from trainflow.service.streams import StreamResponse
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["reading"])

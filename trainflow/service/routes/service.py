@@ -6,14 +6,14 @@ Process: a replica of the service.  Thread: one of its pool.
 from fastapi import APIRouter
 
 from trainflow.service.context import Here, Who
-from trainflow.service.documents import (
+from trainflow.service.history.records import Scope
+from trainflow.service.openapi import problems_for
+from trainflow.service.service_documents import (
     ClusterDocument,
     HealthDocument,
     ReadyDocument,
     TokenDocument,
 )
-from trainflow.service.history.records import Scope
-from trainflow.service.openapi import problems_for
 
 router = APIRouter(tags=["service"])
 
