@@ -64,6 +64,7 @@ class AsyncTrainFlowClient:
             base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
         self._clock = clock
+        self._timeout_s = timeout_s
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:
@@ -280,7 +281,7 @@ class AsyncTrainFlowClient:
 
     async def _stream_once(self, request: Request[bytes]) -> AsyncIterator[bytes]:
         has_begun = False
-        timeout = httpx.Timeout(self._http.timeout, read=_SILENT_AT_MOST_S)
+        timeout = httpx.Timeout(self._timeout_s, read=_SILENT_AT_MOST_S)
         try:
             async with self._http.stream(
                 request.method,

@@ -59,6 +59,7 @@ class TrainFlowClient:
             base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
         self._clock = clock
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -265,7 +266,7 @@ class TrainFlowClient:
 
     def _stream_once(self, request: Request[bytes]) -> Iterator[bytes]:
         has_begun = False
-        timeout = httpx.Timeout(self._http.timeout, read=_SILENT_AT_MOST_S)
+        timeout = httpx.Timeout(self._timeout_s, read=_SILENT_AT_MOST_S)
         try:
             with self._http.stream(
                 request.method,

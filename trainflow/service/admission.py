@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anyio import to_thread
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainflow.clock import Clock
 from trainflow.errors import HistoryError, TokenRefusedError, TokenScopeError
@@ -100,7 +101,7 @@ class Admission:
             await respond(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _uncached(send))
 
     async def _admit(self, scope: Scope) -> Caller:
         http = self._settings.http
@@ -141,6 +142,17 @@ class Admission:
         wait_s = self._requests.take(client, self._clock.monotonic_s())
         if wait_s > 0:
             raise _too_many("requests", self._settings.limits.requests_per_s, wait_s)
+
+
+def _uncached(send: Send) -> Send:
+    """Have no cache keep what is told: it is of this moment, and for this caller."""
+
+    async def send_uncached(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault("Cache-Control", "no-store")
+        await send(message)
+
+    return send_uncached
 
 
 def _require_local(peer: str | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from anyio import to_thread
 
 from trainflow.clock import Clock
+from trainflow.errors import JobNotFoundError
 from trainflow.service import sse
 from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
 from trainflow.service.history.history import History
@@ -67,4 +68,7 @@ class EventStreams:
                     yield sse.HEARTBEAT
 
     def _read(self, job_id: str, after: int) -> tuple[EventRecord, ...]:
-        return self.history.events.after(job_id, after, limit=_PAGE)
+        try:
+            return self.history.events.after(job_id, after, limit=_PAGE)
+        except JobNotFoundError:  # erased since: the feed will say so
+            return ()

@@ -54,7 +54,7 @@ class StreamResponse(Response):
         self.status_code = 200
         self.media_type = media_type
         self.background = None
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.init_headers({"X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the pieces end, the client leaves or stalls, or a bound is reached."""

@@ -57,7 +57,8 @@ class RecordedRun:
     def __init__(self, job_id: str, labels: dict[str, str] | None = None):
         self.job_id = job_id
         self.record = RunRecord(run_directory(job_id), SYSTEM_CLOCK)
-        self.record.keep_job(job_id, make_job(labels=labels or {}), ())
+        job = make_job().model_copy(update={"labels": labels or {}})
+        self.record.keep_job(job_id, job, ())
         self.record.add_event("submitted", f"job {job_id}")
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.service.fakes import FakeClock
 from trainflow.coordination.run_state import RunState
-from trainflow.errors import HistoryError
+from trainflow.errors import HistoryError, JobNotFoundError
 from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
 from trainflow.service.event_stream import EventStreams, has_all
 from trainflow.service.history.records import EventRecord, Job, JobHead
@@ -57,6 +57,8 @@ class FakeHistory:
 
     def after(self, job_id: str, number: int, *, limit: int) -> tuple[EventRecord, ...]:
         self.calls["after"] += 1
+        if job_id not in self.kept:
+            raise JobNotFoundError(job_id)
         return tuple(self.kept[job_id][number : number + limit])
 
 
@@ -160,8 +162,9 @@ async def test_a_stream_of_a_job_that_is_erased_ends(streams: EventStreams, hist
     stream = streams.follow("a", 0)
     await begin(stream)
     del history.kept["a"]
+    end = asyncio.ensure_future(anext(stream))
     await streams.feed.poll()
-    assert (await anext(stream)).startswith(b"event: end\n")
+    assert (await end).startswith(b"event: end\n")
     await stream.aclose()
 
 

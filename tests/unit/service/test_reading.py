@@ -8,6 +8,7 @@ import pytest
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock
 from tests.unit.service.runs import RecordedRun
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.run_state import RunState
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
@@ -104,19 +105,24 @@ async def test_a_loss_that_is_no_number_is_answered_as_json(
 async def test_status_and_workers_are_told_with_their_age(
     open_client: OpenClient, run: RecordedRun, ingester: Ingester, clock: FakeClock
 ):
+    as_of_s = SYSTEM_CLOCK.unix_s() + 1  # after the attempt began
     worker = '{"worker_id": "slot0-1.0", "rank": 0, "state": "member", "node_id": "n", "host": null'
     (run.directory / "status.json").write_text(
-        '{"status": {"job_id": "tiny-abcdef", "state": "running", "step": 7, "as_of_s": 990.0,'
-        ' "ending": null}, "workers": ['
+        '{"status": {"job_id": "tiny-abcdef", "state": "running", "step": 7, "ending": null,'
+        f' "as_of_s": {as_of_s!r}}}, "workers": ['
         f'{worker}, "pid": 42, "step": 8, "phase": "compute", "lag_s": 0.1}}]}}'
     )
-    clock.now_s = 1000.0
+    clock.now_s = as_of_s + 10
     ingester.catch_up()
     async with open_client() as client:
         job = await get(client, JOB)
         workers = await get(client, f"{JOB}/workers")
-    assert (job["state"], job["status"]["step"], job["stale_s"]) == ("running", 7, 10.0)
-    assert (workers["stale_s"], workers["published_at_s"]) == (10.0, 990.0)
+    assert (job["state"], job["status"]["step"], job["stale_s"]) == (
+        "running",
+        7,
+        pytest.approx(10.0),
+    )
+    assert (workers["stale_s"], workers["published_at_s"]) == (pytest.approx(10.0), as_of_s)
     assert [row["pid"] for row in workers["workers"]] == [42]
 
 

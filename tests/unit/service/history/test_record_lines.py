@@ -123,7 +123,11 @@ def test_a_result_of_an_earlier_release_ended_when_it_was_written():
 
 
 def test_settings_are_masked_once_more():
-    config = {"name": "tiny", "runtime_env": {"env_vars": {"TOKEN": "s3cret"}}, "labels": {"a": "b"}}
+    config = {
+        "name": "tiny",
+        "runtime_env": {"env_vars": {"TOKEN": "s3cret"}},
+        "labels": {"a": "b"},
+    }
     found = lines.parse_job({"job_id": "tiny-abcdef", "config": config}, "tiny-abcdef")
     assert found is not None
     assert found.config["runtime_env"] == {"env_vars": {"TOKEN": MASK}}
