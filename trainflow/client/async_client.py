@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import httpx
 
-from trainflow.client import requests
+import trainflow.client.requests as api
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
 from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
@@ -96,7 +96,7 @@ class AsyncTrainFlowClient:
             working_directory: folder on the cluster's head with the job's modules.
             key: names this submission for whoever may repeat it; a new one if None.
         """
-        return await self._ask(requests.submit(config, working_directory, key))
+        return await self._ask(api.submit(config, working_directory, key))
 
     async def list(
         self,
@@ -109,7 +109,7 @@ class AsyncTrainFlowClient:
         """Yield jobs, the newest first, asking for further pages as they are wanted."""
         cursor = None
         while True:
-            found = await self._ask(requests.list_jobs(states, name, labels or {}, page, cursor))
+            found = await self._ask(api.list_jobs(states, name, labels or {}, page, cursor))
             for job in found.jobs:
                 yield job
             cursor = found.next_cursor
@@ -118,11 +118,11 @@ class AsyncTrainFlowClient:
 
     async def get(self, job_id: str) -> JobDetails:
         """Return a job with its newest status."""
-        return await self._ask(requests.get(job_id))
+        return await self._ask(api.get(job_id))
 
     async def attempts(self, job_id: str) -> Sequence[AttemptDocument]:
         """Return how often a job was begun, and how each ended."""
-        return await self._ask(requests.attempts(job_id))
+        return await self._ask(api.attempts(job_id))
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobDetails:
         """Return a job once it has ended.
@@ -140,15 +140,15 @@ class AsyncTrainFlowClient:
 
     async def stop(self, job_id: str) -> JobDetails:
         """Stop a job at its next step boundary."""
-        return await self._ask(requests.stop(job_id))
+        return await self._ask(api.stop(job_id))
 
     async def resume(self, job_id: str) -> JobDetails:
         """Go on with a job from its newest checkpoint."""
-        return await self._ask(requests.resume(job_id))
+        return await self._ask(api.resume(job_id))
 
     async def erase(self, job_id: str) -> None:
         """Erase what is remembered of a job that has ended."""
-        await self._ask(requests.erase(job_id))
+        await self._ask(api.erase(job_id))
 
     async def events(
         self, job_id: str, *, after: int = 0, follow: bool = True
@@ -168,7 +168,7 @@ class AsyncTrainFlowClient:
             yield event
 
     async def _list_events(self, job_id: str, source: EventSource) -> AsyncIterator[EventDocument]:
-        while found := (await self._ask(requests.events(job_id, source.last, None))).events:
+        while found := (await self._ask(api.events(job_id, source.last, None))).events:
             for event in found:
                 yield event
             source.last = found[-1].number
@@ -177,7 +177,7 @@ class AsyncTrainFlowClient:
         while True:
             source.begin_again()
             known, is_empty = source.last, True
-            async for piece in self._stream(requests.event_stream(job_id, known)):
+            async for piece in self._stream(api.event_stream(job_id, known)):
                 is_empty = False
                 for event in source.take(piece):
                     yield event
@@ -204,7 +204,7 @@ class AsyncTrainFlowClient:
         while True:
             is_over = not follow or (await self.get(job_id)).state.is_terminal
             num_bytes = 0
-            async for piece in self._stream(requests.log_stream(job_id, offset, follow=follow)):
+            async for piece in self._stream(api.log_stream(job_id, offset, follow=follow)):
                 num_bytes += len(piece)
                 yield piece
             offset += num_bytes
@@ -220,20 +220,20 @@ class AsyncTrainFlowClient:
         max_points: int = 1000,
     ) -> Sequence[PointDocument]:
         """Return a job's metrics after a step: those of ``names``, or all."""
-        found = await self._ask(requests.metrics(job_id, since_step, names, max_points))
+        found = await self._ask(api.metrics(job_id, since_step, names, max_points))
         return found.points
 
     async def checkpoints(self, job_id: str) -> Sequence[CheckpointDocument]:
         """Return the checkpoints that a job has made, the newest first."""
-        return (await self._ask(requests.checkpoints(job_id))).checkpoints
+        return (await self._ask(api.checkpoints(job_id))).checkpoints
 
     async def workers(self, job_id: str) -> WorkersDocument:
         """Return a job's workers, and how old that is."""
-        return await self._ask(requests.workers(job_id))
+        return await self._ask(api.workers(job_id))
 
     async def cluster(self) -> ClusterDocument:
         """Return the cluster's nodes and resources."""
-        return await self._ask(requests.cluster())
+        return await self._ask(api.cluster())
 
     async def _ask(self, request: Request[Answer]) -> Answer:
         num_failures = 0

@@ -11,7 +11,7 @@ ServiceError                       what no class below is for
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from trainflow.errors import (
     ConfigError,
@@ -128,8 +128,8 @@ def read_problem(
         retry_after: the header.
     """
     after_s = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    if isinstance(document, dict) and str(document.get("type", "")).startswith(_URN):  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  JSON
-        found: dict[str, Any] = document
+    found = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+    if str(found.get("type", "")).startswith(_URN):
         kind = str(found["type"]).removeprefix(_URN)
         errors = tuple(found.get("errors", ()))
         return Problem(kind, status, str(found.get("detail", "")), errors, after_s)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from trainflow.client import requests
+import trainflow.client.requests as api
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
 from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
@@ -90,7 +90,7 @@ class TrainFlowClient:
             working_directory: folder on the cluster's head with the job's modules.
             key: names this submission for whoever may repeat it; a new one if None.
         """
-        return self._ask(requests.submit(config, working_directory, key))
+        return self._ask(api.submit(config, working_directory, key))
 
     def list(
         self,
@@ -103,7 +103,7 @@ class TrainFlowClient:
         """Yield jobs, the newest first, asking for further pages as they are wanted."""
         cursor = None
         while True:
-            found = self._ask(requests.list_jobs(states, name, labels or {}, page, cursor))
+            found = self._ask(api.list_jobs(states, name, labels or {}, page, cursor))
             yield from found.jobs
             cursor = found.next_cursor
             if cursor is None:
@@ -111,11 +111,11 @@ class TrainFlowClient:
 
     def get(self, job_id: str) -> JobDetails:
         """Return a job with its newest status."""
-        return self._ask(requests.get(job_id))
+        return self._ask(api.get(job_id))
 
     def attempts(self, job_id: str) -> Sequence[AttemptDocument]:
         """Return how often a job was begun, and how each ended."""
-        return self._ask(requests.attempts(job_id))
+        return self._ask(api.attempts(job_id))
 
     def wait(self, job_id: str, timeout_s: float | None = None) -> JobDetails:
         """Return a job once it has ended.
@@ -133,15 +133,15 @@ class TrainFlowClient:
 
     def stop(self, job_id: str) -> JobDetails:
         """Stop a job at its next step boundary."""
-        return self._ask(requests.stop(job_id))
+        return self._ask(api.stop(job_id))
 
     def resume(self, job_id: str) -> JobDetails:
         """Go on with a job from its newest checkpoint."""
-        return self._ask(requests.resume(job_id))
+        return self._ask(api.resume(job_id))
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a job that has ended."""
-        self._ask(requests.erase(job_id))
+        self._ask(api.erase(job_id))
 
     def events(
         self, job_id: str, *, after: int = 0, follow: bool = True
@@ -159,7 +159,7 @@ class TrainFlowClient:
         yield from self._follow(job_id, source) if follow else self._list_events(job_id, source)
 
     def _list_events(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
-        while found := self._ask(requests.events(job_id, source.last, None)).events:
+        while found := self._ask(api.events(job_id, source.last, None)).events:
             yield from found
             source.last = found[-1].number
 
@@ -167,7 +167,7 @@ class TrainFlowClient:
         while True:
             source.begin_again()
             known, is_empty = source.last, True
-            for piece in self._stream(requests.event_stream(job_id, known)):
+            for piece in self._stream(api.event_stream(job_id, known)):
                 is_empty = False
                 yield from source.take(piece)
             if source.has_ended or (is_empty and self._knows_all(job_id, known)):
@@ -191,7 +191,7 @@ class TrainFlowClient:
         while True:
             is_over = not follow or self.get(job_id).state.is_terminal
             num_bytes = 0
-            for piece in self._stream(requests.log_stream(job_id, offset, follow=follow)):
+            for piece in self._stream(api.log_stream(job_id, offset, follow=follow)):
                 num_bytes += len(piece)
                 yield piece
             offset += num_bytes
@@ -207,19 +207,19 @@ class TrainFlowClient:
         max_points: int = 1000,
     ) -> Sequence[PointDocument]:
         """Return a job's metrics after a step: those of ``names``, or all."""
-        return self._ask(requests.metrics(job_id, since_step, names, max_points)).points
+        return self._ask(api.metrics(job_id, since_step, names, max_points)).points
 
     def checkpoints(self, job_id: str) -> Sequence[CheckpointDocument]:
         """Return the checkpoints that a job has made, the newest first."""
-        return self._ask(requests.checkpoints(job_id)).checkpoints
+        return self._ask(api.checkpoints(job_id)).checkpoints
 
     def workers(self, job_id: str) -> WorkersDocument:
         """Return a job's workers, and how old that is."""
-        return self._ask(requests.workers(job_id))
+        return self._ask(api.workers(job_id))
 
     def cluster(self) -> ClusterDocument:
         """Return the cluster's nodes and resources."""
-        return self._ask(requests.cluster())
+        return self._ask(api.cluster())
 
     def _ask(self, request: Request[Answer]) -> Answer:
         num_failures = 0

@@ -14,15 +14,15 @@ JOB_ID = "pretrain-lm-k3v7qz"
 _EXAMPLE_JOB: dict[str, Any] = {
     "job_id": JOB_ID,
     "name": "pretrain-lm",
-    "state": "running",
+    "state": "stopped",
     "attempt": 1,
     "labels": {"team": "language"},
     "directory": f"/home/me/.trainflow/runs/{JOB_ID}",
     "created_at_s": 1795449600.0,
     "updated_at_s": 1795449642.5,
-    "ended_at_s": None,
-    "exit_code": None,
-    "reason": None,
+    "ended_at_s": 1795449642.0,
+    "exit_code": 7,
+    "reason": "stopped on request",
     "last_event": 17,
     "last_step": 120,
 }
@@ -90,7 +90,7 @@ class JobDetails(JobDocument):
                     **_EXAMPLE_JOB,
                     "config": {"name": "pretrain-lm", "entrypoint": "jobs.pretrain_lm:train"},
                     "status": {"step": 120, "max_steps": 1000, "world_size": 4, "spares": 1},
-                    "stale_s": 0.4,
+                    "stale_s": 0.0,
                     "published_at_s": 1795449642.5,
                 }
             ]
@@ -116,7 +116,7 @@ class JobPageDocument(Document):
     """Jobs, the newest first."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"jobs": [_EXAMPLE_JOB], "next_cursor": None}]}
+        json_schema_extra={"examples": [{"jobs": [_EXAMPLE_JOB], "next_cursor": "MTc5NTQ0OTYwMC4w"}]}
     )
 
     jobs: list[JobDocument]

@@ -57,7 +57,7 @@ class HistoryReplica:
     graceful_shutdown_timeout_s=_LEAVES_WITHIN_S,
     logging_config={"enable_access_log": False},
 )
-@serve.ingress()
+@serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]  Serve says Callable
 class Api:
     """One of the processes that answer."""
 
