@@ -39,9 +39,7 @@ def downsample(points: list[Point], farthest_step: int) -> list[Point]:
     for due in plan_merges(farthest_step, newest_step):
         narrow = [p for p in points if p.width == due.narrow and p.last_step <= due.up_to_step]
         others = [point for point in points if point not in narrow]
-        points = sorted(
-            others + merge_by_grid(narrow, due.wide), key=lambda point: point.last_step
-        )
+        points = sorted(others + merge_by_grid(narrow, due.wide), key=lambda point: point.last_step)
     return points
 
 
@@ -114,7 +112,10 @@ def test_thinned_points_are_few_enough_and_lose_nothing(points: list[Point], max
     shown = thin(points, max_points)
     assert len(shown) <= max_points
     assert sum(point.num_steps for point in shown) == len(points)
-    assert (shown[0].first_step, shown[-1].last_step) == (points[0].first_step, points[-1].last_step)
+    assert (shown[0].first_step, shown[-1].last_step) == (
+        points[0].first_step,
+        points[-1].last_step,
+    )
 
 
 def test_enough_room_changes_nothing():

@@ -1,7 +1,8 @@
 """Whatever a run writes, and whenever it is read: the history is as if all was read at once.
 
-A run commits steps, goes back, is given another coordinator, and its files are cut off in the middle
-of a line, while passes of several ingesters fall in between, some of which crash before they commit.
+A run commits steps, goes back, is given another coordinator, and its files are cut off in the
+middle of a line, while passes of several ingesters fall in between, some of which crash before they
+commit.
 """
 
 import itertools
@@ -89,8 +90,8 @@ class Life:
         def die(*_: Any) -> None:
             raise KeyboardInterrupt
 
+        self.run.event("epoch")
         with patch.object(Draft, "save", die), pytest.raises(KeyboardInterrupt):
-            self.run.event("epoch")
             self.ingesters[which % 2].poll()
 
 

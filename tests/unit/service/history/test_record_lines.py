@@ -73,8 +73,16 @@ def test_a_step_is_read_with_all_its_numbers():
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": 0}, {"step": 1.5}, {"epoch": "1"}, {"epoch": "1.-2"}, {"epoch": [1, 2, 3]}]
-    + [{"epoch": f"1.{2**32}"}, {"epoch": f"{2**30}.1"}, {"committed_at_s": "now"}],
+    [
+        {"step": 0},
+        {"step": 1.5},
+        {"epoch": "1"},
+        {"epoch": "1.-2"},
+        {"epoch": [1, 2, 3]},
+        {"epoch": f"1.{2**32}"},
+        {"epoch": f"{2**30}.1"},
+        {"committed_at_s": "now"},
+    ],
 )
 def test_a_damaged_step_says_nothing(change: dict[str, Any]):
     assert lines.parse_step(STEP | change) is None
@@ -123,7 +131,11 @@ def test_a_result_of_an_earlier_release_ended_when_it_was_written():
 
 
 def test_settings_are_masked_once_more():
-    config = {"name": "tiny", "runtime_env": {"env_vars": {"TOKEN": "s3cret"}}, "labels": {"a": "b"}}
+    config = {
+        "name": "tiny",
+        "runtime_env": {"env_vars": {"TOKEN": "s3cret"}},
+        "labels": {"a": "b"},
+    }
     found = lines.parse_job({"job_id": "tiny-abcdef", "config": config}, "tiny-abcdef")
     assert found is not None
     assert found.config["runtime_env"] == {"env_vars": {"TOKEN": MASK}}

@@ -98,9 +98,7 @@ def test_an_attempt_that_was_submitted_is_begun_by_its_event():
 
 
 def test_an_ending_ends_the_attempt_that_it_is_of():
-    ended = replace(
-        STARTED, ended_at_s=40.0, state=RunState.FAILED, exit_code=1, reason="failed"
-    )
+    ended = replace(STARTED, ended_at_s=40.0, state=RunState.FAILED, exit_code=1, reason="failed")
     failed = event("failed", 40.0, exit_code=1)
     assert attempts_after([STARTED], failed) == [ended]
     # Heard of when the next attempt was submitted already.
