@@ -117,7 +117,7 @@ def open_database(url: str | None = None) -> Database:
         ConfigError: no database that can be used here.
         HistoryError: it doesn't answer, or was written by a newer release.
     """
-    database = Database(_make_engine(_parse(url or default_url())))
+    database = Database(_make_engine(_parse(default_url() if url is None else url)))
     try:
         with database.read() as connection:
             is_migrated = is_current(connection)

@@ -44,7 +44,7 @@ class IngestThread:
         """Take what is new; returns for how long to rest."""
         try:
             has_more = self._ingester.poll().has_more
-        except Exception as error:  # noqa: BLE001  whatever it is, the next look may do
+        except Exception as error:
             if not self._in_trouble:
                 trace = None if isinstance(error, HistoryError) else error
                 logger.warning("the history is not kept up for now: %s", error, exc_info=trace)

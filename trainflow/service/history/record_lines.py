@@ -226,4 +226,4 @@ def _to_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:  # an integer of hundreds of digits
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf

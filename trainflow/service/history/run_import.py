@@ -40,7 +40,7 @@ from trainflow.service.history.record_lines import (
     parse_result,
     parse_status,
 )
-from trainflow.service.history.steps_import import StepsImport
+from trainflow.service.history.steps_import import StepsImport, forget_steps
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class _Pass:
         self._folder = folder
         self._num_bytes = num_bytes
         self._draft = Draft.of(connection, row)
-        self._known = read_sources(connection, folder.name).get(folder.name, {})
+        self._known = dict(read_sources(connection, folder.name).get(folder.name, {}))
         self._has_more = False
 
     def run(self) -> Imported:
@@ -126,11 +126,12 @@ class _Pass:
 
     def _take_lines(self) -> None:
         cuts_before = set(self._draft.cuts)
-        read = self._read_lines(EVENTS)
-        if read is not None:
-            num_unreadable = import_events(self._connection, self._draft, read)
-            self._note_lines(EVENTS, read, num_unreadable)
+        is_anew = self._take_events()
         cuts = [cut for cut in self._draft.cuts if cut not in cuts_before]
+        if is_anew and look_at(self._folder / STEPS) is not None:
+            # Which steps count is told by events: all of them are asked again.
+            forget_steps(self._connection, self._draft)
+            self._known[STEPS] = Source()
         read = self._read_lines(STEPS)
         if read is None and not cuts:
             return
@@ -141,6 +142,15 @@ class _Pass:
             self._note(STEPS, Source())
         elif read is not None:
             self._note_lines(STEPS, read, steps.num_unreadable)
+
+    def _take_events(self) -> bool:
+        """Take what is new of the events; returns whether they are others than those known."""
+        read = self._read_lines(EVENTS)
+        if read is None:
+            return False
+        num_unreadable = import_events(self._connection, self._draft, read)
+        self._note_lines(EVENTS, read, num_unreadable)
+        return read.begins_anew
 
     def _take_job(self) -> None:
         found = self._read_changed(JOB)

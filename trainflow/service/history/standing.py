@@ -113,7 +113,9 @@ def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]
 def _number_of(event: EventRecord) -> int | None:
     """Return the number of the attempt that an event says it begins."""
     number = event.data.get("attempt") if event.kind == "attempt" else None
-    return number if isinstance(number, int) and 1 <= number < _MOST_ATTEMPTS else None
+    if isinstance(number, bool) or not isinstance(number, int):
+        return None
+    return number if 1 <= number < _MOST_ATTEMPTS else None
 
 
 def _begun(number: int, event: EventRecord) -> Attempt:

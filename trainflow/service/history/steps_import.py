@@ -22,6 +22,12 @@ _T = schema.points.c
 _NO_EPOCH = -1
 
 
+def forget_steps(connection: Connection, draft: Draft) -> None:
+    """Have a job without any step."""
+    connection.execute(delete(schema.points).where(_T.job_id == draft.job_id))
+    draft.last_step = draft.farthest_step = 0
+
+
 class StepsImport:
     """One pass over what is new of a run's steps.
 
@@ -43,7 +49,8 @@ class StepsImport:
     def take(self, read: Slice | None, cuts: Iterable[tuple[int, int]]) -> None:
         """Take where the run went back, as newly heard of, and then the steps that were read."""
         if read is not None and read.begins_anew:
-            self._forget()
+            forget_steps(self._connection, self._draft)
+            self._find_newest()
         for cut in cuts:
             self._go_back(*cut)
         if read is not None:
@@ -51,7 +58,7 @@ class StepsImport:
             for line in read.objects:
                 self._take(line)
         if self.must_reread:
-            self._forget()
+            forget_steps(self._connection, self._draft)
             return
         self._flush()
         for merge in plan_merges(self._draft.farthest_step, self._draft.last_step):
@@ -91,13 +98,6 @@ class StepsImport:
         row = self._connection.execute(query.order_by(_T.last_step.desc()).limit(1)).first()
         self._draft.last_step = 0 if row is None else row.last_step
         self._newest_epoch = _NO_EPOCH if row is None else row.last_epoch
-
-    def _forget(self) -> None:
-        of_job = _T.job_id == self._draft.job_id
-        self._connection.execute(delete(schema.points).where(of_job))
-        self._fresh.clear()
-        self._draft.farthest_step = 0
-        self._find_newest()
 
     def _flush(self) -> None:
         self._insert(self._fresh)

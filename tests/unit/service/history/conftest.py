@@ -6,11 +6,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import delete
 
 from tests.testbed import postgres_server
 from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.history.records import HandClock, Home
 from trainflow.service.history.history import History, open_history
+from trainflow.service.history.schema import metadata
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,13 @@ def postgres() -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop()
+
+
+def empty(history: History) -> None:
+    """Have nothing left in a history."""
+    with history.database.write() as connection:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(delete(table))
 
 
 MakeUrl = Callable[[], str]
@@ -58,9 +67,20 @@ def clock() -> HandClock:
     return HandClock()
 
 
-@pytest.fixture
-def history(url: str, clock: HandClock) -> Iterator[History]:
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    return postgres.make_database("history")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.storage)])
+def history(request: pytest.FixtureRequest, tmp_path: Path, clock: HandClock) -> Iterator[History]:
+    """Return an empty history; of PostgreSQL the same one is emptied for each test."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'history.db'}"
+    else:
+        url = request.getfixturevalue("postgres_url")
     with open_history(url, clock) as opened:
+        empty(opened)
         yield opened
 
 

@@ -24,9 +24,22 @@ def encode(text: str) -> str:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["", "x", "é", "AAAA", "null", "a b", encode("[1.0]"), encode('[1.0, "a", 2]')]
-    + [encode('{"a": 1}'), encode('["a", "b"]'), encode('[NaN, "b"]'), encode("[1.0, 2]")]
-    + [encode('[1.0, "a\\u0000"]'), encode("[" * 100_000)],
+    [
+        "",
+        "x",
+        "é",
+        "AAAA",
+        "null",
+        "a b",
+        encode("[1.0]"),
+        encode('[1.0, "a", 2]'),
+        encode('{"a": 1}'),
+        encode('["a", "b"]'),
+        encode('[NaN, "b"]'),
+        encode("[1.0, 2]"),
+        encode('[1.0, "a\\u0000"]'),
+        encode("[" * 100_000),
+    ],
 )
 def test_anything_else_is_refused(cursor: str):
     with pytest.raises(ConfigError, match="expected the next_cursor of an earlier page"):

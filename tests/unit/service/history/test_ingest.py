@@ -101,6 +101,19 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(
     assert history.jobs.get(JOB_ID).job.state is RunState.STOPPING
 
 
+def test_steps_are_asked_again_once_other_events_tell_which_count(
+    history: History, home: Home, run: RecordedRun
+):
+    run.event("submitted").steps(1, 2, 3)
+    events = (run.directory / "events.jsonl").read_bytes()
+    run.go_back(1, (2, 1))
+    home.take(history)
+    assert steps_of(history) == [1]
+    (run.directory / "events.jsonl").write_bytes(events)
+    home.take(history)
+    assert steps_of(history) == [1, 2, 3]
+
+
 def test_a_file_that_was_cut_off_is_believed_once_it_says_something(
     history: History, home: Home, run: RecordedRun
 ):

@@ -1,12 +1,13 @@
 """Whatever a run writes, and whenever it is read: the history is as if all was read at once.
 
-A run commits steps, goes back, is given another coordinator, and its files are cut off in the middle
-of a line, while passes of several ingesters fall in between, some of which crash before they commit.
+A run commits steps, goes back, is given another coordinator, and its files are cut off in the
+middle of a line, while passes of several ingesters fall in between, some of which crash before they
+commit.
 """
 
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +16,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.unit.service.history.conftest import MakeUrl
-from tests.unit.service.history.records import Home, RecordedRun, tell
+from tests.unit.service.history.conftest import MakeUrl, empty
+from tests.unit.service.history.records import JOB_ID, Home, tell
 from trainflow.coordination.run_state import SUCCESS
 from trainflow.service.history import downsampling
 from trainflow.service.history.draft import Draft
@@ -89,8 +90,8 @@ class Life:
         def die(*_: Any) -> None:
             raise KeyboardInterrupt
 
+        self.run.event("epoch")
         with patch.object(Draft, "save", die), pytest.raises(KeyboardInterrupt):
-            self.run.event("epoch")
             self.ingesters[which % 2].poll()
 
 
@@ -118,6 +119,12 @@ def coarse_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downsampling, "KEPT_SINGLY", KEPT_SINGLY)
 
 
+@pytest.fixture
+def pair(make_url: MakeUrl) -> Iterator[tuple[History, History]]:
+    with open_history(make_url()) as one, open_history(make_url()) as other:
+        yield one, other
+
+
 def settle(ingester: Ingester) -> None:
     ingester.catch_up()
     assert ingester.poll().job_ids == frozenset()
@@ -129,12 +136,13 @@ def settle(ingester: Ingester) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(acts)
-def test_many_passes_come_to_the_same_as_one(make_url: MakeUrl, plan: list[tuple[int, int]]):
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_history(make_url()) as piecemeal,
-        open_history(make_url()) as at_once,
-    ):
+def test_many_passes_come_to_the_same_as_one(
+    pair: tuple[History, History], plan: list[tuple[int, int]]
+):
+    piecemeal, at_once = pair
+    for history in pair:
+        empty(history)
+    with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder))
         life = Life(home, piecemeal)
         for act, argument in plan:
@@ -156,28 +164,24 @@ def assert_counts(history: History, life: Life) -> None:
     assert points == () or points[-1].last_step == life.step
 
 
-def test_a_crash_leaves_nothing_of_its_pass(make_url: MakeUrl, tmp_path: Path):
-    with open_history(make_url()) as history:
-        life = Life(Home(tmp_path), history)
-        life.commit(3)
-        life.crash(0)
-        assert history.jobs.list().jobs == ()
-        settle(life.ingesters[0])
-        assert history.jobs.get(life.run.directory.name).job.last_step == 3
+def test_a_crash_leaves_nothing_of_its_pass(history: History, home: Home):
+    life = Life(home, history)
+    life.commit(3)
+    life.crash(0)
+    assert history.jobs.list().jobs == ()
+    settle(life.ingesters[0])
+    assert history.jobs.get(JOB_ID).job.last_step == 3
 
 
-def test_going_back_into_a_point_of_many_steps_reads_the_file_again(
-    make_url: MakeUrl, tmp_path: Path
-):
-    with open_history(make_url()) as history:
-        run = RecordedRun(tmp_path / "runs" / "tiny-abcdef").event("submitted")
-        ingester = Home(tmp_path).ingester(history)
-        run.steps(*range(1, 51))
-        settle(ingester)
-        points = history.series.since("tiny-abcdef")
-        assert [point.last_step for point in points][:4] == [10, 20, 30, 31]
-        run.go_back(15, (2, 1)).steps(16, 17, epoch=(2, 1), loss=9.0)
-        settle(ingester)
-        points = history.series.since("tiny-abcdef")
-        assert [point.last_step for point in points] == [10, 11, 12, 13, 14, 15, 16, 17]
-        assert points[-1].values["loss"].mean == 9.0
+def test_going_back_into_a_point_of_many_steps_reads_the_file_again(history: History, home: Home):
+    run = home.run().event("submitted")
+    ingester = home.ingester(history)
+    run.steps(*range(1, 51))
+    settle(ingester)
+    points = history.series.since(JOB_ID)
+    assert [point.last_step for point in points][:4] == [10, 20, 30, 31]
+    run.go_back(15, (2, 1)).steps(16, 17, epoch=(2, 1), loss=9.0)
+    settle(ingester)
+    points = history.series.since(JOB_ID)
+    assert [point.last_step for point in points] == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert points[-1].values["loss"].mean == 9.0

@@ -73,8 +73,16 @@ def test_a_step_is_read_with_all_its_numbers():
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": 0}, {"step": 1.5}, {"epoch": "1"}, {"epoch": "1.-2"}, {"epoch": [1, 2, 3]}]
-    + [{"epoch": f"1.{2**32}"}, {"epoch": f"{2**30}.1"}, {"committed_at_s": "now"}],
+    [
+        {"step": 0},
+        {"step": 1.5},
+        {"epoch": "1"},
+        {"epoch": "1.-2"},
+        {"epoch": [1, 2, 3]},
+        {"epoch": f"1.{2**32}"},
+        {"epoch": f"{2**30}.1"},
+        {"committed_at_s": "now"},
+    ],
 )
 def test_a_damaged_step_says_nothing(change: dict[str, Any]):
     assert lines.parse_step(STEP | change) is None

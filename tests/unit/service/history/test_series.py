@@ -15,7 +15,7 @@ from trainflow.service.history.series import MAX_POINTS
 def test_a_series_goes_on_after_a_step_with_the_metrics_that_are_wanted(
     history: History, home: Home
 ):
-    home.run().steps(1, 2, 3)
+    home.run().event("submitted").steps(1, 2, 3)
     home.take(history)
     points = history.series.since(JOB_ID, 1, metrics=["loss", "none"])
     assert [(point.last_step, set(point.values)) for point in points] == [
@@ -26,7 +26,7 @@ def test_a_series_goes_on_after_a_step_with_the_metrics_that_are_wanted(
 
 
 def test_a_series_that_is_too_long_is_told_in_fewer_points(history: History, home: Home):
-    home.run().steps(*range(1, 101))
+    home.run().event("submitted").steps(*range(1, 101))
     home.take(history)
     points = history.series.since(JOB_ID, max_points=10)
     assert [(point.first_step, point.last_step) for point in points] == [
@@ -37,7 +37,7 @@ def test_a_series_that_is_too_long_is_told_in_fewer_points(history: History, hom
 
 
 def test_a_loss_that_is_no_number_is_told(history: History, home: Home):
-    run = home.run().steps(1).steps(2, loss=math.nan).steps(3, loss=math.inf)
+    run = home.run().event("submitted").steps(1).steps(2, loss=math.nan).steps(3, loss=math.inf)
     run.steps(*range(4, 11))
     home.take(history)
     told = [point.values["loss"] for point in history.series.since(JOB_ID)]

@@ -22,7 +22,7 @@ def test_a_key_stands_for_the_first_job(history: History):
 
 def test_a_key_with_another_request_is_a_conflict(history: History):
     history.submissions.claim("key", "print", "job-1")
-    with pytest.raises(ConflictError, match="'key', which stands for another request.*job-1"):
+    with pytest.raises(ConflictError, match=r"'key', which stands for another request.*job-1"):
         history.submissions.claim("key", "other", "job-2")
 
 
