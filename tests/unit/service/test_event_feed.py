@@ -126,6 +126,25 @@ async def test_who_has_fallen_behind_reads_the_history(streams: EventStreams, hi
     await slow.aclose()
 
 
+async def test_what_is_remembered_is_given_only_if_it_is_all(
+    streams: EventStreams, history: FakeHistory
+):
+    history.happen("a", 4)
+    with streams.feed.watch("a") as topic:
+        assert topic.after(0) is None
+        await streams.feed.poll()
+        history.happen("a", 2)
+        await streams.feed.poll()
+        known = {number: topic.after(number) for number in (3, 4, 5, 6, 7, 8)}
+    assert known[3] == known[4] is None
+    assert [[event.number for event in known[number] or []] for number in (5, 6, 7, 8)] == [
+        [6, 7],
+        [7],
+        [],
+        [],
+    ]
+
+
 async def test_a_history_that_is_silent_for_a_while_loses_nothing(
     streams: EventStreams, history: FakeHistory
 ):
