@@ -48,7 +48,10 @@ def _follow(draft: Draft, event: EventRecord) -> None:
     """Draw the conclusions for the job."""
     draft.last_event = event.number
     draft.note_time(event.at_s)
+    known_beginning = _begins_at_s(draft)
     draft.attempts = attempts_after(draft.attempts, event)
+    if _begins_at_s(draft) != known_beginning:
+        draft.result = None  # it is of the attempt before, whatever the clocks say
     known = None if draft.events_say is None else draft.events_say.state
     state = state_after(known, event)
     if state is not None:
@@ -56,6 +59,10 @@ def _follow(draft: Draft, event: EventRecord) -> None:
     cut = parse_cut(event)
     if cut is not None and cut not in draft.cuts:
         draft.cuts.append(cut)
+
+
+def _begins_at_s(draft: Draft) -> float | None:
+    return draft.attempts[-1].started_at_s if draft.attempts else None
 
 
 def _forget(connection: Connection, draft: Draft) -> None:

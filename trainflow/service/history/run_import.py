@@ -132,6 +132,8 @@ class _Pass:
             # Which steps count is told by events: all of them are asked again.
             forget_steps(self._connection, self._draft)
             self._known[STEPS] = Source()
+        if is_anew:
+            self._known[RESULT] = Source()
         read = self._read_lines(STEPS)
         if read is None and not cuts:
             return
@@ -165,6 +167,8 @@ class _Pass:
             self._draft.publish(snapshot)
 
     def _take_result(self) -> None:
+        if self._has_more:
+            return  # of which attempt it is, events tell that are yet to be read
         found = self._read_changed(RESULT)
         told = None if found is None else parse_result(found.content, found.written_at_s)
         if told is not None:

@@ -71,6 +71,7 @@ class StepsImport:
             return
         draft, step, epoch = self._draft, point.last_step, point.last_epoch
         draft.farthest_step = max(draft.farthest_step, step)
+        draft.note_time(point.committed_at_s)
         if any(epoch < later and step > base for later, base in draft.cuts):
             return
         if step <= draft.last_step and epoch > self._newest_epoch:
@@ -79,7 +80,6 @@ class StepsImport:
         if step > draft.last_step:
             self._fresh.append(point)
             draft.last_step, self._newest_epoch = step, epoch
-            draft.note_time(point.committed_at_s)
 
     def _go_back(self, epoch: int, step: int) -> None:
         """Forget what earlier epochs have beyond a step."""

@@ -189,7 +189,7 @@ def _add_attempt(
     number = newest if _is_untried(connection, job_id) else newest + 1
     known = _as_row(submission, now_s)
     pending = {key: known[key] for key in ("state", "config", "labels", "updated_at_s")}
-    ended = {"ended_at_s": None, "exit_code": None, "reason": None}
+    ended = {"ended_at_s": None, "exit_code": None, "reason": None, "result": None}
     change = update(schema.jobs).where(schema.jobs.c.job_id == job_id)
     connection.execute(change.values(pending | ended | {"attempt": number}))
     write_labels(connection, job_id, known["labels"])

@@ -114,6 +114,21 @@ def test_steps_are_asked_again_once_other_events_tell_which_count(
     assert steps_of(history) == [1, 2, 3]
 
 
+def test_an_ending_is_known_when_the_events_are_replaced(
+    history: History, home: Home, run: RecordedRun
+):
+    run.event("submitted")
+    run.record.write_ending(JOB_ID, SUCCESS)
+    ingester = home.ingester(history)
+    ingester.catch_up()
+    assert history.jobs.get(JOB_ID).job.state is RunState.SUCCEEDED
+    (run.directory / "events.jsonl").unlink()
+    run.clock.now_s = 500.0
+    run.again().event("record_incomplete").event("submitted")
+    ingester.catch_up()
+    assert history.jobs.get(JOB_ID).job.state is RunState.SUCCEEDED
+
+
 def test_a_file_that_was_cut_off_is_believed_once_it_says_something(
     history: History, home: Home, run: RecordedRun
 ):

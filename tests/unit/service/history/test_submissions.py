@@ -112,6 +112,18 @@ def test_a_finished_job_is_resumed_as_another_attempt(
     assert (second.state, second.started_at_s) == (None, clock.now_s + 1)
 
 
+def test_an_attempt_goes_on_although_the_clock_went_back(history: History, home: Home):
+    run = home.run().keep_job().event("submitted").end(STOPPED)
+    ingester = home.ingester(history)
+    ingester.catch_up()
+    (run.directory / "result.json").unlink()
+    run.clock.now_s -= 500
+    run.event("attempt", attempt=2).event("epoch")
+    ingester.catch_up()
+    job = history.jobs.get(JOB_ID).job
+    assert (job.state, job.attempt, job.exit_code) == (RunState.RUNNING, 2, None)
+
+
 def test_a_job_whose_head_died_is_taken_over(history: History, home: Home, clock: HandClock):
     run = home.run().keep_job().event("submitted").event("epoch").publish("running")
     home.take(history)
