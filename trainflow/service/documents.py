@@ -116,7 +116,7 @@ class JobPageDocument(Document):
     """Jobs, the newest first."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"jobs": [_EXAMPLE_JOB], "next_cursor": "MTc5NTQ0OTYwMC4w"}]}
+        json_schema_extra={"examples": [{"jobs": [_EXAMPLE_JOB], "next_cursor": "MTc5NTQ0OQ"}]}
     )
 
     jobs: list[JobDocument]
