@@ -3,6 +3,7 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.node_watch import NodeWatch
@@ -15,9 +16,16 @@ _CLEAN_WITHIN_S = 15.0
 
 
 async def close_run(
-    ending: Ending, control: EpochControl, pool: WorkerPool, nodes: NodeWatch, kept: KeptState
+    ending: Ending,
+    control: EpochControl,
+    pool: WorkerPool,
+    nodes: NodeWatch,
+    kept: KeptState,
+    record: RunRecord,
 ) -> None:
     """End the workers, see checkpoints that are on their way into the store, and clean up nodes.
+
+    Then the run's last event tells its ending.
 
     A run that succeeds or is stopped has waited for its last checkpoint. One that fails makes none,
     but what its Keepers hold of an earlier one is not in the store yet.
@@ -29,10 +37,4 @@ async def close_run(
         await kept.wait_coming()
     await nodes.close(_CLEAN_WITHIN_S)
     await kept.close()
-
-
-def tell_ending(ending: Ending, record: RunRecord) -> None:
-    """Write down how the run ended, once, also if an earlier coordinator has."""
-    events = record.events_since(0)
-    if not events or events[-1]["kind"] != str(ending.state):
-        record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
+    tell_ending(ending, record)

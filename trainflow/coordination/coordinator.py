@@ -32,7 +32,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
-from trainflow.coordination.closing import close_run, tell_ending
+from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
@@ -59,6 +59,7 @@ from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
+from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.epochs import Version
@@ -71,13 +72,19 @@ _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
 
 
+Paths = tuple[str, ...]
+
+
 class Coordinator:
     """Runs one job."""
 
-    def __init__(self, job_id: str, job_json: str, import_paths: tuple[str, ...], directory: str):
+    def __init__(
+        self, job_id: str, job_json: str, import_paths: Paths, directory: str, attempt: int = 1
+    ):
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
+        self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
         self._metrics = RunMetrics(job_id)
@@ -111,8 +118,10 @@ class Coordinator:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
+        self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
         follow_skew(find_folder(job_id), os.getpid())
         self._background.start(self._live())
+        self._background.start(self._status_file.keep())
 
     # Calls from workers and Keepers
 
@@ -154,6 +163,12 @@ class Coordinator:
 
     async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
         """Return where the run stands, with the events and steps after the given ones."""
+        status = self._describe()
+        status["events"] = self._record.events_since(since_event)
+        status["steps"] = self._record.steps_since(since_step)
+        return status
+
+    def _describe(self) -> dict[str, Any]:
         status = build_status(
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
@@ -161,9 +176,12 @@ class Coordinator:
         status |= self._detectors.describe()
         is_over = self._state is not None and self._state.is_terminal
         status["ending"] = self._ending.result().describe() if is_over else None
-        status["events"] = self._record.events_since(since_event)
-        status["steps"] = self._record.steps_since(since_step)
         return status
+
+    def _look(self) -> dict[str, Any]:
+        """Return what is published: the status, and the workers."""
+        workers = list_workers(self._pool, self._control.members, self._nodes)
+        return {"status": self._describe(), "workers": workers}
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return every worker: rank, node, pid, state, step, seconds since its last progress."""
@@ -195,6 +213,7 @@ class Coordinator:
             logger.exception("the coordinator failed")
             self._fail(traceback.format_exc())
         self._state = self._ending.result().state
+        await self._status_file.close()
         await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
         await asyncio.sleep(_ACKNOWLEDGE_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -208,8 +227,7 @@ class Coordinator:
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
-        await close_run(ending, self._control, self._pool, self._nodes, self._kept)
-        tell_ending(ending, self._record)
+        await close_run(ending, self._control, self._pool, self._nodes, self._kept, self._record)
 
     def _fail(self, trace: str) -> None:
         self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))

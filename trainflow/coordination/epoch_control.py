@@ -51,7 +51,7 @@ class EpochControl:
     """The current epoch of a run.
 
     Attributes:
-        incarnation: of this coordinator; 0 until it has taken office.
+        incarnation: of this coordinator; until it has taken office the newest in the record.
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         candidacy: who may be a member.
@@ -67,7 +67,7 @@ class EpochControl:
         *,
         superior: Superior,
     ):
-        self.incarnation = 0
+        self.incarnation = record.newest_incarnation
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.candidacy = Candidacy(job, pool)

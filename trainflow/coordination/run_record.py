@@ -2,12 +2,13 @@
 
 ``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
 append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
-``result.json`` at the end. A full disk stops nothing: what can't be written waits in memory, and an
-event says so.
+``result.json`` at the end; ``status.json`` is replaced all the time (`status_file`). A full disk
+stops nothing: what can't be written waits in memory, and an event says so.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
+import contextlib
 import json
 import logging
 from collections import defaultdict, deque
@@ -45,6 +46,7 @@ _LASTING = frozenset(
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
+_RESULT = "result.json"
 
 
 class RunRecord:
@@ -53,8 +55,9 @@ class RunRecord:
     Attributes:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
-        losses: workers and epochs lost so far.
+        losses: workers and epochs lost so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
+        attempt: counts how often the job was begun: 1, and one more each time it is resumed.
     """
 
     def __init__(self, directory: Path, clock: Clock):
@@ -69,6 +72,7 @@ class RunRecord:
         self._began_at_s: float | None = None
         self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
+        self.attempt = 1
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -81,6 +85,23 @@ class RunRecord:
             resumed = event["data"] if event["kind"] == "resumed" else resumed
         self.last_step = self._find_last_step(resumed)
         self.last_epoch: EpochId | None = None
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Begin a job anew that has ended, or whose coordinator is gone for good.
+
+        What the attempt before it came to is kept as ``result-a1.json``. Again after a crash, or by
+        a coordinator that comes back, this changes nothing.
+        """
+        if attempt <= self.attempt:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self.directory / _RESULT).rename(self.directory / f"result-a{self.attempt}.json")
+        self.add_event("attempt", f"attempt {attempt} of the job begins", attempt=attempt)
+
+    @property
+    def newest_incarnation(self) -> int:
+        """The newest that has formed an epoch; 0 before the first."""
+        return max((epoch.incarnation for epoch, _ in self.beginnings), default=0)
 
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
@@ -156,7 +177,9 @@ class RunRecord:
             self._lasting.append(event)
         self._kinds.add(kind)
         self.losses.take(event)
-        if kind == "evaluated":
+        if kind == "attempt":
+            self._forget_attempt(event)
+        elif kind == "evaluated":
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
             incarnation, counter = map(int, data["epoch"].split("."))
@@ -164,6 +187,12 @@ class RunRecord:
             self.beginnings.append((EpochId(incarnation, counter), base_step))
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
+
+    def _forget_attempt(self, event: dict[str, Any]) -> None:
+        """Begin anew with what goes by what has happened: the attempt before is over."""
+        self.attempt = event["data"]["attempt"]
+        self.losses, self._kinds = LossHistory(), set()
+        self._lasting, self._began_at_s = [], event["at_s"]
 
     def _find_last_step(self, resumed: dict[str, Any] | None) -> int:
         """Return the newest step that counts: not one of a history that the run went back from."""
@@ -228,8 +257,9 @@ class RunRecord:
     def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
-        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
-        path = self.directory / "result.json"
+        result |= {"exit_code": ending.exit_code, "ended_at_s": self._clock.unix_s()}
+        text = json.dumps(result, indent=1) + "\n"
+        path = self.directory / _RESULT
         try:
             replace_file(path, text.encode())
         except OSError as error:
@@ -239,7 +269,7 @@ class RunRecord:
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has: one that comes back must not begin anew."""
-        path = self.directory / "result.json"
+        path = self.directory / _RESULT
         if not path.exists():
             return None
         try:
