@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection clean
+	bench-throttled-store bench-collectives bench-parity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -76,7 +76,7 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-chaos bench-detection bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
+bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -86,6 +86,9 @@ bench-chaos: $(STAMP) ## goodput while faults of all kinds fall, beside Ray Trai
 
 bench-detection: $(STAMP) ## how soon each fault is told of, and what is told of without one; an hour
 	$(BIN)/python -m benchmarks.detection
+
+bench-elasticity: $(STAMP) ## how long training stands when the world grows and shrinks
+	$(BIN)/python -m benchmarks.elasticity
 
 bench-sharded-recovery: $(STAMP) ## the same of a sharded model, beside Ray Train with FSDP2
 	$(BIN)/python -m benchmarks.sharded_recovery

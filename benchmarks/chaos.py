@@ -2,11 +2,13 @@
 
     make bench-chaos               # or: python -m benchmarks.chaos [--quick]
 
-``trainflow`` bears the whole mix of `MIX`: processes killed, stopped and slowed, nodes lost and
-back again, flipped bits. ``trainflow_processes`` bears those of `PROCESSES` alone, and
-``ray_train`` the kills of members among these, at the same seconds; for what else there is in them
-it has no counterpart, or no remedy. Four members, TrainFlow with two spares, on three nodes of this
-machine.
+``trainflow`` bears the whole mix of `MIX`: processes killed, stopped and slowed, nodes lost, or cut
+off, and back again, flipped bits, a full disk. ``trainflow_processes`` bears those of `PROCESSES`
+alone, and ``ray_train`` the kills of members among these, at the same seconds; for what else there
+is in them it has no counterpart, or no remedy. Four members, TrainFlow with two spares, on three
+nodes of this machine; those of ``trainflow`` are network namespaces, which takes root. Not in the
+mix: a wrong clock, as times are measured by it, and a store that hangs, as hosts that can be cut
+off reach none.
 
 Goodput is the steps that were done, times the median step of the same system undisturbed, over the
 time it took. The campaigns are those of ``trainflow chaos run``, with its invariants: one that is
@@ -38,6 +40,7 @@ from trainflow.coordination.chaos.schedule import draw_faults
 EVERY_S = 20.0
 SEED = 2  # with which each entry of both mixes is drawn within ten minutes
 HANG_TIMEOUT_S = 3.0
+LEASE_S = 4.0
 _NUM_CALIBRATING_STEPS = 40
 _NUM_QUICK_STEPS = 24
 _TIMEOUT_S = 3600.0
@@ -54,7 +57,9 @@ MIX: list[dict[str, Any]] = [
     {"kind": "stop", "target": "member", "resume_after_s": 1.0, "weight": 1},
     {"kind": "slow", "target": "member", "speed": 0.5, "last_s": 5.0, "weight": 1},
     {"kind": "drop_node", "back_after_s": 5.0, "weight": 1},
+    {"kind": "partition", "last_s": 6.0, "weight": 1},
     {"kind": "flip", "weight": 1},
+    {"kind": "fill_disk", "last_s": 5.0, "weight": 1},
 ]
 MIXES: Mapping[str, list[dict[str, Any]]] = {"trainflow": MIX, "trainflow_processes": PROCESSES}
 
@@ -81,7 +86,11 @@ def make_job(log_dir: Path, max_steps: int, *, members: int = 4, spares: int = 2
             },
             "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
             "workers": {"minimum": 1, "target": members, "spares": spares},
-            "failures": {"max_failures": None, "hang_timeout_s": HANG_TIMEOUT_S},
+            "failures": {
+                "max_failures": None,
+                "hang_timeout_s": HANG_TIMEOUT_S,
+                "lease_s": LEASE_S,
+            },
         }
     )
 
@@ -198,6 +207,7 @@ def main() -> None:
         "every_s": EVERY_S,
         "seed": arguments.seed,
         "hang_timeout_s": HANG_TIMEOUT_S,
+        "lease_s": LEASE_S,
         "mixes": {} if arguments.quick else MIXES,
         "left_out": ["trainflow_processes", "ray_train"] if arguments.quick else [],
         "reports": {system: report.to_json() for system, report in reports.items()},
