@@ -90,6 +90,8 @@ class StepReport:
         digest: 16 hex digits, of the bits of the summed gradients; None if none was made.
         shortest_wait_s: time that the rank waited which came last: about what communication took
             that computing did not hide.
+        phases_s: this rank's time in each phase since the step before, or since it joined the
+            epoch; by `Phase`.
     """
 
     step: int
@@ -113,6 +115,7 @@ class StepReport:
     compute_by_rank: tuple[float, ...] = ()
     digest: str | None = None
     shortest_wait_s: float = 0.0
+    phases_s: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def version(self) -> Version:

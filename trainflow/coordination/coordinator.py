@@ -55,7 +55,7 @@ from trainflow.coordination.messages import (
 )
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.run_metrics import RunMetrics
+from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
@@ -80,9 +80,9 @@ class Coordinator:
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
-        self._metrics = RunMetrics(job_id)
+        self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, self._metrics
+            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
         )
         self._background = Background(self._fail)
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
@@ -284,6 +284,7 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
+            self._monitor.tick(len(self._control.members), self._control.num_spares)
             for node_id in self._nodes.silent_nodes():
                 on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
                 for entry in on_node:
@@ -319,7 +320,6 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
-                self._metrics.on_step(message)
                 self._control.on_step(message)
                 self._detectors.on_step(message)
                 self._staffing.starts.on_step()

@@ -27,6 +27,7 @@ from trainflow.computation.reports import (
     TensorDigests,
 )
 from trainflow.config.job import JobConfig
+from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
@@ -62,6 +63,7 @@ class RunRecord:
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)
         self._steps = deque(self._steps_file.read(), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
+        self._followers = Followers()
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -81,6 +83,11 @@ class RunRecord:
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
         self._keep(event)
         self._note_trouble(self._events_file.append(event))
+        self._note_unfollowed(self._followers.on_event(event))
+
+    def follow(self, follower: Follower) -> None:
+        """Tell a follower of each event and step that is recorded from now on."""
+        self._followers.add(follower)
 
     def add_step(self, report: StepReport) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history."""
@@ -95,6 +102,7 @@ class RunRecord:
             self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
+        self._note_unfollowed(self._followers.on_step(report))
 
     def _is_void(self, version: Version) -> bool:
         """Whether a later epoch has begun from an earlier state, and does that step again."""
@@ -230,6 +238,12 @@ class RunRecord:
             return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
         except (ValueError, KeyError, TypeError) as error:
             return Ending(RunState.FAILED, f"it has ended, but {path} is damaged: {error}", 1)
+
+    def _note_unfollowed(self, names: list[str]) -> None:
+        """Say who follows the run no more."""
+        for name in names:
+            text = f"{name} failed and is told no more: the coordinator's log says why"
+            self.add_event("monitoring_failed", text, follower=name)
 
     def _note_trouble(self, error: OSError | None) -> None:
         """Say once that the files can't be written, and once that they can again."""
