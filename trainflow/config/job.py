@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from trainflow.config.altering import altering_names
+from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.failures import FailuresConfig
@@ -173,6 +174,9 @@ class MonitoringConfig(Section):
     digest_every_steps: PositiveInt | None = None
     """Steps between two records of a digest of every tensor, for ``trainflow bisect``; null: none.
     Those of a step's gradients as a whole, and of checkpoints' tensors, are there in any case."""
+
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    """What is looked for in losses and gradient norms."""
 
 
 class JobConfig(Section):

@@ -158,7 +158,7 @@ class Coordinator:
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
         status["state"] = str(self._state or self._control.state)
-        status |= self._detectors.describe()
+        status |= self._detectors.describe() | self._monitor.describe()
         is_over = self._state is not None and self._state.is_terminal
         status["ending"] = self._ending.result().describe() if is_over else None
         status["events"] = self._record.events_since(since_event)

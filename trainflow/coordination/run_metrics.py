@@ -63,6 +63,8 @@ class RunMetrics:
                 self._export.add(metrics.EPOCHS)
             case "recovered":
                 self._on_recovered(data)
+            case "anomaly":
+                self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
             case "checkpoint":
                 self._export.add(metrics.CHECKPOINTS)
                 self._export.add(metrics.CHECKPOINT_BYTES, data["num_bytes_written"])

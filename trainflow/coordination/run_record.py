@@ -91,7 +91,7 @@ class RunRecord:
 
     def add_step(self, report: StepReport) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history."""
-        if report.step <= self.last_step or self._is_void(report.version):
+        if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
@@ -104,7 +104,7 @@ class RunRecord:
         self._note_trouble(self._steps_file.append(line))
         self._note_unfollowed(self._followers.on_step(report))
 
-    def _is_void(self, version: Version) -> bool:
+    def is_void(self, version: Version) -> bool:
         """Whether a later epoch has begun from an earlier state, and does that step again."""
         later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from trainflow.epochs import Phase
+from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.failure_causes import FailureCause
 
 PREFIX = "trainflow_"
@@ -119,6 +120,14 @@ TARGETS = Metric(
     Kind.COUNTER,
     "1",
     "Sum of the weights that losses are means over: predicted tokens, where a job weighs by these.",
+)
+
+ANOMALIES = Metric(
+    "anomalies_total",
+    Kind.COUNTER,
+    "1",
+    "Anomalies of losses and gradient norms that were found.",
+    {"kind": tuple(AnomalyKind)},
 )
 
 # Where the time goes
@@ -254,6 +263,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         STEPS_LOST,
         SAMPLES,
         TARGETS,
+        ANOMALIES,
     ),
     "Where the time goes": (STEP_DURATION, PHASE_DURATION, RANK_COMPUTE, SHORTEST_WAIT),
     "Communication": (

@@ -45,6 +45,7 @@ def make_status(**changes: Any) -> Answer:
         "state": "running",
         "stragglers": [],
         "slow_network": [],
+        "anomalies": [],
         "ending": None,
         "events": [],
         "steps": [],
