@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few runs")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    num_healthy, num_wrong = (10, 5) if arguments.quick else (300, 100)
+    num_healthy, num_wrong = (10, 5) if arguments.quick else (200, 50)
     found = tally(num_healthy, num_wrong, arguments.seed)
     rng = random.Random(arguments.seed)
     cost_s = measure_cost(make_healthy(rng), AnomaliesConfig())

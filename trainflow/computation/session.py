@@ -245,7 +245,7 @@ class Session:
         self._sealed = True
         self._state.residuals = open_residuals(self._context, self._state)
         require_keepable(self._state.tree())
-        self._context.on_built()
+        self._context.on_built(self._state.models)
         if self._context.rehearsal is not None:
             self._group, fresh = self._context.rehearsal, FreshState.capture(self._state)
             yield from self._present(StepMode.REHEARSAL, self._group)

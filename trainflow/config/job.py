@@ -26,6 +26,7 @@ from trainflow.config.failures import FailuresConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import PositiveFloat, Section
+from trainflow.config.sinks import SinkConfig
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -177,6 +178,9 @@ class MonitoringConfig(Section):
 
     anomalies: AnomaliesConfig = AnomaliesConfig()
     """What is looked for in losses and gradient norms."""
+
+    sinks: list[SinkConfig] = Field(default_factory=list[SinkConfig])
+    """Where curves go beside the run's own record: TensorBoard, Weights & Biases, MLflow."""
 
 
 class JobConfig(Section):

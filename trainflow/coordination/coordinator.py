@@ -203,12 +203,14 @@ class Coordinator:
         ending = self._record.read_ending()
         if ending is None:
             ending = await self._run()
+            self._monitor.end(ending.state)
             # Before anything is cleaned up: one that comes back meanwhile must not begin anew.
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
         await close_run(ending, self._control, self._pool, self._nodes, self._kept)
+        await self._monitor.close()
         tell_ending(ending, self._record)
 
     def _fail(self, trace: str) -> None:

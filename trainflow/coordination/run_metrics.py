@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainflow.clock import Clock
-from trainflow.computation.reports import GradientSums, StepReport
+from trainflow.computation.reports import GradientSums, StepReport, WorkDescribed
 from trainflow.config.job import JobConfig
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import name_cause
+from trainflow.monitoring.flops import find_utilization
 
 _SPREAD_EVERY_S = 5.0
 
@@ -40,9 +41,12 @@ class RunMetrics:
         self._clock = clock
         self._checkpoint_at_s: float | None = None
         self._spread_at_s = -_SPREAD_EVERY_S
+        self._work: WorkDescribed | None = None
         for event in events:
             if event["kind"] == "checkpoint":
                 self._show_checkpoint(event)
+            elif event["kind"] == "work":
+                self._work = WorkDescribed(**event["data"])
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Show what changes with time alone, and who is there; called about twice a second."""
@@ -63,6 +67,8 @@ class RunMetrics:
                 self._export.add(metrics.EPOCHS)
             case "recovered":
                 self._on_recovered(data)
+            case "work":
+                self._work = WorkDescribed(**data)
             case "anomaly":
                 self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
             case "checkpoint":
@@ -86,6 +92,8 @@ class RunMetrics:
         export.add(metrics.TARGETS, report.weight)
         self._on_times(report)
         self._on_traffic(report)
+        if self._work is not None:
+            self._on_work(report, self._work)
 
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
@@ -102,6 +110,20 @@ class RunMetrics:
             self._spread_at_s = now_s
             for statistic, value in spread(report.compute_by_rank).items():
                 export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
+
+    def _on_work(self, report: StepReport, work: WorkDescribed) -> None:
+        """Show how well the devices were used, over all that a rank did since the step before."""
+        samples = scale_step(self._job, report.world_size).num_samples
+        num_tokens = samples * work.tokens_per_sample
+        self._export.add(metrics.TOKENS, num_tokens)
+        step_s = sum(report.phases_s.values()) or report.compute_s + report.wait_s
+        if step_s <= 0:
+            return
+        rate = num_tokens / step_s
+        for metric, flops in ((metrics.MFU, work.model_flops), (metrics.HFU, work.hardware_flops)):
+            share = find_utilization(flops, rate, report.world_size, work.peak_flops)
+            if share is not None:
+                self._export.show(metric, share)
 
     def _on_traffic(self, report: StepReport) -> None:
         self._export.add(metrics.WIRE_BYTES, report.wire_bytes * report.world_size)

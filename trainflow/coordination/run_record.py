@@ -25,6 +25,7 @@ from trainflow.computation.reports import (
     ResidualsLost,
     StepReport,
     TensorDigests,
+    WorkDescribed,
 )
 from trainflow.config.job import JobConfig
 from trainflow.coordination.followers import Follower, Followers
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
-_SLOW = "compression_slow"
+_SLOW, _WORK = "compression_slow", "work"
 
 
 class RunRecord:
@@ -117,7 +118,12 @@ class RunRecord:
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
     def add_report(
-        self, report: EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests
+        self,
+        report: EvaluationReport
+        | CompressionChosen
+        | ResidualsLost
+        | TensorDigests
+        | WorkDescribed,
     ) -> None:
         """Append what a rank tells, as an event but for digests; repeated values are dropped."""
         if isinstance(report, TensorDigests):
@@ -126,6 +132,9 @@ class RunRecord:
             return
         if isinstance(report, CompressionChosen):
             self._add_choice(report)
+            return
+        if isinstance(report, WorkDescribed):
+            self._add_work(report)
             return
         if isinstance(report, ResidualsLost):
             ranks = ", ".join(map(str, report.ranks))
@@ -147,6 +156,19 @@ class RunRecord:
             f"{chosen.link_bytes_per_s / 1e6:.0f} MB/s a step's sums are predicted to take {times}"
         )
         self.add_event("compression_chosen", text, **asdict(chosen))
+
+    def _add_work(self, work: WorkDescribed) -> None:
+        """Say once how much the model computes: every worker tells it."""
+        if self.has(_WORK):
+            return
+        peak = (
+            "" if work.peak_flops is None else f", of which one does {work.peak_flops:.4g} a second"
+        )
+        text = (
+            f"the model computes {work.model_flops:.4g} floating-point operations a token, "
+            f"{work.hardware_flops:.4g} with what is recomputed, on {work.device}{peak}"
+        )
+        self.add_event(_WORK, text, **asdict(work))
 
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]

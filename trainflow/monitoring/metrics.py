@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from trainflow.config.sinks import PACKAGES
 from trainflow.epochs import Phase
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.failure_causes import FailureCause
+from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
 
 PREFIX = "trainflow_"
 """What each name begins with where it is made; Ray puts ``ray_`` before it in Prometheus."""
@@ -122,6 +124,9 @@ TARGETS = Metric(
     "Sum of the weights that losses are means over: predicted tokens, where a job weighs by these.",
 )
 
+TOKENS = Metric(
+    "tokens_total", Kind.COUNTER, "1", "Tokens in committed steps; absent where it is not known."
+)
 ANOMALIES = Metric(
     "anomalies_total",
     Kind.COUNTER,
@@ -162,6 +167,30 @@ SHORTEST_WAIT = Metric(
     "hide.",
 )
 
+GOODPUT = Metric(
+    "goodput_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of the workers' time so far that went into steps that count.",
+)
+MFU = Metric(
+    "mfu_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of the devices' peak that the model's own operations came to in the newest step; absent "
+    "where either is unknown.",
+)
+HFU = Metric(
+    "hfu_ratio", Kind.GAUGE, "ratio", "The same with what is computed again to save memory."
+)
+BADPUT = Metric(
+    "badput_seconds_total",
+    Kind.COUNTER,
+    "seconds",
+    "Seconds of workers that went into anything else.",
+    {"cause": tuple(cause for cause in CAUSES if cause != PRODUCTIVE)},
+)
+
 # Communication
 
 WIRE_BYTES = Metric(
@@ -197,6 +226,16 @@ SLOW_KERNELS = Metric(
     Kind.GAUGE,
     "1",
     "1 while some rank compresses in plain torch, for want of compiled kernels.",
+)
+
+# What explains the run
+
+SINK_DROPPED = Metric(
+    "sink_points_dropped_total",
+    Kind.COUNTER,
+    "1",
+    "Points of curves that a sink has not taken: it was slow, or failed.",
+    {"sink": tuple(PACKAGES)},
 )
 
 # Members, and what befalls them
@@ -263,9 +302,19 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         STEPS_LOST,
         SAMPLES,
         TARGETS,
+        TOKENS,
         ANOMALIES,
     ),
-    "Where the time goes": (STEP_DURATION, PHASE_DURATION, RANK_COMPUTE, SHORTEST_WAIT),
+    "Where the time goes": (
+        STEP_DURATION,
+        PHASE_DURATION,
+        RANK_COMPUTE,
+        SHORTEST_WAIT,
+        MFU,
+        HFU,
+        GOODPUT,
+        BADPUT,
+    ),
     "Communication": (
         WIRE_BYTES,
         GRADIENT_WIRE_BYTES,
@@ -283,6 +332,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_DURATION,
         COPY_LAG,
     ),
+    "What explains the run": (SINK_DROPPED,),
     "Checkpoints": (
         CHECKPOINTS,
         CHECKPOINTS_SKIPPED,

@@ -46,6 +46,7 @@ def make_status(**changes: Any) -> Answer:
         "stragglers": [],
         "slow_network": [],
         "anomalies": [],
+        "goodput": None,
         "ending": None,
         "events": [],
         "steps": [],

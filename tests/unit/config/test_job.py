@@ -99,6 +99,7 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"failures__isolate_after": 1},
         {"failures__probe_after_s": 0.1},
         {"monitoring__anomalies__spike_z": 3.0},
+        {"monitoring__sinks": [{"kind": "mlflow", "folder": "/data", "project": "p"}]},
         {"monitoring__anomalies__stalled_after_steps": 256},
         {"monitoring__anomalies": {"enabled": False, "stalled_after_steps": None}},
         {"failures": {"replace_stragglers": True}, "communication__compression": "int8"},
@@ -199,6 +200,21 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"failures__probe_after_s": 0}, "failures.probe_after_s", "greater than 0"),
         ({"monitoring__anomalies__spike_z": 2.9}, "monitoring.anomalies.spike_z", "equal to 3"),
         ({"monitoring__anomalies__norm_z": math.inf}, "monitoring.anomalies.norm_z", "finite"),
+        (
+            {"monitoring__sinks": [{"kind": "mlflow", "folder": "data"}]},
+            "monitoring.sinks.0.folder",
+            "an absolute path",
+        ),
+        (
+            {"monitoring__sinks": [{"kind": "csv", "folder": "/data"}]},
+            "monitoring.sinks.0.kind",
+            "tensorboard",
+        ),
+        (
+            {"monitoring__sinks": [{"kind": "wandb", "folder": "/data", "project": ""}]},
+            "monitoring.sinks.0.project",
+            "at least 1 character",
+        ),
         ({"monitoring__anomalies__rise_ratio": 0}, "monitoring.anomalies.rise_ratio", "than 0"),
         (
             {"monitoring__anomalies__stalled_after_steps": 255},

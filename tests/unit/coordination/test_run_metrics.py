@@ -1,7 +1,7 @@
 """Which metric moves with what a run records."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from tests.distributed.jobs import BATCH, make_job
 from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.noted_export import NotedExport
 from tests.unit.coordination.test_run_record import STEP
-from trainflow.computation.reports import GradientSums
+from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
 from trainflow.coordination.run_metrics import RunMetrics, spread
 from trainflow.monitoring import metrics
@@ -130,6 +130,32 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
 def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):
     shown.tell("recovered", **RECOVERED | {"committed_at_s": 10.0})
     assert shown.export.observed["recovery_duration_seconds|step"] == [0.0]
+
+
+def test_devices_are_shown_by_what_share_of_their_peak_they_did(shown: Shown):
+    work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    shown.tell("work", **asdict(work))
+    shown.metrics.on_step(replace(STEP, world_size=2, phases_s={"compute": 1.5, "user": 0.5}))
+    tokens = BATCH * 16
+    assert shown.export.value(metrics.TOKENS) == tokens
+    assert shown.export.value(metrics.MFU) == pytest.approx(6000 * tokens / 2.0 / (2 * 1e6))
+    assert shown.export.value(metrics.HFU) == pytest.approx(8000 * tokens / 2.0 / (2 * 1e6))
+
+
+def test_of_an_unknown_device_no_share_is_shown(shown: Shown):
+    shown.metrics.on_step(STEP)
+    assert shown.export.value(metrics.TOKENS) is None
+    shown.tell("work", **asdict(WorkDescribed(6000, 8000, 16, "cpu", None)))
+    shown.metrics.on_step(replace(STEP, step=2))
+    assert shown.export.value(metrics.TOKENS) == BATCH * 16
+    assert shown.export.value(metrics.MFU) is None
+
+
+def test_a_new_coordinator_knows_how_much_is_computed():
+    work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    shown = Shown(make_event("work", **asdict(work)))
+    shown.metrics.on_step(STEP)
+    assert shown.export.value(metrics.MFU) is not None
 
 
 def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
