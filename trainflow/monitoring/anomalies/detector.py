@@ -7,7 +7,7 @@ with the state of that step. A step takes the same time whatever came before it.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
@@ -227,5 +227,8 @@ def _restore(kind: type[Kept], kept: Mapping[str, Any]) -> Kept:
     known = {each.name for each in fields(kind)}
     if kept.keys() != known:
         raise ValueError(f"got {sorted(kept)}, expected {sorted(known)}")
-    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
-    return kind(**plain)
+    return kind(**{name: _as_tuple(value) for name, value in kept.items()})
+
+
+def _as_tuple(value: Any) -> Any:  # noqa: ANN401  JSON
+    return tuple(cast("list[float]", value)) if isinstance(value, list) else value
