@@ -285,6 +285,11 @@ class Phase(StrEnum):
     USER = "user"
 
     @property
+    def is_of_step(self) -> bool:
+        """Whether it is a part of a step, or of what the job does between two."""
+        return self not in {Phase.STARTING, Phase.PARKED, Phase.HEALING}
+
+    @property
     def is_judged(self) -> bool:
         """Whether a rank that stays in this phase too long is to blame itself."""
         return self in {Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER}

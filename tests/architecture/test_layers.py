@@ -22,6 +22,7 @@ def test_imports_keep_the_contracts(monkeypatch: pytest.MonkeyPatch):
         ("trainflow", ["ray", "torch", "pydantic"]),
         ("trainflow.errors", ["ray", "torch", "pydantic"]),
         ("trainflow.epochs", ["ray", "torch", "pydantic"]),
+        ("trainflow.monitoring.metrics", ["ray", "torch"]),
         ("trainflow.config", ["ray", "torch", "transformers"]),
         ("trainflow.coordination.coordinator", ["torch", "transformers"]),
         ("trainflow.coordination.keeper", ["torch", "transformers"]),

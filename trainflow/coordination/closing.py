@@ -3,11 +3,9 @@
 Process: coordinator.  Thread: its event loop.
 """
 
-from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -16,16 +14,9 @@ _CLEAN_WITHIN_S = 15.0
 
 
 async def close_run(
-    ending: Ending,
-    control: EpochControl,
-    pool: WorkerPool,
-    nodes: NodeWatch,
-    kept: KeptState,
-    record: RunRecord,
+    ending: Ending, control: EpochControl, pool: WorkerPool, nodes: NodeWatch, kept: KeptState
 ) -> None:
     """End the workers, see checkpoints that are on their way into the store, and clean up nodes.
-
-    Then the run's last event tells its ending.
 
     A run that succeeds or is stopped has waited for its last checkpoint. One that fails makes none,
     but what its Keepers hold of an earlier one is not in the store yet.
@@ -37,4 +28,3 @@ async def close_run(
         await kept.wait_coming()
     await nodes.close(_CLEAN_WITHIN_S)
     await kept.close()
-    tell_ending(ending, record)

@@ -34,6 +34,7 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
+from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -55,7 +56,7 @@ from trainflow.coordination.messages import (
 )
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.run_metrics import RunMetrics
+from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
@@ -70,8 +71,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
-
-
 Paths = tuple[str, ...]
 
 
@@ -87,9 +86,9 @@ class Coordinator:
         self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
-        self._metrics = RunMetrics(job_id)
+        self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, self._metrics
+            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
         )
         self._background = Background(self._fail)
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
@@ -173,7 +172,7 @@ class Coordinator:
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
         status["state"] = str(self._state or self._control.state)
-        status |= self._detectors.describe()
+        status |= self._detectors.describe() | self._monitor.describe()
         is_over = self._state is not None and self._state.is_terminal
         status["ending"] = self._ending.result().describe() if is_over else None
         return status
@@ -222,12 +221,15 @@ class Coordinator:
         ending = self._record.read_ending()
         if ending is None:
             ending = await self._run()
+            self._monitor.end(ending.state)
             # Before anything is cleaned up: one that comes back meanwhile must not begin anew.
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
-        await close_run(ending, self._control, self._pool, self._nodes, self._kept, self._record)
+        await close_run(ending, self._control, self._pool, self._nodes, self._kept)
+        await self._monitor.close()
+        tell_ending(ending, self._record)
 
     def _fail(self, trace: str) -> None:
         self.end(Ending(RunState.FAILED, f"the coordinator failed:\n{trace}", 1))
@@ -302,10 +304,10 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
+            self._monitor.tick(len(self._control.members), self._control.num_spares)
             for node_id in self._nodes.silent_nodes():
-                on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
-                for entry in on_node:
-                    self._on_gone(entry.worker_id, "its node has not been heard within its lease")
+                there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]
+                self.lose(there, "its node has not been heard within its lease")
                 self._nodes.forget(node_id)
                 self._checkpoints.on_node_lost(node_id)
 
@@ -337,7 +339,6 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
-                self._metrics.on_step(message)
                 self._control.on_step(message)
                 self._detectors.on_step(message)
                 self._staffing.starts.on_step()

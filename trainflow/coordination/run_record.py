@@ -26,8 +26,10 @@ from trainflow.computation.reports import (
     ResidualsLost,
     StepReport,
     TensorDigests,
+    WorkDescribed,
 )
 from trainflow.config.job import JobConfig
+from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
-_SLOW = "compression_slow"
+_SLOW, _WORK = "compression_slow", "work"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
@@ -73,6 +75,7 @@ class RunRecord:
         self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
         self._unwritable = False
         self.attempt = 1
+        self._followers = Followers()
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -109,10 +112,15 @@ class RunRecord:
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
         self._keep(event)
         self._note_trouble(self._events_file.append(event))
+        self._note_unfollowed(self._followers.on_event(event))
+
+    def follow(self, follower: Follower) -> None:
+        """Tell a follower of each event and step that is recorded from now on."""
+        self._followers.add(follower)
 
     def add_step(self, report: StepReport) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history."""
-        if report.step <= self.last_step or self._is_void(report.version):
+        if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
@@ -123,8 +131,9 @@ class RunRecord:
             self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
         self._note_trouble(self._steps_file.append(line))
+        self._note_unfollowed(self._followers.on_step(report))
 
-    def _is_void(self, version: Version) -> bool:
+    def is_void(self, version: Version) -> bool:
         """Whether a later epoch has begun from an earlier state, and does that step again."""
         later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)
@@ -137,7 +146,12 @@ class RunRecord:
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
     def add_report(
-        self, report: EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests
+        self,
+        report: EvaluationReport
+        | CompressionChosen
+        | ResidualsLost
+        | TensorDigests
+        | WorkDescribed,
     ) -> None:
         """Append what a rank tells, as an event but for digests; repeated values are dropped."""
         if isinstance(report, TensorDigests):
@@ -146,6 +160,9 @@ class RunRecord:
             return
         if isinstance(report, CompressionChosen):
             self._add_choice(report)
+            return
+        if isinstance(report, WorkDescribed):
+            self._add_work(report)
             return
         if isinstance(report, ResidualsLost):
             ranks = ", ".join(map(str, report.ranks))
@@ -167,6 +184,19 @@ class RunRecord:
             f"{chosen.link_bytes_per_s / 1e6:.0f} MB/s a step's sums are predicted to take {times}"
         )
         self.add_event("compression_chosen", text, **asdict(chosen))
+
+    def _add_work(self, work: WorkDescribed) -> None:
+        """Say once how much the model computes: every worker tells it."""
+        if self.has(_WORK):
+            return
+        peak = (
+            "" if work.peak_flops is None else f", of which one does {work.peak_flops:.4g} a second"
+        )
+        text = (
+            f"the model computes {work.model_flops:.4g} floating-point operations a token, "
+            f"{work.hardware_flops:.4g} with what is recomputed, on {work.device}{peak}"
+        )
+        self.add_event(_WORK, text, **asdict(work))
 
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]
@@ -277,6 +307,12 @@ class RunRecord:
             return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
         except (ValueError, KeyError, TypeError) as error:
             return Ending(RunState.FAILED, f"it has ended, but {path} is damaged: {error}", 1)
+
+    def _note_unfollowed(self, names: list[str]) -> None:
+        """Say who follows the run no more."""
+        for name in names:
+            text = f"{name} failed and is told no more: the coordinator's log says why"
+            self.add_event("monitoring_failed", text, follower=name)
 
     def _note_trouble(self, error: OSError | None) -> None:
         """Say once that the files can't be written, and once that they can again."""

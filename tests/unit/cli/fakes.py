@@ -47,6 +47,8 @@ def make_status(**changes: Any) -> Answer:
         "state": "running",
         "stragglers": [],
         "slow_network": [],
+        "anomalies": [],
+        "goodput": None,
         "ending": None,
         "events": [],
         "steps": [],
