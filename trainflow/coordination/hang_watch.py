@@ -3,10 +3,11 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from trainflow.config.job import JobConfig
-from trainflow.coordination.hang_detection import judge_progress
+from trainflow.coordination.hang_detection import Hang, Limits, judge_progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import NUM_STEPS, TimeoutBudget, derive_budget
@@ -69,14 +70,18 @@ class HangWatch:
         """Whether it isn't known to be gone."""
         return worker_id in self._pool.entries
 
-    def find_hung(self) -> dict[str, str]:
-        """Return the workers that hang, with the evidence."""
+    def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
+        """Return the workers that hang, with the evidence.
+
+        Args:
+            left_for_s: for how long members have been out of their epoch, as `Limits` has it.
+        """
         progress = self._nodes.progress_of(set(self._pool.entries))
-        return judge_progress(progress, self.timeout_s).hung
+        return judge_progress(progress, Limits(self.timeout_s, left_for_s)).hung
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""
         progress = self._nodes.progress_of(set(members))
         if len(progress) < len(members) or any(each.epoch != epoch for each in progress.values()):
             return False  # read before they came into it, or one computes perhaps, unheard
-        return judge_progress(progress, self.timeout_s).deadlocked
+        return judge_progress(progress, Limits(self.timeout_s)).deadlocked

@@ -25,7 +25,7 @@ from trainflow.computation.session import Session
 from trainflow.computation.stamps import StampWriter, read_stamp
 from trainflow.computation.step_history import StepHistory
 from trainflow.computation.transaction import Transaction
-from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -171,7 +171,8 @@ def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
             for batch in step.microbatches():
                 step.backward(mean_loss(model, batch), weight=batch.num_targets)
             step.commit()
-            verdicts.append(judge_progress({"a": progress_after(stamp, 2 * limit_s)}, limit_s))
+            seen = {"a": progress_after(stamp, 2 * limit_s)}
+            verdicts.append(judge_progress(seen, Limits(limit_s)))
         if step.replayed:
             break
         base = Version(step.number, EpochId(1, 1))
