@@ -34,12 +34,22 @@ class Limits:
 
     Attributes:
         hang_s: a process that doesn't run, and a thread that computes, or waits.
+        first_step_s: such a thread in the first step of an epoch, if that is more.
+        fresh_epoch: whose first step isn't committed; None: there is none.
+        start_s: a worker that starts or rehearses, if that is more.
         left_for_s: by worker id, for how long those have been out of their epoch that were asked to
             leave it: its collectives are over, so that nobody waits in them any more.
     """
 
     hang_s: float
+    first_step_s: float = 0.0
+    fresh_epoch: EpochId | None = None
+    start_s: float = START_LIMIT_S
     left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def step_s(self, epoch: EpochId) -> float:
+        """Return for how long a thread in a step of an epoch may stand still."""
+        return max(self.hang_s, self.first_step_s if epoch == self.fresh_epoch else 0.0)
 
 
 class HangKind(StrEnum):
@@ -115,7 +125,7 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
 
 def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
     kind, limit_s = _find_limit(progress, limits)
-    pulse_limit_s = max(limits.hang_s, START_LIMIT_S if progress.is_warming_up else 0.0)
+    pulse_limit_s = max(limits.hang_s, limits.start_s if progress.is_warming_up else 0.0)
     where = f"{progress.phase} of step {progress.step}"
     if progress.pulse_age_s > pulse_limit_s:
         text = (
@@ -140,15 +150,16 @@ def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, fl
     if phase is Phase.SNAPSHOT:
         return HangKind.COPY, max(hang_s, COPY_LIMIT_S)
     if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
-        return HangKind.START, max(hang_s, START_LIMIT_S)
+        return HangKind.START, max(hang_s, limits.start_s)
     if phase.is_judged:
-        return HangKind.STEP, hang_s
+        return HangKind.STEP, limits.step_s(progress.epoch)
     return (HangKind.ABORT if phase.is_waiting else None), hang_s
 
 
 def _is_stuck(progress: Progress, limits: Limits) -> bool:
     """Whether it has waited for others for too long."""
-    return progress.phase.is_waiting and progress.progress_age_s > limits.hang_s
+    limit_s = limits.step_s(progress.epoch)
+    return progress.phase.is_waiting and progress.progress_age_s > limit_s
 
 
 def find_forgotten(

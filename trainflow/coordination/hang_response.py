@@ -72,16 +72,24 @@ class HangResponse:
             self._background.start(self._break(epoch))
 
     async def _end(self, hung: Mapping[str, Hang]) -> None:
+        after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members, list(hung))
         for worker_id, hang in hung.items():
             if not self._watch.knows(worker_id):
                 continue  # it died meanwhile
-            data = {"worker": worker_id, "stands_in": str(hang.kind), "epoch": str(hang.epoch)}
+            data = {
+                "worker": worker_id,
+                "stands_in": str(hang.kind),
+                "epoch": str(hang.epoch),
+                "after_step": after_step,
+            }
             self._evidence.add_event("hang", f"{worker_id}: {hang.text}", shown, **data)
             self._superior.lose([worker_id], f"hung: {hang.text}")
 
     async def _break(self, epoch: EpochId) -> None:
+        after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members)
         self._shown.add(epoch)
-        self._evidence.add_event("deadlock", _DEADLOCK, shown, epoch=str(epoch))
+        data = {"epoch": str(epoch), "after_step": after_step}
+        self._evidence.add_event("deadlock", _DEADLOCK, shown, **data)
         self._control.break_epoch(epoch, _DEADLOCK)

@@ -47,6 +47,11 @@ class LossHistory:
         if "worker" in data:
             self._told.add(data["worker"])
 
+    @property
+    def world_size(self) -> int:
+        """Number of members of the newest epoch told of."""
+        return len(self._members)
+
     def is_told(self, worker_id: str) -> bool:
         """Whether a failure names this worker."""
         return worker_id in self._told

@@ -60,6 +60,39 @@ def test_who_copies_the_state_out_has_a_limit_of_its_own_and_pulses_all_the_same
     assert judge_progress({"a": stopped}, LIMITS).hung.keys() == {"a"}
 
 
+def test_a_start_may_be_given_longer_and_is_found_then():
+    limits = Limits(TIMEOUT_S, start_s=2 * START_LIMIT_S)
+    for age_s, is_hung in [(START_LIMIT_S + 1, False), (2 * START_LIMIT_S + 1, True)]:
+        for age in ("age_s", "pulse_age_s"):
+            worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, **{age: age_s})
+            assert bool(judge_progress({"a": worker}, limits).hung) is is_hung
+
+
+FRESH = Limits(TIMEOUT_S, first_step_s=3 * TIMEOUT_S, fresh_epoch=EpochId(1, 2))
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
+def test_a_thread_has_longer_in_the_first_step_of_an_epoch_and_is_found_then(phase: Phase):
+    for epoch, age_s, is_hung in [
+        (EpochId(1, 2), 2 * TIMEOUT_S, False),
+        (EpochId(1, 2), 3 * TIMEOUT_S + 1, True),
+        (EpochId(1, 1), 2 * TIMEOUT_S, True),
+    ]:
+        worker = progress(phase, epoch=epoch, age_s=age_s)
+        assert bool(judge_progress({"a": worker}, FRESH).hung) is is_hung
+
+
+def test_a_process_that_is_stopped_in_the_first_step_is_found_as_soon_as_ever():
+    stopped = progress(Phase.COMPUTE, epoch=EpochId(1, 2), pulse_age_s=TIMEOUT_S + 1)
+    assert judge_progress({"a": stopped}, FRESH).hung["a"].kind is HangKind.STOPPED
+
+
+def test_all_may_wait_longer_in_the_first_step_of_an_epoch():
+    for age_s, is_deadlocked in [(2 * TIMEOUT_S, False), (3 * TIMEOUT_S + 1, True)]:
+        waiting = progress(Phase.COMMUNICATE, epoch=EpochId(1, 2), age_s=age_s)
+        assert judge_progress({"a": waiting, "b": waiting}, FRESH).deadlocked is is_deadlocked
+
+
 def test_a_limit_that_is_longer_than_that_of_starting_holds_for_starting_too():
     worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, age_s=START_LIMIT_S + 1)
     assert judge_progress({"a": worker}, Limits(START_LIMIT_S + 2)).hung == {}

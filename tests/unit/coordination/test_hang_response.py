@@ -30,6 +30,7 @@ class Stage:
         self.left: dict[str, float] = {}
         self.known = {"a", "b", "spare"}
         self.deadlocked = False
+        self.last_step = 7
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
@@ -101,8 +102,8 @@ def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
     assert stage.lost == [("b", "hung: no progress", ["hang"])]
     (event,) = stage.record.events_since(0)
     assert event["text"].startswith("b: no progress. ranks 0, 1: its Keeper has not told")
-    evidence = {"worker": "b", "stands_in": "step", "epoch": "1.1", "stacks": ["stacks/1.txt"]}
-    assert event["data"] == evidence
+    where = {"stands_in": "step", "epoch": "1.1", "after_step": 7}
+    assert event["data"] == {"worker": "b", **where, "stacks": ["stacks/1.txt"]}
 
 
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
