@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 _FORGOTTEN_AFTER_S = 2.0
@@ -60,6 +60,7 @@ class HangKind(StrEnum):
         START: it loads, builds its model, or rehearses.
         STEP: it computes, reads data, or runs its optimizer.
         COPY: it copies the state out.
+        RESTORE: it reads the state from where it was kept.
         ABORT: it waits in an epoch that is no more.
     """
 
@@ -67,6 +68,7 @@ class HangKind(StrEnum):
     START = "start"
     STEP = "step"
     COPY = "copy"
+    RESTORE = "restore"
     ABORT = "abort"
 
 
@@ -102,9 +104,9 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
     """Name the members that hang.
 
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
-    it starts, computes or copies the state out hangs. One that waits in a collective is a victim,
-    unless that was ended: then its thread is stuck, and no epoch can be formed with it. Code of the
-    user's after a commit may take as long as it likes.
+    it starts, computes, copies the state out or reads it hangs. One that waits in a collective is a
+    victim, unless that was ended: then its thread is stuck, and no epoch can be formed with it.
+    Code of the user's after a commit may take as long as it likes.
 
     Where some wait and all others are parked, nobody will come whom they wait for.
 
@@ -149,6 +151,8 @@ def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, fl
     phase, hang_s = progress.phase, limits.hang_s
     if phase is Phase.SNAPSHOT:
         return HangKind.COPY, max(hang_s, COPY_LIMIT_S)
+    if phase is Phase.RESTORING:
+        return HangKind.RESTORE, max(hang_s, RESTORE_LIMIT_S)
     if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
         return HangKind.START, max(hang_s, limits.start_s)
     if phase.is_judged:

@@ -1,10 +1,10 @@
 """How long things may take before somebody is judged by it: one table, from measured steps. Pure.
 
 From the shortest to the longest: a heartbeat, a worker that stands still, the same in the first
-step of an epoch, one that starts, one that copies the state out, a collective. Each leaves room for
-the ones before it: a collective, above all, gives up only long after whoever stands still has been
-found, as it names nobody. The lease of a node is beside them: of a node that isn't heard, nobody is
-judged by how long it stands still.
+step of an epoch, one that starts, one that copies the state out or reads it, a collective. Each
+leaves room for the ones before it: a collective, above all, gives up only long after whoever stands
+still has been found, as it names nobody. The lease of a node is beside them: of a node that isn't
+heard, nobody is judged by how long it stands still.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,10 @@ START_LIMIT_S = 120.0
 
 COPY_LIMIT_S = 240.0
 """Time that a worker has at least to copy the state out; the last copy waits 120 s for room."""
+
+RESTORE_LIMIT_S = 240.0
+"""Time that a worker has at least for each part of a state that it reads from where it was kept: a
+store that doesn't answer is given up after 60 s and what the part's bytes take, and asked again."""
 
 NUM_STEPS = 500
 """How many of the newest steps are looked at."""

@@ -1,5 +1,7 @@
 import pytest
 
+from trainflow.checkpointing import bounded_calls
+from trainflow.checkpointing.manifest import MAX_CHUNK_BYTES
 from trainflow.coordination.hang_detection import (
     Hang,
     HangKind,
@@ -7,7 +9,7 @@ from trainflow.coordination.hang_detection import (
     Progress,
     judge_progress,
 )
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
@@ -91,6 +93,20 @@ def test_all_may_wait_longer_in_the_first_step_of_an_epoch():
     for age_s, is_deadlocked in [(2 * TIMEOUT_S, False), (3 * TIMEOUT_S + 1, True)]:
         waiting = progress(Phase.COMMUNICATE, epoch=EpochId(1, 2), age_s=age_s)
         assert judge_progress({"a": waiting, "b": waiting}, FRESH).deadlocked is is_deadlocked
+
+
+def test_who_reads_the_state_is_waited_for_and_has_a_limit_of_its_own():
+    """Two that wait for it, for longer than a hang takes, are in no deadlock meanwhile."""
+    waiting = progress(Phase.HEALING, age_s=RESTORE_LIMIT_S)
+    for age_s, is_hung in [(RESTORE_LIMIT_S - 1, False), (RESTORE_LIMIT_S + 1, True)]:
+        reading = progress(Phase.RESTORING, age_s=age_s)
+        verdict = judge_progress({"a": reading, "b": waiting, "c": waiting}, LIMITS)
+        assert not verdict.deadlocked
+        assert (verdict.hung.keys() == {"a"}) is is_hung
+
+
+def test_a_store_that_hangs_is_given_up_before_who_waits_for_it():
+    assert bounded_calls.patience_s(MAX_CHUNK_BYTES) < RESTORE_LIMIT_S
 
 
 def test_a_limit_that_is_longer_than_that_of_starting_holds_for_starting_too():
