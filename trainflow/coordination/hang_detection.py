@@ -12,7 +12,10 @@ _FORGOTTEN_AFTER_S = 2.0
 
 @dataclass(frozen=True)
 class Progress:
-    """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading."""
+    """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading.
+
+    They leave out what time the Keeper itself didn't run in, as where its machine stood still.
+    """
 
     pid: int
     step: int
