@@ -94,7 +94,7 @@ class EpochControl:
         # the newest state, so the next epoch is made from them.
         self._lineup: tuple[str, ...] = ()
         self.running_since_s = 0.0
-        self.troubles = EpochTroubles(self, clock)
+        self.troubles = EpochTroubles(self, pool, clock)
         self._settled = asyncio.Event()
         self._finished: set[str] = set()
 
@@ -191,7 +191,12 @@ class EpochControl:
         if report.joined is not None and self._recovery.on_joined(report):
             self._settled.set()
         # In the first step of an epoch every rank reports, and so says that all pause.
-        if report.pausing and report.epoch == self.epoch and self.is_whole:
+        if report.pausing:
+            self.end_at_boundary(report.epoch)
+
+    def end_at_boundary(self, epoch: EpochId) -> None:
+        """Members stop between two steps, as they were asked to: form the next epoch there."""
+        if epoch == self.epoch and self.is_whole:
             members = self.candidacy.next_at_boundary(self._lineup)
             self._start_forming(members, at_boundary=True)
 
@@ -304,12 +309,9 @@ class EpochControl:
         if self._forming is not None:
             self._forming.cancel()
         self._counter += 1
-        descriptions = [self._pool.entries[member].description for member in members]
-        warm = [description for description in descriptions if description is not None]
-        assert len(warm) == len(members), "members are warm"
         spec = specify(
             EpochId(self.incarnation, self._counter),
-            warm,
+            [self._pool.entries[member] for member in members],
             self._job,
             seconds_between_failures=self._record.seconds_between_failures(),
         )

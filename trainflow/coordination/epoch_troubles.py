@@ -1,6 +1,7 @@
 """What is heard of an epoch that can't go on, though nobody is known to be gone.
 
-Process: coordinator.  Thread: its event loop; every method returns at once.
+Process: coordinator.  Thread: its event loop; every method returns at once, a worker is asked by a
+task.
 """
 
 import asyncio
@@ -9,9 +10,12 @@ from typing import Protocol
 
 from trainflow.clock import Clock
 from trainflow.coordination.hang_detection import Progress, find_forgotten
+from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.epochs import EpochId
 
 _GRACE_S = 0.03
+_ANSWER_WITHIN_S = 2.0
 
 
 class RunningEpoch(Protocol):
@@ -30,6 +34,10 @@ class RunningEpoch(Protocol):
         """Members that haven't finished."""
         ...
 
+    def end_at_boundary(self, epoch: EpochId) -> None:
+        """Members stop between two steps, as they were asked to: form the next epoch there."""
+        ...
+
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
         ...
@@ -38,9 +46,11 @@ class RunningEpoch(Protocol):
 class EpochTroubles:
     """Breaks the epoch, if no death explains soon what is heard."""
 
-    def __init__(self, running: RunningEpoch, clock: Clock):
+    def __init__(self, running: RunningEpoch, pool: WorkerPool, clock: Clock):
         self._running = running
+        self._pool = pool
         self._clock = clock
+        self._asking: asyncio.Task[None] | None = None
         # The newest epoch of which a failure was heard before it was known to run.
         self._failed_early: tuple[EpochId, str] | None = None
 
@@ -60,15 +70,41 @@ class EpochTroubles:
     def on_progress(self, progress: Mapping[str, Progress]) -> None:
         """A member that parks while no epoch is being formed waits for nothing: form one.
 
-        Why it parked was told to a coordinator that did not live to act on it.
+        Why it parked was told to a coordinator that did not live to act on it, or is told by one
+        that has yet to come to the end of the step; so it is asked.
         """
-        if not self._running.is_whole:
+        epoch, is_asking = self._running.epoch, self._asking is not None
+        if epoch is None or not self._running.is_whole or is_asking:
             return
         running_s = self._clock.monotonic_s() - self._running.running_since_s
-        for worker_id in find_forgotten(progress, self._running.training, running_s):
-            text = f"{worker_id} has parked, and no epoch was being formed"
-            self._running.break_epoch(self._running.epoch, text)
+        for worker_id in find_forgotten(progress, self._running.training, running_s)[:1]:
+            self._asking = asyncio.create_task(self._ask_why(worker_id, epoch))
+
+    async def _ask_why(self, worker_id: str, epoch: EpochId) -> None:
+        """Ask a member why it has parked, and do what follows; a pause is no failure."""
+        try:
+            entry = self._pool.entries.get(worker_id)
+            if entry is None:
+                return
+            description = await ask_description(entry.actor, _ANSWER_WITHIN_S)
+            if description is not None and has_paused(description, epoch):
+                self._running.end_at_boundary(epoch)
+                return
+            failure = None if description is None else description.failure
+            why = "and no epoch was being formed"
+            if failure is not None:
+                why = f"as a collective failed: {failure[:200]}"
+            self._running.break_epoch(epoch, f"{worker_id} has parked, {why}")
+        finally:
+            self._asking = None
 
     def _break_soon(self, epoch: EpochId, text: str) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(_GRACE_S, self._running.break_epoch, epoch, text)
+
+
+def has_paused(description: WorkerDescription, epoch: EpochId) -> bool:
+    """Whether a worker stands still in an epoch of which nothing has failed: it was asked to."""
+    spec = description.spec
+    is_in_it = spec is not None and spec.epoch == epoch and description.has_begun
+    return is_in_it and description.standing is not None and description.failure is None

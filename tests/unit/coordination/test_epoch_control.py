@@ -16,16 +16,27 @@ from tests.unit.coordination.fakes import (
     FakeSuperior,
     FakeWorker,
     Method,
+    describe,
     settle,
     until,
 )
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.epoch_troubles import has_paused
 from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, Flag, Phase, Version
+from trainflow.epochs import (
+    INITIAL_VERSION,
+    EpochId,
+    EpochSpec,
+    Flag,
+    MemberReport,
+    Phase,
+    Version,
+)
 
 
 class Scene:
@@ -214,7 +225,8 @@ def test_a_failure_heard_between_begin_and_its_note_still_breaks_the_epoch(play:
     async def act(scene: Scene) -> None:
         def fail_at_once(plan: Any) -> None:
             scene.workers[1].on_begin = lambda plan: None
-            scene.control.troubles.on_group_failed(scene.ids[1], plan.spec.epoch, "connection reset")
+            failed = plan.spec.epoch
+            scene.control.troubles.on_group_failed(scene.ids[1], failed, "connection reset")
 
         scene.workers[1].on_begin = fail_at_once
         scene.control.open()
@@ -263,12 +275,53 @@ def test_a_member_that_parked_unheard_gets_a_new_epoch(play: Play):
         scene.control.open()
         await settle()
         scene.clock.now_s += 10.0
-        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        scene.workers[1].description = parked(scene, 1, failure="connection reset")
+        for _ in range(3):  # heartbeats, before it has answered
+            scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
         await settle()
 
     scene = play(act, FRESH)
     assert scene.control.epoch == EpochId(1, 2)
-    assert "has parked" in scene.superior.failures[0]
+    text = f"{scene.ids[1]} has parked, as a collective failed: connection reset"
+    assert scene.superior.failures == [text]
+
+
+def test_a_pause_whose_coordinator_is_gone_or_that_one_comes_to_late_is_no_failure(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.workers[1].description = parked(scene, 1)
+        calls.append(note_calls_to_form(scene.workers[0], stuck_at_boundary=False))
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await settle()
+
+    calls: list[list[bool]] = []
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 2)
+    assert scene.superior.failures == []
+    assert "failure" not in scene.kinds()
+    assert calls == [[True]], "who has yet to do what follows its commit is let do it"
+
+
+def parked(scene: Scene, number: int, **others: Any) -> WorkerDescription:
+    spec = scene.workers[number].formed[-1]
+    standing = MemberReport(scene.ids[number], None)
+    told = {"spec": spec, "has_begun": True, "standing": standing}
+    return describe(scene.ids[number], **told, **others)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"failure": "reset"}, {"standing": None}, {"has_begun": False}, {"spec": None}],
+    ids=["failed", "trains", "has not begun", "in none"],
+)
+def test_only_who_stands_still_in_a_whole_epoch_has_paused(other: dict[str, Any]):
+    spec = EpochSpec(EpochId(1, 4), ("a",), "127.0.0.1", 1)
+    paused = describe("a", spec=spec, has_begun=True, standing=MemberReport("a", None))
+    assert has_paused(paused, EpochId(1, 4))
+    assert not has_paused(paused, EpochId(1, 5))
+    assert not has_paused(replace(paused, **other), EpochId(1, 4))
 
 
 @pytest.mark.parametrize(
