@@ -112,6 +112,7 @@ class Coordinator:
         self._state: RunState | None = None
         self._retired = asyncio.Event()
         follow_skew(find_folder(job_id), os.getpid())
+        self._background.start(self._nodes.keep_awake())
         self._background.start(self._live())
 
     # Calls from workers and Keepers

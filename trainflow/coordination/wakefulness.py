@@ -1,9 +1,11 @@
 """Tell for how long this process has run, where its machine, or it alone, has stood still.
 
-A virtual machine that is paused, or a machine that swaps, stops a Keeper and its workers alike. When
-it goes on, all that the Keeper sees of them is old, and nobody has hung.
+A virtual machine that is paused, or a machine that swaps, stops a Keeper and its workers alike.
+When it goes on, all that the Keeper sees of them is old, and nobody has hung. So all Keepers seem
+to have fallen silent to a coordinator that has stood still.
 
-Process: keeper.  Threads: one of its own beats; any asks.  Blocks: never.
+Process: keeper, where a thread of its own beats and any asks; coordinator, where its event loop
+does.  Blocks: never.
 """
 
 import threading
