@@ -277,6 +277,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     PARKED = "parked"
     HEALING = "healing"
+    RESTORING = "restoring"
     COMPUTE = "compute"
     DATA = "data"
     COMMUNICATE = "communicate"
@@ -298,3 +299,8 @@ class Phase(StrEnum):
     def is_waiting(self) -> bool:
         """Whether a rank in this phase waits for other ranks."""
         return self in {Phase.COMMUNICATE, Phase.HEALING}
+
+    @property
+    def wants_link(self) -> bool:
+        """Whether a rank in this phase waits for what travels over its node's link."""
+        return self.is_waiting or self is Phase.RESTORING

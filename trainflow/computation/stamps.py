@@ -92,14 +92,18 @@ class StampWriter:
         """Record that the training thread gets on with what it is at."""
         self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Generator[None]:
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Stamp *communicate* inside, where other ranks are waited for; then what was before."""
+        return self.during(Phase.COMMUNICATE)
+
+    @contextlib.contextmanager
+    def during(self, inner: Phase) -> Generator[None]:
+        """Stamp ``inner`` inside; then what was before."""
         _, step, incarnation, counter, sequence, phase = self._numbers[:_PROGRESS].tolist()
         stamp_here = partial(
             self.stamp, step=step, epoch=EpochId(incarnation, counter), sequence=sequence
         )
-        stamp_here(Phase.COMMUNICATE)
+        stamp_here(inner)
         try:
             yield
         finally:

@@ -119,6 +119,7 @@ class Coordinator:
         self._retired = asyncio.Event()
         self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
         follow_skew(find_folder(job_id), os.getpid())
+        self._background.start(self._nodes.keep_awake())
         self._background.start(self._live())
         self._background.start(self._status_file.keep())
 
@@ -136,7 +137,7 @@ class Coordinator:
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
         self._changes.hear(beat)
         self._response.look()
-        self._control.on_progress(beat.progress)
+        self._control.troubles.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
@@ -347,7 +348,7 @@ class Coordinator:
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)
             case GroupFailed(epoch, reason):
-                self._control.on_group_failed(worker_id, epoch, reason)
+                self._control.troubles.on_group_failed(worker_id, epoch, reason)
             case Finished():
                 self._on_finished(worker_id)
             case Crashed(traceback):

@@ -30,6 +30,7 @@ from trainflow.computation.reports import (
 )
 from trainflow.config.job import JobConfig
 from trainflow.coordination.followers import Follower, Followers
+from trainflow.coordination.hang_history import HangHistory
 from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
@@ -58,6 +59,7 @@ class RunRecord:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
         losses: workers and epochs lost so far, in this attempt.
+        hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
     """
@@ -73,11 +75,13 @@ class RunRecord:
         self._lasting: list[dict[str, Any]] = []
         self._began_at_s: float | None = None
         self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
+        self._world_sizes = {line["world_size"] for line in self._steps}
         self._unwritable = False
         self.attempt = 1
         self._followers = Followers()
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
+        self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
@@ -130,6 +134,7 @@ class RunRecord:
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
+        self._world_sizes.add(report.world_size)
         self._note_trouble(self._steps_file.append(line))
         self._note_unfollowed(self._followers.on_step(report))
 
@@ -207,6 +212,7 @@ class RunRecord:
             self._lasting.append(event)
         self._kinds.add(kind)
         self.losses.take(event)
+        self.hangs.take(event)
         if kind == "attempt":
             self._forget_attempt(event)
         elif kind == "evaluated":
@@ -221,7 +227,7 @@ class RunRecord:
     def _forget_attempt(self, event: dict[str, Any]) -> None:
         """Begin anew with what goes by what has happened: the attempt before is over."""
         self.attempt = event["data"]["attempt"]
-        self.losses, self._kinds = LossHistory(), set()
+        self.losses, self.hangs, self._kinds = LossHistory(), HangHistory(), set()
         self._lasting, self._began_at_s = [], event["at_s"]
 
     def _find_last_step(self, resumed: dict[str, Any] | None) -> int:
@@ -274,6 +280,17 @@ class RunRecord:
         """Return the durations of the newest steps of this record, as rank 0 measured them."""
         newest = list(self._steps)[-count:]
         return [line["compute_s"] + line["wait_s"] for line in newest]
+
+    @property
+    def fresh_epoch(self) -> EpochId | None:
+        """The newest epoch that has begun, if no step of it is known to be committed."""
+        newest = self.beginnings[-1][0] if self.beginnings else None
+        is_fresh = not self._steps or self._steps[-1]["epoch"] != str(newest)
+        return newest if is_fresh else None
+
+    def knows_world(self, size: int) -> bool:
+        """Whether any step that is known of was committed by so many ranks."""
+        return size in self._world_sizes
 
     def keep_job(self, job_id: str, job: JobConfig, import_paths: Sequence[str]) -> None:
         """Write what is run. A full disk is told by an event."""

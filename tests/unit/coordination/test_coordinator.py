@@ -67,6 +67,9 @@ class LiveNodes(FakeNodes):
     async def wait_heard(self) -> None:
         """All have just been heard."""
 
+    async def keep_awake(self) -> None:
+        """It always is."""
+
     def silent_nodes(self) -> list[str]:
         return []
 
