@@ -55,7 +55,9 @@ def read_file(path: Path) -> Settings | Problem:
         reason = error.strerror or str(error)
         return _file_problem(path, reason, "a file that can be read", "check the path")
     except (ValueError, yaml.YAMLError) as error:  # text, TOML and JSON raise ValueErrors
-        return _file_problem(path, describe_error(error), f"valid {path.suffix[1:]}", "mend that place")
+        return _file_problem(
+            path, describe_error(error), f"valid {path.suffix[1:]}", "mend that place"
+        )
     if not isinstance(content, dict | None):
         return _file_problem(path, show(content), "a section of keys and values", "add the keys")
     return cast("Settings", content or {})

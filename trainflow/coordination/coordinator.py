@@ -119,9 +119,8 @@ class Coordinator:
         self._retired = asyncio.Event()
         self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
         follow_skew(find_folder(job_id), os.getpid())
-        self._background.start(self._nodes.keep_awake())
-        self._background.start(self._live())
-        self._background.start(self._status_file.keep())
+        for lasting in (self._nodes.keep_awake(), self._live(), self._status_file.keep()):
+            self._background.start(lasting)
 
     # Calls from workers and Keepers
 

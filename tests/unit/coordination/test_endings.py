@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from trainflow.coordination.endings import record_ending, record_refusal
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
-from trainflow.coordination.endings import record_ending, record_refusal
 from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import DataError
 

@@ -80,10 +80,7 @@ class DetectorState:
             ValueError: that is no such state.
         """
         try:
-            current = {
-                name: Anomaly(**{**each, "kind": AnomalyKind(each["kind"])})
-                for name, each in kept["current"].items()
-            }
+            current = {name: _restore_anomaly(each) for name, each in kept["current"].items()}
             return cls(
                 _restore(Series, kept["loss"]),
                 _restore(Series, kept["norm"]),
@@ -219,13 +216,18 @@ def _is_of_norm(name: str) -> bool:
     return name.startswith("norm_")
 
 
+def _restore_anomaly(kept: Mapping[str, Any]) -> Anomaly:
+    values: dict[str, Any] = dict(kept) | {"kind": AnomalyKind(kept["kind"])}
+    return Anomaly(**values)
+
+
 Kept = TypeVar("Kept", Series, Level)
 
 
 def _restore(kind: type[Kept], kept: Mapping[str, Any]) -> Kept:
     """Make a dataclass of plain values of what JSON has made of it: lists are tuples."""
     known = {each.name for each in fields(kind)}
-    if kept.keys() != known:
+    if set(kept) != known:
         raise ValueError(f"got {sorted(kept)}, expected {sorted(known)}")
     return kind(**{name: _as_tuple(value) for name, value in kept.items()})
 

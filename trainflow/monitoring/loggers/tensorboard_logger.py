@@ -5,8 +5,12 @@ Process: coordinator.  Thread: its logger's own.
 
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
+)
+from tensorboard.compat.proto.summary_pb2 import (
+    Summary,  # pyright: ignore[reportAttributeAccessIssue]  as above
+)
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
