@@ -137,6 +137,12 @@ def test_the_nearest_point_is_found(x: float, nearest: int, run: Run):
     assert run("scale.js", f"m.nearestTo({points}, {x}).x") == nearest
 
 
+@pytest.mark.parametrize(("x", "last"), [(0, None), (1, 1), (3.9, 2), (4, 4), (99, 9)])
+def test_what_holds_at_a_place_is_found(x: float, last: int | None, run: Run):
+    points = json.dumps([{"x": each} for each in (1, 2, 4, 9)])
+    assert run("scale.js", f"m.lastUntil({points}, {x})?.x ?? null") == last
+
+
 def test_waiting_grows_with_failures_and_does_what_the_service_says(run: Run):
     delays = run("pacing.js", "[1, 2, 3, 4, 5, 60].map((n) => m.decideDelay(n, 0, 0.5))")
     assert delays == [1, 2, 4, 8, 15, 15]

@@ -5,7 +5,7 @@ import { bandPath, linePath, stack } from "./chart_marks.js";
 import { chartTable, describeValue } from "./chart_table.js";
 import { drawn, element, setText } from "./dom.js";
 import { formatMoment, formatNumber, formatTime } from "./format.js";
-import { extentOf, nearestTo, scaleLinear, ticksOf, timeTicksOf, withRoom } from "./scale.js";
+import { extentOf, lastUntil, nearestTo, scaleLinear, ticksOf, timeTicksOf, withRoom } from "./scale.js";
 
 const WIDTH = 640;
 const HEIGHT = 240;
@@ -33,12 +33,14 @@ export class Chart {
     "aria-label": "",
   });
   #cursor = drawn("path", { class: "cursor" });
+  #find;
   #readout = element("output", { class: "readout", "aria-live": "polite" });
   #table;
 
   constructor(options) {
     this.#options = options;
-    this.#table = chartTable(options, (x) => this.#nameX(x));
+    this.#find = options.stepped ? lastUntil : nearestTo;
+    this.#table = chartTable(options, { nameX: (x) => this.#nameX(x), find: this.#find });
     this.element = element(
       "figure",
       { class: "chart" },
@@ -153,7 +155,7 @@ export class Chart {
   /** Tell of the points nearest to a place on the x axis; null: of none. */
   #point(x) {
     this.#at = x;
-    const near = this.#series.map((points) => (x === null ? null : nearestTo(points, x)));
+    const near = this.#series.map((points) => (x === null ? null : this.#find(points, x)));
     const first = near.find((point) => point !== null);
     if (first === undefined || this.#xScale === null) {
       this.#cursor.setAttribute("d", "");

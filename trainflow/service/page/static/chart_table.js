@@ -2,7 +2,7 @@
 
 import { element, row, table } from "./dom.js";
 import { formatNumber } from "./format.js";
-import { nearestTo, thin } from "./scale.js";
+import { thin } from "./scale.js";
 
 const MOST_ROWS = 50;
 
@@ -13,7 +13,7 @@ export function describeValue(point) {
 }
 
 /** Return the table that belongs to a chart, closed at first, and how to give it the points. */
-export function chartTable(options, nameX) {
+export function chartTable(options, { nameX, find }) {
   const columns = options.names.map((_, index) => index + 1);
   const headings = [options.x === "time" ? "Time" : "Step", ...options.names];
   const { frame, body } = table(`${options.title}, ${options.unit}`, headings, columns);
@@ -29,7 +29,7 @@ export function chartTable(options, nameX) {
     const rows = thin(longest, MOST_ROWS).toReversed();
     body.replaceChildren(
       ...rows.map(({ x }) => {
-        const near = series.map((points) => nearestTo(points, x));
+        const near = series.map((points) => find(points, x));
         const values = near.map((point) => (point === null ? "–" : describeValue(point)));
         return row([nameX(x), ...values], columns);
       }),

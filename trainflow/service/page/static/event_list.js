@@ -27,10 +27,12 @@ export class EventList {
   #timer = null;
   #count = 0;
   #first = null;
-  #isFirstBatch = true;
   #spoken;
   #list = element("ol", { class: "events" });
   #note = element("p", { class: "quiet" }, "No event has come yet.");
+
+  /** Number of the last event that is no news: there when the page was opened. */
+  known = 0;
 
   constructor(spoken) {
     this.#spoken = spoken;
@@ -50,17 +52,16 @@ export class EventList {
     this.#timer = null;
     const fresh = this.#waiting;
     this.#waiting = [];
-    const entries = fresh.map((event) => describeEvent(event, !this.#isFirstBatch));
-    this.#list.prepend(...entries.toReversed());
+    const isNew = (event) => event.number > this.known;
+    this.#list.prepend(...fresh.map((event) => describeEvent(event, isNew(event))).toReversed());
     while (this.#list.childElementCount > MOST_SHOWN) {
       this.#list.lastElementChild.remove();
     }
     this.#tell();
-    const told = fresh.findLast((event) => TOLD_ALOUD.has(event.kind));
-    if (told !== undefined && !this.#isFirstBatch) {
+    const told = fresh.findLast((event) => isNew(event) && TOLD_ALOUD.has(event.kind));
+    if (told !== undefined) {
       setText(this.#spoken, `${told.kind}: ${told.text}`);
     }
-    this.#isFirstBatch = false;
   }
 
   #tell() {

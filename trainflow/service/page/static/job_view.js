@@ -143,7 +143,8 @@ export class JobView {
   }
 
   async #follow(signal) {
-    let number = Math.max(0, this.#job.last_event - MOST_EVENTS);
+    this.events.known = this.#job.last_event;
+    let number = Math.max(0, this.events.known - MOST_EVENTS);
     while (!signal.aborted) {
       number = await followEvents(this.jobId, number, {
         signal,

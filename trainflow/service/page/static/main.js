@@ -64,6 +64,7 @@ function refusalView(error) {
     : new MessageView("The service refuses that", error.message);
 }
 
+/** Show a view; the focus goes to its heading if the reader has asked for it. */
 function show(view, { isAsked }) {
   current.abort();
   current = new AbortController();
@@ -82,9 +83,13 @@ function show(view, { isAsked }) {
   });
 }
 
-function route() {
+function chooseView() {
   const isLacking = needsToken && readToken() === null;
-  show(isLacking ? new TokenView("", route) : viewOf(location.hash), { isAsked: true });
+  return isLacking ? new TokenView("", route) : viewOf(location.hash);
+}
+
+function route() {
+  show(chooseView(), { isAsked: true });
 }
 
 async function begin() {
@@ -104,7 +109,7 @@ async function begin() {
     dropToken();
     route();
   });
-  route();
+  show(chooseView(), { isAsked: false });
 }
 
 begin().catch((error) => show(refusalView(error), { isAsked: false }));

@@ -80,6 +80,21 @@ export function nearestTo(points, x) {
   return x - before.x < after.x - x ? before : after;
 }
 
+/** Return the last point at a place on the x axis, or before it; null if there is none. */
+export function lastUntil(points, x) {
+  let low = 0;
+  let high = points.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle].x <= x) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return points[low - 1] ?? null;
+}
+
 /** Return every n-th point and the last one, so that there are at most `count`. */
 export function thin(points, count) {
   const every = Math.ceil(points.length / count);
