@@ -65,7 +65,9 @@ def running_chromium() -> Generator[Browser]:
             browser.close()
 
 
-@pytest.fixture(scope="session")
+# Of a module, no longer: as long as it is there, this thread has an event loop, which would be in
+# the way of other tests.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The browser; tests are skipped where there is none."""
     if shutil.which("chromium") is None:

@@ -1,13 +1,14 @@
 """What the live page shows, in a real browser, of jobs that are written while it looks."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Complaints, OpenPage, Serve
-from tests.browser.served import LOOK_EVERY_S, Served, WatchedRun, serve_runs
+from tests.browser.served import Served, WatchedRun, serve_runs
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import EpochId
 from trainflow.service.history.records import Scope
@@ -21,7 +22,8 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
 @pytest.fixture
-def run(home: Any) -> WatchedRun:
+def run(home: Path) -> WatchedRun:
+    """A job that trains, by its record."""
     del home  # the run is under it
     run = WatchedRun(JOB)
     run.record.add_event("epoch", "epoch 1.1: 3 members from step 0", epoch="1.1")
@@ -40,7 +42,7 @@ def open_job(open_page: OpenPage, served: Served, **settings: Any) -> Page:
 
 def first_rows(page: Page, caption: str) -> list[list[str]]:
     """Return the texts of a table's rows."""
-    rows = page.get_by_role("table", name=caption).locator("tbody tr").all()
+    rows = page.get_by_role("table", name=caption, exact=True).locator("tbody tr").all()
     return [row.locator("td").all_inner_texts() for row in rows]
 
 
@@ -141,9 +143,7 @@ def test_steps_that_are_done_again_are_drawn_as_they_count(
         expect(chart.locator("tbody tr").first.locator("td")).to_have_text(["step 17", "9"])
 
 
-def test_values_that_are_no_numbers_are_marked(
-    serve: Serve, run: WatchedRun, open_page: OpenPage
-):
+def test_values_that_are_no_numbers_are_marked(serve: Serve, run: WatchedRun, open_page: OpenPage):
     run.learn([21], loss=float("nan"))
     run.learn([22])
     with serve() as served:
@@ -182,9 +182,7 @@ def test_a_lost_connection_is_told_and_taken_up_without_a_gap(
     assert shown == [str(number) for number in range(12, 0, -1)]
 
 
-def test_a_job_that_is_not_there_is_told(
-    serve: Serve, open_page: OpenPage, complaints: Complaints
-):
+def test_a_job_that_is_not_there_is_told(serve: Serve, open_page: OpenPage, complaints: Complaints):
     complaints.are_expected = True  # of the 404
     with serve() as served:
         page = open_page(served.job_url("nowhere-abcdef"))
@@ -267,7 +265,7 @@ def test_a_token_that_is_revoked_ends_the_view(
 def test_of_ten_thousand_events_few_are_drawn(serve: Serve, run: WatchedRun, open_page: OpenPage):
     run.happen(10_500, "x" * 50)
     run.recover(20)
-    with serve(history={"poll_every_s": LOOK_EVERY_S}) as served:
+    with serve() as served:
         page = open_page(served.job_url(JOB))
         expect(page.locator(".events li").first).to_contain_text("recovered", timeout=30_000)
         expect(page.locator(".events li")).to_have_count(200)
@@ -289,7 +287,7 @@ def test_a_very_long_run_is_drawn_with_few_points(
         assert 100 < path.count("L") <= 2000
 
 
-def test_long_and_hostile_names_are_texts(serve: Serve, open_page: OpenPage, home: Any):
+def test_long_and_hostile_names_are_texts(serve: Serve, open_page: OpenPage, home: Path):
     del home
     run = WatchedRun("l" * 63, {"note": HOSTILE, "long": "y" * 500})
     run.record.add_event("failure", HOSTILE + "z" * 2000)

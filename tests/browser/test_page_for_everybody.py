@@ -1,6 +1,7 @@
 """The live page with a keyboard, read aloud, in the dark, and without motion."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ FIND_LEAST_CONTRAST = """() => {
 
 
 @pytest.fixture
-def run(home: Any) -> WatchedRun:
+def run(home: Path) -> WatchedRun:
+    """A job that has recovered, by its record."""
     del home  # the run is under it
     run = WatchedRun(JOB, {"team": "language"})
     run.learn(range(1, 21))

@@ -1,7 +1,7 @@
 """Modules of the page that compute, with plain values, in the engine that runs them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ Run = Callable[[str, str], Any]
 
 
 @pytest.fixture
-def run(serve: Serve, open_page: OpenPage) -> Any:
+def run(serve: Serve, open_page: OpenPage) -> Iterator[Run]:
     """Evaluate an expression over what a module exports, as `m`."""
     with serve() as served:
         page = open_page(served.url)

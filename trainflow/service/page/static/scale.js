@@ -54,9 +54,11 @@ export function timeTicksOf([low, high], count = 4) {
 }
 
 function multiplesOf(step, low, high) {
+  // Rounded, since 3 * 0.1 is a little more than 0.3.
+  const multiple = (number) => Number((number * step).toPrecision(12));
   const ticks = [];
-  for (let number = Math.ceil(low / step); number * step <= high; number += 1) {
-    ticks.push(Number((number * step).toPrecision(12)));
+  for (let number = Math.ceil(low / step); multiple(number) <= high; number += 1) {
+    ticks.push(multiple(number));
   }
   return ticks;
 }
