@@ -22,6 +22,7 @@ from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
 from trainflow.service.settings import ServiceSettings
+from trainflow.service.streams import OpenStreams
 
 LOOK_EVERY_S = 0.1
 
@@ -33,10 +34,12 @@ class Served:
     Attributes:
         url: of its page.
         history: that it tells of.
+        streams: that are open.
     """
 
     url: str
     history: History
+    streams: OpenStreams
 
     def job_url(self, job_id: str) -> str:
         return f"{self.url}/#/jobs/{job_id}"
@@ -52,7 +55,7 @@ def serve_runs(*, port: int = 0, **changes: Any) -> Generator[Served]:
         app = create_app(ServiceSettings.model_validate(given), history, FakeCluster())
         try:
             with listening(app, port) as url:
-                yield Served(url, history)
+                yield Served(url, history, app.state.context.streams)
         finally:
             keeping.stop()
 

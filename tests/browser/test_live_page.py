@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Complaints, OpenPage, Serve
 from tests.browser.served import Served, WatchedRun, serve_runs
+from tests.unit.service.runs import wait_until
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import EpochId
 from trainflow.service.history.records import Scope
@@ -180,6 +181,23 @@ def test_a_lost_connection_is_told_and_taken_up_without_a_gap(
         expect(page.locator(".notice")).to_have_count(0, timeout=30_000)
         shown = page.locator(".events li").evaluate_all("all => all.map(e => e.dataset.number)")
     assert shown == [str(number) for number in range(12, 0, -1)]
+
+
+def test_a_page_that_nobody_sees_holds_no_connection(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    hide = """hidden => {
+      Object.defineProperty(document, "hidden", { configurable: true, value: hidden });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with serve() as served:
+        page = open_job(open_page, served)
+        wait_until(lambda: served.streams.num_open == 1)
+        page.evaluate(hide, arg=True)
+        wait_until(lambda: served.streams.num_open == 0)
+        run.happen(3)
+        page.evaluate(hide, arg=False)
+        expect(page.locator(".events li")).to_have_count(5)
 
 
 def test_a_job_that_is_not_there_is_told(serve: Serve, open_page: OpenPage, complaints: Complaints):

@@ -98,14 +98,15 @@ def test_every_part_has_a_name_and_a_place(serve: Serve, run: WatchedRun, open_p
         for landmark in ("banner", "main"):
             expect(page.get_by_role(landmark)).to_have_count(1)
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
-        levels = page.locator("h1, h2, h3").evaluate_all("all => all.map(e => Number(e.tagName[1]))")
+        headings = page.locator("h1, h2, h3")
+        levels = headings.evaluate_all("all => all.map(e => Number(e.tagName[1]))")
         assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
         ids = page.locator("[id]").evaluate_all("all => all.map(e => e.id)")
         assert len(ids) == len(set(ids))
         for each in page.locator("button, a, input, select, [role], table").all():
             assert name_of(each), each.evaluate("e => e.outerHTML.slice(0, 200)")
-        headings = page.locator("th").evaluate_all("all => all.map(e => e.scope)")
-        assert set(headings) == {"col"}
+        scopes = page.locator("th").evaluate_all("all => all.map(e => e.scope)")
+        assert set(scopes) == {"col"}
         charts = page.locator("figure")
         assert charts.count() == charts.locator("details").count()
 

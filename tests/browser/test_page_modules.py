@@ -95,7 +95,8 @@ def test_a_point_that_stands_for_known_steps_too_replaces_them(run: Run):
     known, coarse = [point(step) for step in range(1, 6)], [point(8, num_steps=5)]
     found = run(
         "series.js",
-        f"(s => (s.add({json.dumps(known)}), s.add({json.dumps(coarse)}), s.points))(new m.Series())",
+        f"(s => (s.add({json.dumps(known)}), s.add({json.dumps(coarse)}), s.points))"
+        "(new m.Series())",
     )
     assert [each["last_step"] for each in found] == [1, 2, 3, 8]
 

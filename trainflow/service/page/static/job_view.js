@@ -9,7 +9,7 @@ import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
 import { hasEnded, isStale } from "./job_state.js";
 import { Checkpoints, Workers } from "./job_tables.js";
-import { pause, repeat } from "./pacing.js";
+import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
 import { Recoveries } from "./recoveries.js";
 import { Series } from "./series.js";
 
@@ -146,8 +146,10 @@ export class JobView {
     this.events.known = this.#job.last_event;
     let number = Math.max(0, this.events.known - MOST_EVENTS);
     while (!signal.aborted) {
+      await waitVisible(signal);
+      // A browser has few connections to a service: pages that nobody sees are not to hold them.
       number = await followEvents(this.jobId, number, {
-        signal,
+        signal: untilHidden(signal),
         onEvents: (events) => this.#takeEvents(events),
         onTrouble: (error, waitS) => this.#noteTrouble("events", error, waitS),
       });

@@ -34,8 +34,33 @@ export function pause(seconds, signal) {
   });
 }
 
+/** Wait until the page can be seen: less, if the signal ends it. */
+export function waitVisible(signal) {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (!document.hidden || signal.aborted) {
+        document.removeEventListener("visibilitychange", look);
+        signal.removeEventListener("abort", look);
+        resolve();
+      }
+    };
+    document.addEventListener("visibilitychange", look);
+    signal.addEventListener("abort", look);
+    look();
+  });
+}
+
+/** Return a signal that ends what is under way with the given one, or once the page is hidden. */
+export function untilHidden(signal) {
+  const hidden = new AbortController();
+  const either = AbortSignal.any([signal, hidden.signal]);
+  const look = () => document.hidden && hidden.abort();
+  document.addEventListener("visibilitychange", look, { signal: either });
+  return either;
+}
+
 /**
- * Run something again and again until the signal ends it.
+ * Run something again and again, while the page can be seen, until the signal ends it.
  *
  * `action` returns after how many seconds to run it again; null: never. `onTrouble` takes the error
  * and the seconds until the next try, and null once all is well. Rejects with what does not pass.
@@ -44,6 +69,7 @@ export async function repeat(action, signal, onTrouble) {
   let failures = 0;
   while (!signal.aborted) {
     let waitS;
+    await waitVisible(signal);
     try {
       waitS = await action();
       failures = 0;
