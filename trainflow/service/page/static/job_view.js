@@ -14,6 +14,7 @@ import { Recoveries } from "./recoveries.js";
 import { Series } from "./series.js";
 
 const EVERY_S = 1;
+const DETAILS_EVERY_S = 2;
 const ENDED_EVERY_S = 5;
 const REDRAW_MS = 1000;
 const MOST_EVENTS = 10_000;
@@ -107,10 +108,13 @@ export class JobView {
       this.#charts.noteSpares(job.published_at_s, job.status.spares ?? null);
     }
     this.#draw();
-    return this.#pace();
+    return this.#pace(EVERY_S);
   }
 
   async #lookAtMetrics(signal) {
+    if (this.#series.lastStep === this.#job.last_step) {
+      return EVERY_S;
+    }
     const names = METRICS.map((name) => `&name=${name}`).join("");
     const generation = this.#generation;
     const path = jobPath(this.jobId, `/metrics?since_step=${this.#series.lastStep}${names}`);
@@ -119,13 +123,13 @@ export class JobView {
     if (generation === this.#generation) {
       this.#series.add(points);
     }
-    return this.#pace();
+    return this.#pace(DETAILS_EVERY_S);
   }
 
   async #lookAtWorkers(signal) {
     const { workers } = await ask(jobPath(this.jobId, "/workers"), signal);
     this.#workers.update(workers);
-    return this.#pace();
+    return this.#pace(DETAILS_EVERY_S);
   }
 
   async #lookAtCheckpoints(signal) {
@@ -171,8 +175,8 @@ export class JobView {
     }
   }
 
-  #pace() {
-    return hasEnded(this.#job) ? ENDED_EVERY_S : EVERY_S;
+  #pace(usualS) {
+    return hasEnded(this.#job) ? ENDED_EVERY_S : usualS;
   }
 
   #draw() {
