@@ -9,7 +9,7 @@ import { extentOf, lastUntil, nearestTo, scaleLinear, ticksOf, timeTicksOf, with
 
 const WIDTH = 640;
 const HEIGHT = 240;
-const PLOT = { left: 64, right: 628, top: 12, bottom: 204 };
+const PLOT = { left: 64, right: 606, top: 12, bottom: 204 };
 const POINTS_AT_ONCE = 10;
 const DAY_S = 86_400;
 
