@@ -20,7 +20,9 @@ def run(serve: Serve, open_page: OpenPage) -> Iterator[Run]:
         page = open_page(served.url)
 
         def run(module: str, expression: str) -> Any:
-            return page.evaluate(f"import('/page/{module}').then((m) => ({expression}))")
+            return page.evaluate(
+                f"import('{served.url}/page/{module}').then((m) => ({expression}))"
+            )
 
         yield run
 

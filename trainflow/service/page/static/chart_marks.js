@@ -51,7 +51,7 @@ export function stack(series) {
   let floor = [];
   return series.map((points) => {
     const laid = points.map((point, index) => {
-      const low = floor[index] ?? 0;
+      const low = index < floor.length ? floor[index] : 0;
       const high = point.y === null || low === null ? null : low + point.y;
       return { ...point, own: point.y, low: high === null ? null : low, high, y: high };
     });

@@ -43,8 +43,8 @@ export class JobFigures {
     this.#set("loss", formatNumber(loss));
     this.#set("world", formatNumber(status.world_size));
     this.#set("spares", formatNumber(status.spares));
-    const preempted = status.preemptions ?? 0;
-    this.#set("failures", formatNumber(status.failures), preempted ? `and ${preempted} preempted` : "");
+    const preempted = status.preemptions ? `and ${status.preemptions} preempted` : "";
+    this.#set("failures", formatNumber(status.failures), preempted);
     this.#set("recoveries", formatNumber(recoveries.count), recoveries.summary);
     this.#setCheckpoint(job, sinceReceivedS, newestCheckpoint);
     this.#setGoodput(status.goodput_ratio);
@@ -91,5 +91,6 @@ function describeAge(job, sinceReceivedS) {
   if (age === null) {
     return ["none yet", "its coordinator has not published any"];
   }
-  return [`${formatAge(age)} old`, isStale(job, sinceReceivedS) ? "stale: may be wrong by now" : ""];
+  const remark = isStale(job, sinceReceivedS) ? "stale: may be wrong by now" : "";
+  return [`${formatAge(age)} old`, remark];
 }

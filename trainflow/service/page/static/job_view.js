@@ -188,7 +188,7 @@ export class JobView {
     const { points } = this.#series;
     this.#figures.update(job, sinceReceivedS, {
       loss: points.at(-1)?.values.loss?.mean,
-      recoveries: this.#recoveries.summary,
+      recoveries: this.#recoveries,
       newestCheckpoint: this.#known.find((each) => each.state === "kept") ?? null,
     });
     this.#charts.update(points, this.#known);
