@@ -18,6 +18,7 @@ from trainflow.service.asgi import read_header, read_peer
 from trainflow.service.history import records
 from trainflow.service.history.records import Token
 from trainflow.service.host_checks import check_host, check_origin
+from trainflow.service.page.files import PAGE_PATHS
 from trainflow.service.problem_responses import respond
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.rate_limits import RateLimit
@@ -25,7 +26,7 @@ from trainflow.service.settings import ServiceSettings, is_loopback
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = PAGE_PATHS | {"/healthz", "/readyz", "/openapi.json"}
 """What is answered without a token: nothing of jobs is told there."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -3,6 +3,7 @@
 Process: a replica of the service.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -17,6 +18,7 @@ from trainflow.service.event_feed import EventFeed
 from trainflow.service.event_stream import EventStreams
 from trainflow.service.history.history import History
 from trainflow.service.job_desk import JobDesk
+from trainflow.service.page.files import PageFile, load_page
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
 
@@ -33,6 +35,7 @@ class Context:
         feed: has the newest events.
         events: streams of them.
         streams: that are open.
+        page: files of the live page, by path.
         clock: measures.
     """
 
@@ -43,6 +46,7 @@ class Context:
     feed: EventFeed
     events: EventStreams
     streams: OpenStreams
+    page: Mapping[str, PageFile]
     clock: Clock
 
     @classmethod
@@ -59,6 +63,7 @@ class Context:
             feed=feed,
             events=EventStreams(history, feed, settings.limits.heartbeat_s, clock),
             streams=OpenStreams(settings.limits),
+            page=load_page(),
             clock=clock,
         )
 

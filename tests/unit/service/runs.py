@@ -78,9 +78,9 @@ class RecordedRun:
 
 
 @contextmanager
-def listening(app: ASGIApp) -> Generator[str]:
-    """Have an app listen on a port of its own; gives its URL."""
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+def listening(app: ASGIApp, port: int = 0) -> Generator[str]:
+    """Have an app listen on a port of its own, unless one is given; gives its URL."""
+    with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
         config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
