@@ -29,17 +29,8 @@ class Outcome:
     tensor_digests: dict[str, str]
 
 
-def describe_step(
-    outcome: Outcome, group: Group, copy_lag: int | None, phases_s: dict[str, float]
-) -> StepReport:
-    """Return what there is to say of a commit of this rank.
-
-    Args:
-        outcome: of the commit.
-        group: that made it.
-        copy_lag: see `StepReport`.
-        phases_s: see `StepReport`.
-    """
+def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepReport:
+    """Return what there is to say of a commit of this rank."""
     committed, decision = outcome.committed, outcome.decision
     return StepReport(
         step=committed.number,
@@ -61,7 +52,6 @@ def describe_step(
         scalars=outcome.scalars,
         pausing=bool(decision.flags & Flag.PAUSE),
         copy_lag=copy_lag,
-        phases_s=phases_s,
         digest=f"{decision.digest:016x}" if decision.digest else None,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.config.job import JobConfig
+from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.missed_reports import make_up_for_reports
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
 from trainflow.coordination.run_record import RunRecord
@@ -43,7 +44,7 @@ class FormedEpoch:
 
 def specify(
     epoch: EpochId,
-    members: Sequence[WorkerEntry],
+    members: Sequence[WorkerDescription],
     job: JobConfig,
     *,
     seconds_between_failures: float,
@@ -52,19 +53,17 @@ def specify(
 
     Args:
         epoch: its id.
-        members: by rank; all are warm.
+        members: by rank.
         job: says how state is spread and copied.
         seconds_between_failures: of the run so far.
     """
-    warm = [each.description for each in members if each.description is not None]
-    assert len(warm) == len(members), "members are warm"
-    nodes = [each.node_id for each in warm]
-    labels = {each.node_id: each.node_labels for each in warm}
+    nodes = [each.node_id for each in members]
+    labels = {each.node_id: each.node_labels for each in members}
     return EpochSpec(
         epoch,
-        tuple(each.worker_id for each in warm),
-        warm[0].host,
-        warm[0].store_port,
+        tuple(each.worker_id for each in members),
+        members[0].host,
+        members[0].store_port,
         choose_snapshot_ranks(nodes, labels, job.num_copying(len(members))),
         seconds_between_failures,
         number_nodes(nodes),

@@ -16,7 +16,6 @@ from trainflow.computation.reports import (
     SnapshotLeftOut,
     StepReport,
     TensorDigests,
-    WorkDescribed,
 )
 from trainflow.coordination.startup import WorkerStart
 from trainflow.coordination.topology import Labels
@@ -116,7 +115,6 @@ WorkerMessage = (
     | ResidualsLost
     | TensorDigests
     | RanksDiffer
-    | WorkDescribed
     | Finished
     | Crashed
 )

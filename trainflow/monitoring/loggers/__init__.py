@@ -1,1 +1,0 @@
-"""Bring a run's curves to TensorBoard, Weights & Biases and MLflow."""

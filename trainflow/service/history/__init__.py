@@ -1,1 +1,0 @@
-"""What became of every job, in a database that outlives Ray."""

@@ -1,1 +1,0 @@
-"""Changes of the tables, from release to release."""

@@ -1,1 +1,0 @@
-"""One module a change, in the order of their numbers."""
