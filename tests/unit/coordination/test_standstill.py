@@ -12,7 +12,7 @@ from trainflow.coordination.standstill import (
 
 TEXT = """Thread 0x00007f0000000002 (most recent call first):
   File "/env/lib/python3.11/threading.py", line 320 in wait
-  File "/work/my jobs/lm.py", line 7 in <lambda>
+  File "/srv/my jobs/lm.py", line 7 in <lambda>
   File "/env/lib/python3.11/site-packages/ray/x.py", line 9 in run
 
 Current thread 0x00007f0000000001 [python] (most recent call first):
@@ -27,7 +27,7 @@ TORCH = Frame("/env/lib/python3.11/site-packages/torch/nn/module.py", 5, "forwar
 def test_frames_are_told_by_thread_innermost_first():
     stacks = parse_stacks(TEXT)
     assert list(stacks) == [0x7F0000000002, 0x7F0000000001]
-    assert stacks[0x7F0000000002][1] == Frame("/work/my jobs/lm.py", 7, "<lambda>")
+    assert stacks[0x7F0000000002][1] == Frame("/srv/my jobs/lm.py", 7, "<lambda>")
     assert [frame.function for frame in stacks[0x7F0000000002]] == ["wait", "<lambda>", "run"]
     assert stacks[0x7F0000000001] == (Frame("/env/bin/ray", 1, "<module>"),)
 
