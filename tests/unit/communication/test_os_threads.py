@@ -29,6 +29,13 @@ class Waiter:
         self._again.release()
         assert self._came.acquire(timeout=TIMEOUT_S)
 
+    def end(self) -> None:
+        """Return when the kernel has no such thread any more: `join` returns a little before."""
+        self.come_round(ended=True)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while self.ids & thread_ids():
+            assert time.monotonic() < deadline_s
+
     def _run(self) -> None:
         while not self._ended:
             self._came.release()
@@ -71,7 +78,6 @@ def test_nobody_of_that_name_or_nobody_left_is_nothing_to_rely_on(name: str):
         num_runs(waiter.ids, "another")
     with pytest.raises(LookupError):
         num_runs(frozenset(), name)
-    waiter.come_round(ended=True)
-    waiter.thread.join(TIMEOUT_S)
+    waiter.end()
     with pytest.raises(LookupError):
         num_runs(waiter.ids, name)
