@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity clean
+	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(call wants_cpu_torch); then \
 		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
 	fi
-	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,bench,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,service,postgres,sinks,bench,dev]'
 	touch $@
 
 # No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.
@@ -76,7 +76,7 @@ test: $(STAMP) ## every test
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity ## every benchmark
+bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity bench-anomalies ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -125,6 +125,9 @@ bench-collectives: $(STAMP) ## sums over slow links, by what is sent; as root, i
 
 bench-parity: $(STAMP) ## what compression does to what a model learns; three quarters of an hour
 	$(BIN)/python -m benchmarks.parity
+
+bench-anomalies: $(STAMP) ## what is found of made-up losses that are wrong, and false alarms; ten minutes
+	$(BIN)/python -m benchmarks.anomalies
 
 clean: ## remove what was built and measured; the .venv stays
 	rm -rf out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,7 @@ from trainflow.coordination import (
     expansion,
     launch,
     node_watch,
+    run_monitor,
     worker_pool,
 )
 from trainflow.coordination.bundles import Bundles
@@ -274,7 +275,7 @@ def simulated(job: JobConfig, workers_a_node: int, directory: str) -> Generator[
     )
     with (
         mock.patch.object(coordinator, "WorkerPool", _Pool),
-        mock.patch.object(coordinator, "RunMetrics", mock.Mock()),
+        mock.patch.object(run_monitor, "RayExport", mock.Mock()),
         mock.patch.object(node_watch, "KeeperActor", make_keeper),
         mock.patch.object(node_watch, "NodeAffinitySchedulingStrategy", mock.Mock()),
         mock.patch.object(launch.ray, "nodes", return_value=nodes),

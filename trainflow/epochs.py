@@ -277,12 +277,18 @@ class Phase(StrEnum):
     STARTING = "starting"
     PARKED = "parked"
     HEALING = "healing"
+    RESTORING = "restoring"
     COMPUTE = "compute"
     DATA = "data"
     COMMUNICATE = "communicate"
     OPTIMIZER = "optimizer"
     SNAPSHOT = "snapshot"
     USER = "user"
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether it is a part of a step, or of what the job does between two."""
+        return self not in {Phase.STARTING, Phase.PARKED, Phase.HEALING}
 
     @property
     def is_judged(self) -> bool:
@@ -293,3 +299,8 @@ class Phase(StrEnum):
     def is_waiting(self) -> bool:
         """Whether a rank in this phase waits for other ranks."""
         return self in {Phase.COMMUNICATE, Phase.HEALING}
+
+    @property
+    def wants_link(self) -> bool:
+        """Whether a rank in this phase waits for what travels over its node's link."""
+        return self.is_waiting or self is Phase.RESTORING

@@ -14,9 +14,12 @@
     │   └── StoreError                 the store doesn't answer, or has no room
     ├── TrainingError                  the user's training function, or the model, gave up
     │   └── TooManySkippedStepsError   non-finite gradients, step after step
+    ├── HistoryError                   the history of jobs can't be read or written
+    ├── TokenRefusedError              an access token is unknown, expired or revoked
+    │   └── TokenScopeError            it is valid, and does not allow what is asked
     └── CoordinationError              the cluster can't do what was asked
         ├── CapacityError              not enough nodes, CPUs or GPUs
-        ├── JobNotFoundError           no job of that name
+        ├── JobNotFoundError           no job of that id
         ├── UnreachableError           no Ray cluster, or no coordinator, at that address
         └── ConflictError              the name, port or job is already taken
 
@@ -87,6 +90,22 @@ class TooManySkippedStepsError(TrainingError):
     """Gradients were not finite for ``training.max_skipped_steps`` steps in a row."""
 
 
+class HistoryError(TrainFlowError):
+    """The database of jobs doesn't answer, refuses, or was written by a newer release."""
+
+    exit_code = 5
+
+
+class TokenRefusedError(TrainFlowError):
+    """An access token is unknown, expired or revoked."""
+
+    exit_code = 4
+
+
+class TokenScopeError(TokenRefusedError):
+    """An access token is valid, and does not allow what is asked."""
+
+
 class CoordinationError(TrainFlowError):
     """The cluster can't do what was asked."""
 
@@ -98,7 +117,7 @@ class CapacityError(CoordinationError):
 
 
 class JobNotFoundError(CoordinationError):
-    """No coordinator with that job id runs on the cluster."""
+    """No job of that id runs on the cluster, or is in the history."""
 
     exit_code = 3
 
@@ -110,6 +129,6 @@ class UnreachableError(CoordinationError):
 
 
 class ConflictError(CoordinationError):
-    """The job id, port or head is already in use."""
+    """The job id, port, head or key is already in use, or the job's state does not allow it."""
 
     exit_code = 6

@@ -22,11 +22,17 @@ def test_imports_keep_the_contracts(monkeypatch: pytest.MonkeyPatch):
         ("trainflow", ["ray", "torch", "pydantic"]),
         ("trainflow.errors", ["ray", "torch", "pydantic"]),
         ("trainflow.epochs", ["ray", "torch", "pydantic"]),
+        ("trainflow.monitoring.metrics", ["ray", "torch"]),
         ("trainflow.config", ["ray", "torch", "transformers"]),
         ("trainflow.coordination.coordinator", ["torch", "transformers"]),
         ("trainflow.coordination.keeper", ["torch", "transformers"]),
         ("trainflow.communication.group", ["ray", "transformers"]),
         ("trainflow.computation.session", ["ray", "transformers"]),
+        ("trainflow.cli.main", ["fastapi", "httpx", "ray", "sqlalchemy", "torch"]),
+        ("trainflow.client", ["alembic", "fastapi", "ray", "sqlalchemy", "torch"]),
+        ("trainflow.service.app", ["ray", "torch"]),
+        ("trainflow.service.history.history", ["ray", "torch"]),
+        ("trainflow.service.history.ingest", ["ray", "torch"]),
     ],
 )
 def test_importing_a_room_loads_no_more_than_it_needs(module: str, unwanted: list[str]):

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from tests.chaos.deaths import Death, DieAt
 from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.aborted import StepAborted
 from trainflow.computation.shards import local_part
+from trainflow.computation.step import Step
 from trainflow.data.batch import Batch
 from trainflow.epochs import INITIAL_EPOCH, EpochId
 
@@ -36,6 +38,8 @@ class Args(BaseModel):
     nan_at: tuple[int, ...] = ()
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
+    stuck_rank: int | None = None
+    """Rank that doesn't come out of the commit of that step, once the others have given it up."""
     die_after: int | None = None
     """Step that rank 0 commits, and whose report it doesn't live to send, the first time."""
     die_at: DieAt | None = None
@@ -76,6 +80,18 @@ def hang_once(session: Session, args: Args, step: int) -> None:
         mark.touch()
         while True:
             SYSTEM_CLOCK.sleep(1)
+
+
+def commit(session: Session, args: Args, step: Step) -> None:
+    """Commit, or stand still for good in a commit that was aborted, if the job is to."""
+    rank = session.rank
+    try:
+        step.commit()
+    except StepAborted:
+        if step.number == args.hang_at and rank == args.stuck_rank:
+            while True:
+                SYSTEM_CLOCK.sleep(1)
+        raise
 
 
 def die_unheard(session: Session, args: Args, step: int) -> None:
@@ -186,7 +202,7 @@ def train(session: Session, args: Args) -> None:
                 log.write(describe(session.epoch, step.number, indices=own_indices(batch)))
             if step.number == args.raise_at and session.rank == 1:
                 raise ValueError("the job's own mistake")
-            step.commit()
+            commit(session, args, step)
             made_in = committed_in(session)
             if made_in != INITIAL_EPOCH:  # else another run has, which this one goes on from
                 log.write(describe(made_in, step.number))

@@ -7,14 +7,15 @@ import pytest
 from tests.chaos.harness import RunUnderTest, events_of, wait_until
 from tests.chaos.scraping import scrape
 from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.monitoring.metrics import GRADIENT_PLAIN_BYTES, GRADIENT_WIRE_BYTES, Metric
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 FED_BACK = {"compression": "int8", "error_feedback": True}
 
 
-def sent_bytes(run: RunUnderTest, which: str) -> float:
-    return scrape(f"ray_trainflow_gradient_{which}_bytes_total", job=run.run.job_id)
+def sent_bytes(run: RunUnderTest, metric: Metric) -> float:
+    return scrape(metric.shown_name, job=run.run.job_id)
 
 
 def test_a_spare_takes_over_what_compression_left_out(cluster: LocalCluster, tmp_path: Path):
@@ -30,7 +31,12 @@ def test_a_spare_takes_over_what_compression_left_out(cluster: LocalCluster, tmp
     run.kill(2)
     status = run.wait_recovered(2)
     assert not events_of(status, "residuals_lost")
-    wait_until(lambda: 0 < sent_bytes(run, "wire") < 0.6 * sent_bytes(run, "plain"), lambda: "none")
+    wait_until(
+        lambda: (
+            0 < sent_bytes(run, GRADIENT_WIRE_BYTES) < 0.6 * sent_bytes(run, GRADIENT_PLAIN_BYTES)
+        ),
+        lambda: "none",
+    )
     status = run.finish()
     assert status["state"] == "succeeded", status["ending"]
     assert run.final_digests() == calm.final_digests()

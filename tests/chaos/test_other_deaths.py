@@ -49,6 +49,20 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
     assert not psutil.pid_exists(worker["pid"])
 
 
+def test_a_thread_that_does_not_come_out_of_an_epoch_that_was_given_up_is_found(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    """The next epoch can't be formed with it, and nobody else is to blame."""
+    run = RunUnderTest.start(cluster, tmp_path, hang_at=25, stuck_rank=0)
+    run.wait_training(step=20, spares=2)
+    members = run.members()
+    first, second = events_of(run.wait_recovered(), "hang")
+    assert first["data"]["worker"] == members[1]["worker_id"]
+    assert second["text"].startswith(f"{members[0]['worker_id']}: still in communicate of step 25")
+    expect_as_undisturbed(run, undisturbed)
+    assert not psutil.pid_exists(members[0]["pid"])
+
+
 def signal_tree(node: LocalNode, number: signal.Signals) -> None:
     root = psutil.Process(node.pid)
     for process in [root, *root.children(recursive=True)]:

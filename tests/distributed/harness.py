@@ -30,7 +30,7 @@ from trainflow.computation.reports import (
     TensorDigests,
 )
 from trainflow.computation.stamps import read_stamp
-from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
@@ -171,8 +171,8 @@ class Coordinator:
                 progress[worker_id] = Progress(
                     stamp.pid, stamp.step, stamp.epoch, stamp.phase, *ages_s
                 )
-        for worker_id, evidence in judge_progress(progress, HANG_TIMEOUT_S).hung.items():
-            self._outcome.hung[worker_id] = evidence
+        for worker_id, hang in judge_progress(progress, Limits(HANG_TIMEOUT_S)).hung.items():
+            self._outcome.hung[worker_id] = hang.text
             self._drop(self._workers[worker_id])
 
     def _drop(self, worker: _Worker) -> None:

@@ -97,12 +97,16 @@ def list_runs() -> list[Answer]:
 
 def format_status(status: Answer) -> str:
     """Return a run's status as text: figures first, then its newest events."""
-    lists = {"events", "steps", "ending", "stragglers", "slow_network"}
+    lists = {"events", "steps", "ending", "stragglers", "slow_network", "anomalies", "goodput"}
     figures = {key: value for key, value in status.items() if key not in lists}
     slow = [f"rank {each['rank']}, {each['ratio']:.1f} times" for each in status["stragglers"]]
     figures["stragglers"] = "; ".join(slow) or None
     links = [" - ".join(each["hosts"]) for each in status["slow_network"]]
     figures["slow_network"] = "; ".join(links) or None
+    odd = [f"{each['anomaly']} since step {each['since_step']}" for each in status["anomalies"]]
+    figures["anomalies"] = "; ".join(odd) or None
+    goodput = status["goodput"] or {"ratio": None}
+    figures["goodput"] = None if goodput["ratio"] is None else f"{goodput['ratio']:.1%}"
     width = max(map(len, figures))
     lines = [f"{key.ljust(width)}  {format_value(value)}" for key, value in figures.items()]
     lines += [f"  {describe_event(event)}" for event in status["events"][-_EVENTS_SHOWN:]]

@@ -232,7 +232,29 @@ def own_head(workers: WorkersConfig) -> Generator[LocalCluster]:
         CoordinationError: it did not come up.
     """
     refuse_second_head()
-    cluster = LocalCluster.start(head_cpus=count_head_cpus(workers, os.cpu_count() or 1))
+    cpus = count_head_cpus(workers, os.cpu_count() or 1)
+    with _recorded(LocalCluster.start(head_cpus=cpus)) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def serving_head(cpus: float) -> Generator[LocalCluster]:
+    """Run a head that takes jobs, as `own_head` does.
+
+    Args:
+        cpus: that it declares.
+
+    Raises:
+        ConflictError: another one runs.
+        CoordinationError: it did not come up.
+    """
+    refuse_second_head()
+    with _recorded(LocalCluster.start(head_cpus=cpus, takes_jobs=True)) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _recorded(cluster: LocalCluster) -> Generator[LocalCluster]:
     record = HeadRecord.of(cluster)
     try:
         write_head(record)

@@ -21,8 +21,11 @@ from trainflow.cli.determinism_commands import bisect, replay
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
+from trainflow.cli.serve_command import serve
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
-from trainflow.errors import TrainFlowError
+from trainflow.cli.token_command import token_app
+from trainflow.coordination.names import Attempt
+from trainflow.errors import ConfigError, TrainFlowError
 
 _PLAIN_CAUSES = {
     errno.ENOSPC: "no space is left on the disk; free some, or choose another place",
@@ -46,9 +49,12 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(chaos_app, name="chaos")
+app.add_typer(token_app, name="token")
 
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML or TOML.")]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML, TOML or JSON.")
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -64,6 +70,21 @@ Resume = Annotated[
         "none, from a step, or from the newest of another folder.",
     ),
 ]
+NewJobId = Annotated[
+    str | None,
+    typer.Option(
+        "--job-id",
+        metavar="ID",
+        help="Give the job this id, instead of one made from its name; what is printed is kept in "
+        "TRAINFLOW_HOME/runs/ID/driver.log too.",
+    ),
+]
+AttemptNumber = Annotated[
+    int,
+    typer.Option(
+        "--attempt", min=1, help="With --job-id: 2 or more goes on with a job that has ended."
+    ),
+]
 JobId = Annotated[
     str | None, typer.Argument(help="The run; may be left out where there is only one.")
 ]
@@ -75,16 +96,24 @@ def run(
     overrides: Overrides = None,
     address: Address = None,
     resume: Resume = None,
+    job_id: NewJobId = None,
+    attempt: AttemptNumber = 1,
 ) -> None:
     """Run a job and stay with it until it ends.
 
     Without an address a head is started on this machine, and stopped after the run. Ctrl-C and
     SIGTERM stop the run at the next step boundary.
     """
+    chosen = [] if resume is None else [f"checkpoint.resume={_as_yaml(resume)}"]
+    settings = [*(overrides or []), *chosen]
+    if job_id is not None:
+        from trainflow.cli.submitted_run import run_submitted  # noqa: PLC0415
+
+        raise typer.Exit(run_submitted(job_file, settings, address, Attempt(job_id, attempt)))
+    _refuse_later_attempt(attempt)
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
 
-    chosen = [] if resume is None else [f"checkpoint.resume={_as_yaml(resume)}"]
-    checked = check_job(job_file, [*(overrides or []), *chosen])
+    checked = check_job(job_file, settings)
     from trainflow.cli.run_command import run_job  # noqa: PLC0415  a bad job needs no Ray
 
     raise typer.Exit(run_job(checked.config, address))
@@ -168,6 +197,15 @@ def down() -> None:
 
 app.command(epilog=COMPARING_EPILOGUE)(replay)
 app.command(epilog=COMPARING_EPILOGUE)(bisect)
+app.command()(serve)
+
+
+def _refuse_later_attempt(attempt: int) -> None:
+    if attempt > 1:
+        raise ConfigError(
+            f"--attempt: got {attempt} without --job-id, expected the id of the job to go on with; "
+            "add --job-id, or leave --attempt out"
+        )
 
 
 def _as_yaml(resume: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainflow.config import (
 )
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.fingerprint import changed_settings
+from trainflow.config.sinks import PACKAGES
 from trainflow.data.corpus_format import Split
 from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
@@ -62,6 +64,7 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
         CheckpointError: the store of checkpoints doesn't answer.
     """
     config, entrypoint, args = _resolve(path, overrides)
+    _check_sinks(config)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
     dataset = _open_training_data(config, args)
@@ -94,6 +97,18 @@ def _resolve(
     args = entrypoint.check_args(config.args)
     entrypoint.refuse_secrets(config.args)
     return _name_defaults(config, entrypoint), entrypoint, args
+
+
+def _check_sinks(config: JobConfig) -> None:
+    """Refuse sinks whose package isn't here: the cluster, as a rule, has what this machine has."""
+    for sink in config.monitoring.sinks:
+        found = find_spec(PACKAGES[sink.kind])
+        if found is None or found.origin is None:  # else a folder of that name beside the job
+            raise ConfigError(
+                f"monitoring.sinks: got {sink.kind}, expected its package to be installed; "
+                "pip install 'trainflow[sinks]', here and where the coordinator runs, or leave it "
+                "out"
+            )
 
 
 def _check_runtime_env(environment: Mapping[str, Any]) -> None:

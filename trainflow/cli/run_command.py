@@ -19,6 +19,7 @@ from trainflow.cli.stop_signals import StopSignals
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config import JobConfig
 from trainflow.coordination import driver
+from trainflow.coordination.names import Attempt
 from trainflow.errors import UnreachableError
 
 
@@ -38,30 +39,54 @@ class ReachedCluster:
 def run_job(job: JobConfig, address: str | None) -> int:
     """Run a job and stay until it has ended; return the exit code.
 
-    A first SIGINT or SIGTERM stops the run at a step boundary, a second one leaves at once. Output
-    that can't be written changes nothing.
-
     Args:
         job: checked.
         address: the cluster to run it on; if None a head is started for it, and stopped after it.
 
     Raises:
         ConfigError: TRAINFLOW_HOME can't be used.
+        StoreError: checkpoints can't be kept where they are to be.
+        TrainFlowError: as `run_checked`.
+    """
+    require_places(job)
+    return run_checked(job, address)
+
+
+def run_checked(job: JobConfig, address: str | None, attempt: Attempt | None = None) -> int:
+    """Run a job whose places are known to be usable; return the exit code.
+
+    A first SIGINT or SIGTERM stops the run at a step boundary, a second one leaves at once. Output
+    that can't be written changes nothing.
+
+    Args:
+        job: checked.
+        address: the cluster to run it on; if None a head is started for it, and stopped after it.
+        attempt: the job's id, if it was settled beforehand.
+
+    Raises:
         UnreachableError: the cluster doesn't answer, or no longer.
-        ConflictError: a head is needed, and one runs already.
+        ConflictError: a head is needed, and one runs already; or the job runs already.
         CoordinationError: a head is needed, and doesn't come up.
+    """
+    with StopSignals() as signals:
+        try:
+            with _reach_cluster(job, address) as cluster:
+                return _run_on(cluster, job, signals, attempt)
+        except KeyboardInterrupt:
+            say("trainflow: left at once", err=True)
+            return ExitCode.DETACHED
+
+
+def require_places(job: JobConfig) -> None:
+    """Make sure that a run can be recorded, and its checkpoints kept.
+
+    Raises:
+        ConfigError: TRAINFLOW_HOME can't be used.
         StoreError: checkpoints can't be kept where they are to be.
     """
     require_home()
     if job.checkpoint.url is not None:
         require_usable(job.checkpoint.url)
-    with StopSignals() as signals:
-        try:
-            with _reach_cluster(job, address) as cluster:
-                return _run_on(cluster, job, signals)
-        except KeyboardInterrupt:
-            say("trainflow: left at once", err=True)
-            return ExitCode.DETACHED
 
 
 @contextmanager
@@ -87,12 +112,16 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
         yield cluster
 
 
-def _run_on(cluster: ReachedCluster, job: JobConfig, signals: StopSignals) -> int:
+def _run_on(
+    cluster: ReachedCluster, job: JobConfig, signals: StopSignals, attempt: Attempt | None
+) -> int:
     signals.install()  # connecting to Ray has taken SIGTERM
     if signals.received:
         say("stopped before the run began", err=True)
         return ExitCode.STOPPED
-    run = driver.start_run(job)
+    if attempt is not None:
+        driver.make_room(attempt.job_id)
+    run = driver.start_run(job, attempt=attempt)
     signals.second_interrupts = True
     say(f"run {run.job_id} on the cluster at {cluster.address}")
     with closing(choose_display(DriverConsole())) as display:

@@ -17,7 +17,7 @@ from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.restoring import restore, unusable
 from trainflow.computation.snapshot_cadence import has_checkpoint
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import RecoveryPlan
+from trainflow.epochs import Phase, RecoveryPlan
 from trainflow.errors import (
     CheckpointError,
     CheckpointMisfitError,
@@ -70,13 +70,14 @@ def _restore(context: RankContext, state: TrainingState, plan: RecoveryPlan, gro
     stored = plan.stored
     assert stored is not None, "there is something to restore"
     try:
-        restore(
-            state,
-            stored,
-            shard=group.spec.shard_of(group.rank),
-            after_each=context.stamps.renew,
-            own_memory=context.own_memory,
-        )
+        with context.stamps.during(Phase.RESTORING):
+            restore(
+                state,
+                stored,
+                shard=group.spec.shard_of(group.rank),
+                after_each=context.stamps.renew,
+                own_memory=context.own_memory,
+            )
     except (StoreError, CheckpointMisfitError, CheckpointVersionError):
         raise  # it may be quite in order: nobody is to do without it unasked
     except CheckpointError as error:

@@ -29,8 +29,17 @@ class Outcome:
     tensor_digests: dict[str, str]
 
 
-def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepReport:
-    """Return what there is to say of a commit of this rank."""
+def describe_step(
+    outcome: Outcome, group: Group, copy_lag: int | None, phases_s: dict[str, float]
+) -> StepReport:
+    """Return what there is to say of a commit of this rank.
+
+    Args:
+        outcome: of the commit.
+        group: that made it.
+        copy_lag: see `StepReport`.
+        phases_s: see `StepReport`.
+    """
     committed, decision = outcome.committed, outcome.decision
     return StepReport(
         step=committed.number,
@@ -52,6 +61,7 @@ def describe_step(outcome: Outcome, group: Group, copy_lag: int | None) -> StepR
         scalars=outcome.scalars,
         pausing=bool(decision.flags & Flag.PAUSE),
         copy_lag=copy_lag,
+        phases_s=phases_s,
         digest=f"{decision.digest:016x}" if decision.digest else None,
     )
 

@@ -1,6 +1,6 @@
 """What a rank is given to run with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from trainflow.computation.own_memory import OwnMemory
 from trainflow.computation.reports import Report
 from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.stamps import StampWriter
+from trainflow.computation.training_state import PreparedModel
 from trainflow.config.job import JobConfig
 
 
-def _nothing() -> None:
+def _nothing(_models: Mapping[str, PreparedModel]) -> None:
     """Do nothing."""
 
 
@@ -40,7 +41,8 @@ class RankContext:
         shared_memory: folder for what is to outlive this process; None: nothing is.
         worker_id: names this worker's files there.
         host: of this node; empty where it has no Keeper.
-        on_built: called when the training function has come to its steps, before any rehearsal.
+        on_built: called with the models, by name, when the training function has come to its steps,
+            before any rehearsal.
     """
 
     job: JobConfig
@@ -56,7 +58,7 @@ class RankContext:
     shared_memory: Path | None = None
     worker_id: str = ""
     host: str = ""
-    on_built: Callable[[], None] = _nothing
+    on_built: Callable[[Mapping[str, PreparedModel]], None] = _nothing
 
     @property
     def own_memory(self) -> OwnMemory | None:

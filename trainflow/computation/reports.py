@@ -41,6 +41,25 @@ class CompressionChosen:
 
 
 @dataclass(frozen=True)
+class WorkDescribed:
+    """How much a model computes, and on what; each worker tells it once.
+
+    Attributes:
+        model_flops: floating-point operations of the model for one token, forward and backward.
+        hardware_flops: with what is computed again to save memory.
+        tokens_per_sample: how many tokens one sample has.
+        device: what torch calls the device; ``cpu`` for a processor.
+        peak_flops: what that does in a second at most, in the job's precision; None if unknown.
+    """
+
+    model_flops: int
+    hardware_flops: int
+    tokens_per_sample: int
+    device: str
+    peak_flops: float | None
+
+
+@dataclass(frozen=True)
 class GradientSums:
     """What one step's sums of gradients took on one rank.
 
@@ -90,6 +109,8 @@ class StepReport:
         digest: 16 hex digits, of the bits of the summed gradients; None if none was made.
         shortest_wait_s: time that the rank waited which came last: about what communication took
             that computing did not hide.
+        phases_s: this rank's time in each phase since the step before, or since it joined the
+            epoch; by `Phase`.
     """
 
     step: int
@@ -113,6 +134,7 @@ class StepReport:
     compute_by_rank: tuple[float, ...] = ()
     digest: str | None = None
     shortest_wait_s: float = 0.0
+    phases_s: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def version(self) -> Version:
@@ -224,6 +246,7 @@ Report = Callable[
         | ResidualsLost
         | TensorDigests
         | RanksDiffer
+        | WorkDescribed
     ],
     None,
 ]

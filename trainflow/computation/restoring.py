@@ -63,7 +63,8 @@ def restore(
         state: of the same training function that was saved, at whatever step.
         stored: which checkpoint, or snapshots.
         shard: which part of sharded state this rank holds.
-        after_each: called after each chunk, from several threads, and while one is waited for.
+        after_each: called after each chunk, from several threads, while one is waited for, and
+            around each pause.
         own_memory: where to look first.
         clock: waits for what doesn't answer.
 
@@ -83,7 +84,9 @@ def restore(
             return _restore_once(state, stored, shard, after_each, clock)
         except StoreError as error:
             logger.warning("%s; asked again in %.0f s", error, pause_s)
+            after_each()  # that it has given up is progress
             clock.sleep(pause_s)
+            after_each()
     return _restore_once(state, stored, shard, after_each, clock)
 
 

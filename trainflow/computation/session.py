@@ -245,7 +245,7 @@ class Session:
         self._sealed = True
         self._state.residuals = open_residuals(self._context, self._state)
         require_keepable(self._state.tree())
-        self._context.on_built()
+        self._context.on_built(self._state.models)
         if self._context.rehearsal is not None:
             self._group, fresh = self._context.rehearsal, FreshState.capture(self._state)
             yield from self._present(StepMode.REHEARSAL, self._group)
@@ -298,7 +298,7 @@ class Session:
     def _after_commit(self, outcome: Outcome, group: Group, *, is_safe: bool) -> None:
         snapshots = self._context.snapshots
         lag = None if snapshots is None else snapshots.copy_lag(outcome.committed.number)
-        report = describe_step(outcome, group, lag)
+        report = describe_step(outcome, group, lag, self._context.stamps.take_phases())
         self._history.note(report)
         if not is_safe:  # it may have to come again; if it hasn't, it is asked for
             return

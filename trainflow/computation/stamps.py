@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from trainflow.computation.phase_times import PhaseTimes
 from trainflow.epochs import EpochId, Phase
 
 _LAYOUT = struct.Struct("=qqqqqqdd")
@@ -58,6 +59,7 @@ class StampWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self.listeners: list[OnStamp] = []
+        self._phases = PhaseTimes()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, _LAYOUT.size)
@@ -78,21 +80,30 @@ class StampWriter:
         fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
         for index, value in enumerate((*fields, _PHASES.index(phase))):
             self._numbers[index] = value
+        self._phases.enter(phase, time.monotonic())
         for listener in self.listeners:
             listener(phase, step, epoch)
+
+    def take_phases(self) -> dict[str, float]:
+        """Return the seconds spent in each phase of a step since the last call; training thread."""
+        return self._phases.take(time.monotonic())
 
     def renew(self) -> None:
         """Record that the training thread gets on with what it is at."""
         self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Generator[None]:
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Stamp *communicate* inside, where other ranks are waited for; then what was before."""
+        return self.during(Phase.COMMUNICATE)
+
+    @contextlib.contextmanager
+    def during(self, inner: Phase) -> Generator[None]:
+        """Stamp ``inner`` inside; then what was before."""
         _, step, incarnation, counter, sequence, phase = self._numbers[:_PROGRESS].tolist()
         stamp_here = partial(
             self.stamp, step=step, epoch=EpochId(incarnation, counter), sequence=sequence
         )
-        stamp_here(Phase.COMMUNICATE)
+        stamp_here(inner)
         try:
             yield
         finally:

@@ -19,12 +19,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from trainflow.config.altering import altering_names
+from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.failures import FailuresConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import PositiveFloat, Section
+from trainflow.config.sinks import SinkConfig
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -173,6 +175,12 @@ class MonitoringConfig(Section):
     digest_every_steps: PositiveInt | None = None
     """Steps between two records of a digest of every tensor, for ``trainflow bisect``; null: none.
     Those of a step's gradients as a whole, and of checkpoints' tensors, are there in any case."""
+
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    """What is looked for in losses and gradient norms."""
+
+    sinks: list[SinkConfig] = Field(default_factory=list[SinkConfig])
+    """Where curves go beside the run's own record: TensorBoard, Weights & Biases, MLflow."""
 
 
 class JobConfig(Section):

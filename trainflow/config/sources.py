@@ -3,6 +3,7 @@
 Process: any.  Blocks: on reading one local file.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -38,11 +39,12 @@ class Override:
 
 
 def read_file(path: Path) -> Settings | Problem:
-    """Return what a YAML or TOML file says, by its suffix, or why it can't be read."""
+    """Return what a YAML, TOML or JSON file says, by its suffix, or why it can't be read."""
     parsers: dict[str, Callable[[str], object]] = {
         ".yaml": parse_yaml,
         ".yml": parse_yaml,
         ".toml": tomllib.loads,
+        ".json": json.loads,
     }
     parse = parsers.get(path.suffix.lower())
     if parse is None:
@@ -52,8 +54,10 @@ def read_file(path: Path) -> Settings | Problem:
     except OSError as error:
         reason = error.strerror or str(error)
         return _file_problem(path, reason, "a file that can be read", "check the path")
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        return _file_problem(path, _describe(error), f"valid {path.suffix[1:]}", "mend that place")
+    except (ValueError, yaml.YAMLError) as error:  # text, TOML and JSON raise ValueErrors
+        return _file_problem(
+            path, describe_error(error), f"valid {path.suffix[1:]}", "mend that place"
+        )
     if not isinstance(content, dict | None):
         return _file_problem(path, show(content), "a section of keys and values", "add the keys")
     return cast("Settings", content or {})
@@ -64,15 +68,15 @@ def _file_problem(path: Path, got: str, expected: str, change: str) -> Problem:
 
 
 def read_environment(
-    environment: Mapping[str, str], model: type[BaseModel]
+    environment: Mapping[str, str], model: type[BaseModel], prefix: str = ENVIRONMENT_PREFIX
 ) -> Iterator[Override | Problem]:
     """Yield the override in each ``TRAINFLOW__SECTION__KEY``, or what is wrong with it.
 
     Names of variables are upper case, so each key is spelt as ``model`` spells it, else lower case.
     """
     for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split(_LEVEL_SEPARATOR)
+        if name.startswith(prefix):
+            keys = name.removeprefix(prefix).lower().split(_LEVEL_SEPARATOR)
             yield _read_override(tuple(_spell(keys, model)), environment[name], name)
 
 
@@ -104,11 +108,12 @@ def _read_override(path: tuple[str, ...], text: str, source: str) -> Override | 
         return Override(path, parse_yaml(text), source)
     except yaml.YAMLError as error:
         shown = "text" if path[:2] == _VARIABLES else show(text)
-        got = f"{shown} ({_describe(error)})"
+        got = f"{shown} ({describe_error(error)})"
         return Problem(".".join(path), got, "a YAML value", "put it in quotes", source)
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Return what is wrong with a text, in one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return " ".join(str(error).split())

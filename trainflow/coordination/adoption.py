@@ -68,12 +68,13 @@ def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
 async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> None:
     """Become the one incarnation that a majority of Keepers obeys.
 
-    A Keeper on a node that Ray has given up does not count: its raylet ends itself.
+    A Keeper on a node that Ray has given up does not count: its raylet ends itself. Those of an
+    earlier attempt are gone; what they have promised is in the record, as far as it formed epochs.
 
     Raises:
         CoordinationError: no majority answered in time.
     """
-    incarnation = 1
+    incarnation = control.incarnation + 1
     deadline_s = clock.monotonic_s() + _OFFICE_WITHIN_S
     while True:
         earlier = await nodes.promise(incarnation, _PROMISE_WITHIN_S)

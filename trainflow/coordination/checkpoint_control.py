@@ -301,7 +301,7 @@ class CheckpointControl:
             logger.exception("the checkpoint of step %d could not be made", version.step)
             self._give_up(version, f"{type(error).__name__}: {error}")
             return
-        self.skipped.end_row(version.step)
+        self.skipped.end_row()
         self._upkeep.own.add(version.step)
         written = sum(share.num_bytes_written for share in shares)
         # A store may answer the later of two first.

@@ -6,7 +6,6 @@ Process: coordinator.  Thread: its event loop.
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -29,10 +28,3 @@ async def close_run(
         await kept.wait_coming()
     await nodes.close(_CLEAN_WITHIN_S)
     await kept.close()
-
-
-def tell_ending(ending: Ending, record: RunRecord) -> None:
-    """Write down how the run ended, once, also if an earlier coordinator has."""
-    events = record.events_since(0)
-    if not events or events[-1]["kind"] != str(ending.state):
-        record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)

@@ -32,8 +32,9 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
-from trainflow.coordination.closing import close_run, tell_ending
+from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
+from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -55,10 +56,11 @@ from trainflow.coordination.messages import (
 )
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.run_metrics import RunMetrics
+from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
+from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.epochs import Version
@@ -69,20 +71,24 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.5
 _LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
+Paths = tuple[str, ...]
 
 
 class Coordinator:
     """Runs one job."""
 
-    def __init__(self, job_id: str, job_json: str, import_paths: tuple[str, ...], directory: str):
+    def __init__(
+        self, job_id: str, job_json: str, import_paths: Paths, directory: str, attempt: int = 1
+    ):
         self._job_id = job_id
         self._job = JobConfig.model_validate_json(job_json)
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
+        self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
-        self._metrics = RunMetrics(job_id)
+        self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, self._metrics
+            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
         )
         self._background = Background(self._fail)
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
@@ -111,8 +117,10 @@ class Coordinator:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
+        self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
         follow_skew(find_folder(job_id), os.getpid())
-        self._background.start(self._live())
+        for lasting in (self._nodes.keep_awake(), self._live(), self._status_file.keep()):
+            self._background.start(lasting)
 
     # Calls from workers and Keepers
 
@@ -128,7 +136,7 @@ class Coordinator:
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
         self._changes.hear(beat)
         self._response.look()
-        self._control.on_progress(beat.progress)
+        self._control.troubles.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
@@ -154,16 +162,25 @@ class Coordinator:
 
     async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
         """Return where the run stands, with the events and steps after the given ones."""
+        status = self._describe()
+        status["events"] = self._record.events_since(since_event)
+        status["steps"] = self._record.steps_since(since_step)
+        return status
+
+    def _describe(self) -> dict[str, Any]:
         status = build_status(
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
         status["state"] = str(self._state or self._control.state)
-        status |= self._detectors.describe()
+        status |= self._detectors.describe() | self._monitor.describe()
         is_over = self._state is not None and self._state.is_terminal
         status["ending"] = self._ending.result().describe() if is_over else None
-        status["events"] = self._record.events_since(since_event)
-        status["steps"] = self._record.steps_since(since_step)
         return status
+
+    def _look(self) -> dict[str, Any]:
+        """Return what is published: the status, and the workers."""
+        workers = list_workers(self._pool, self._control.members, self._nodes)
+        return {"status": self._describe(), "workers": workers}
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return every worker: rank, node, pid, state, step, seconds since its last progress."""
@@ -195,6 +212,7 @@ class Coordinator:
             logger.exception("the coordinator failed")
             self._fail(traceback.format_exc())
         self._state = self._ending.result().state
+        await self._status_file.close()
         await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
         await asyncio.sleep(_ACKNOWLEDGE_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
@@ -203,12 +221,14 @@ class Coordinator:
         ending = self._record.read_ending()
         if ending is None:
             ending = await self._run()
+            self._monitor.end(ending.state)
             # Before anything is cleaned up: one that comes back meanwhile must not begin anew.
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
             adoption.find_remains(self._job_id, self._pool, self._nodes)
         await close_run(ending, self._control, self._pool, self._nodes, self._kept)
+        await self._monitor.close()
         tell_ending(ending, self._record)
 
     def _fail(self, trace: str) -> None:
@@ -284,10 +304,10 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
+            self._monitor.tick(len(self._control.members), self._control.num_spares)
             for node_id in self._nodes.silent_nodes():
-                on_node = [e for e in self._pool.entries.values() if e.is_on(node_id)]
-                for entry in on_node:
-                    self._on_gone(entry.worker_id, "its node has not been heard within its lease")
+                there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]
+                self.lose(there, "its node has not been heard within its lease")
                 self._nodes.forget(node_id)
                 self._checkpoints.on_node_lost(node_id)
 
@@ -319,7 +339,6 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
-                self._metrics.on_step(message)
                 self._control.on_step(message)
                 self._detectors.on_step(message)
                 self._staffing.starts.on_step()
@@ -328,7 +347,7 @@ class Coordinator:
             case CheckpointUnusable() | SnapshotLeftOut():
                 self._kept.take(message)
             case GroupFailed(epoch, reason):
-                self._control.on_group_failed(worker_id, epoch, reason)
+                self._control.troubles.on_group_failed(worker_id, epoch, reason)
             case Finished():
                 self._on_finished(worker_id)
             case Crashed(traceback):

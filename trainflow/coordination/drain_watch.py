@@ -8,11 +8,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
-from trainflow.coordination.draining import Drain, Notice, Stage, merge_notices
+from trainflow.coordination.draining import Drain, Notice, Stage, find_told, merge_notices
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.preemption_notice import PreemptionNotice
@@ -50,7 +50,7 @@ class DrainWatch:
         self._by_ray: dict[str, Notice] = {}
         self._by_provider: dict[str, Notice] = {}
         self._drains: dict[str, Drain] = {}
-        self._told = _find_told(record)
+        self._told = find_told(record.lasting_events)
         self._began_at_s = clock.monotonic_s()
         self._is_asking = False
         self._failing: set[str] = set()
@@ -119,6 +119,8 @@ class DrainWatch:
         if not self._drains:
             return
         self._control.empty_nodes()
+        if self._control.epoch is None:
+            return  # not taken over yet, or none has begun: nobody has a rank, or it isn't known
         now_s = self._clock.unix_s()
         for node_id, drain in self._drains.items():
             lost = [each for each in drain.ranks if self._record.losses.is_told(each)]
@@ -136,15 +138,17 @@ class DrainWatch:
             return
         if node_id not in self._nodes.node_ids:
             return
-        ranks = self._ranks_on(node_id)
-        told = self._told.pop(node_id, None)
-        stage = told or (Stage.OPEN if ranks else Stage.EMPTY)
-        left_s = notice.left_s(self._clock.unix_s())
         is_short = self._is_short(notice)
+        told = self._told.pop(node_id, None)
+        if told is not None:
+            ranks, stage = dict(told.ranks), told.stage
+            self._drains[node_id] = Drain(notice, told.world_size, ranks, stage, is_short)
+            return
+        ranks = self._ranks_on(node_id)
+        left_s = notice.left_s(self._clock.unix_s())
+        stage = Stage.OPEN if ranks else Stage.EMPTY
         drain = Drain(notice, len(self._control.members), stage=stage, is_short=is_short)
         self._drains[node_id] = drain
-        if told is not None:
-            return
         short = ", which is less than a step takes" if drain.is_short else ""
         left = "" if notice.deadline_at_s is None else f" within {max(0.0, left_s):.1f} s{short}"
         trouble = "" if notice.trouble is None else f" ({notice.trouble})"
@@ -156,6 +160,8 @@ class DrainWatch:
             host=self._host_of(node_id),
             deadline_at_s=notice.deadline_at_s,
             ranks=sorted(ranks.values()),
+            workers=ranks,
+            world_size=drain.world_size,
             is_short=drain.is_short,
         )
 
@@ -177,7 +183,8 @@ class DrainWatch:
         now_s = self._clock.unix_s()
         left_s = drain.notice.left_s(now_s)
         host, ranks = self._host_of(node_id), sorted(drain.ranks.values())
-        data = {"node": node_id, "host": host, "ranks": ranks, "left_s": _finite(left_s)}
+        data: dict[str, Any] = {"node": node_id, "host": host, "ranks": ranks}
+        data |= {"workers": drain.ranks, "world_size": drain.world_size, "left_s": _finite(left_s)}
         if stage is Stage.EMPTY:
             side = "before" if left_s >= 0 else "after"
             when = "" if left_s == math.inf else f", {abs(left_s):.1f} s {side} its deadline"
@@ -241,21 +248,6 @@ def _say(ranks: Iterable[int], one: str, several: str) -> str:
     """Name ranks, and what they do."""
     names = [str(rank) for rank in sorted(ranks)]
     return f"rank {names[0]} {one}" if len(names) == 1 else f"ranks {', '.join(names)} {several}"
-
-
-def _find_told(record: RunRecord) -> dict[str, Stage]:
-    """Return the nodes that events tell of, and how far they were last."""
-    stages = {"drain": Stage.OPEN, "drained": Stage.EMPTY}
-    told: dict[str, Stage] = {}
-    for event in record.lasting_events:
-        kind, data = event["kind"], event["data"]
-        if kind in stages:
-            told[data["node"]] = stages[kind]
-        elif kind == "drain_late":
-            told[data["node"]] = Stage.LOST if data["lost"] else Stage.LATE
-        elif kind == "drain_over":
-            told.pop(data["node"], None)
-    return told
 
 
 def _finite(left_s: float) -> float | None:

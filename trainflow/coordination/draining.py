@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 _SAME_DEADLINE_S = 1.0
 
@@ -56,6 +57,37 @@ class Stage(StrEnum):
     EMPTY = "empty"
     LATE = "late"
     LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the newest event of a node says.
+
+    Attributes:
+        stage: how far it was.
+        ranks: by worker, those that were there.
+        world_size: when it was heard of; 0 if an earlier release has told it.
+    """
+
+    stage: Stage
+    ranks: Mapping[str, int]
+    world_size: int
+
+
+def find_told(events: Iterable[Mapping[str, Any]]) -> dict[str, Told]:
+    """Return by node what events tell of those that are still to be emptied, or to go."""
+    stages = {"drain": Stage.OPEN, "drained": Stage.EMPTY}
+    told: dict[str, Told] = {}
+    for event in events:
+        kind, data = event["kind"], event["data"]
+        if kind == "drain_late":
+            stages[kind] = Stage.LOST if data["lost"] else Stage.LATE
+        if kind in stages:
+            ranks, world_size = data.get("workers", {}), data.get("world_size", 0)
+            told[data["node"]] = Told(stages[kind], ranks, world_size)
+        elif kind == "drain_over":
+            told.pop(data["node"], None)
+    return told
 
 
 @dataclass

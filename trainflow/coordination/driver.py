@@ -16,13 +16,21 @@ import ray
 from ray.exceptions import ActorDiedError, AuthenticationError, GetTimeoutError, RayError
 from ray.util import list_named_actors
 
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.coordinator import CoordinatorActor
-from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
+from trainflow.errors import (
+    ConflictError,
+    CoordinationError,
+    JobNotFoundError,
+    UnreachableError,
+)
 
 _ANSWER_WITHIN_S = 10.0
 _LISTENS_WITHIN_S = 5.0
+_LEAVES_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.1
 # A resource that Ray gives the head, also one that was restarted.
 _ON_HEAD = "node:__internal_head__"
 
@@ -146,28 +154,70 @@ def _last_words(error: ActorDiedError) -> str:
     return text.splitlines()[-1].strip() if "creation task" in text else text
 
 
-def start_run(job: JobConfig, import_paths: tuple[str, ...] | None = None) -> Run:
+def start_run(
+    job: JobConfig,
+    import_paths: tuple[str, ...] | None = None,
+    attempt: names.Attempt | None = None,
+) -> Run:
     """Start a job on the connected cluster; returns at once.
 
     Args:
         job: what to run.
         import_paths: where workers find its modules; this process's own paths if None.
+        attempt: the job's id and how often it was begun; a new job if None.
+
+    Raises:
+        ConflictError: a coordinator of this job is there already.
     """
-    job_id = names.new_job_id(job.name)
-    directory = names.home() / "runs" / job_id
-    coordinator = CoordinatorActor.options(
-        name=names.coordinator_name(job_id),
-        namespace=names.NAMESPACE,
-        lifetime="detached",
-        max_task_retries=-1,
-        resources={_ON_HEAD: 0.001},
-    ).remote(
-        job_id,
-        job.as_sent(),
-        own_import_paths() if import_paths is None else import_paths,
-        str(directory.absolute()),
-    )
+    attempt = attempt or names.Attempt(names.new_job_id(job.name))
+    job_id = attempt.job_id
+    try:
+        coordinator = CoordinatorActor.options(
+            name=names.coordinator_name(job_id),
+            namespace=names.NAMESPACE,
+            lifetime="detached",
+            max_task_retries=-1,
+            resources={_ON_HEAD: 0.001},
+        ).remote(
+            job_id,
+            job.as_sent(),
+            own_import_paths() if import_paths is None else import_paths,
+            str(names.run_directory(job_id).absolute()),
+            attempt.number,
+        )
+    except ValueError as error:  # Ray's answer where the name is taken
+        raise ConflictError(
+            f"job {job_id}: got one that runs already, expected none; `trainflow status {job_id}` "
+            f"shows it, `trainflow stop {job_id}` ends it ({error})"
+        ) from error
     return Run(job_id, coordinator)
+
+
+def make_room(job_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Have the coordinator of a job that has ended leave; it waits for somebody to read the result.
+
+    Raises:
+        ConflictError: the job has not ended.
+        UnreachableError: its coordinator doesn't answer, or doesn't leave.
+    """
+    if job_id not in list_runs():
+        return
+    run = find_run(job_id)
+    status = run.status()
+    if status["ending"] is None:
+        raise ConflictError(
+            f"job {job_id}: got one that is {status['state']}, expected one that has ended; "
+            f"stop it first: trainflow stop {job_id}"
+        )
+    run.retire()
+    deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
+    while job_id in list_runs():
+        if clock.monotonic_s() > deadline_s:
+            raise UnreachableError(
+                f"job {job_id}: got a coordinator that has ended and is still there after "
+                f"{_LEAVES_WITHIN_S:.0f} s, expected it to leave; try again"
+            )
+        clock.sleep(_LOOK_EVERY_S)
 
 
 def own_import_paths() -> tuple[str, ...]:

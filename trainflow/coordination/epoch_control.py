@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 import asyncio
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ray.exceptions import RayError
 
@@ -21,7 +21,7 @@ from trainflow.coordination.epoch_former import (
     plan_once_parked,
     specify,
 )
-from trainflow.coordination.hang_detection import Progress, find_forgotten
+from trainflow.coordination.epoch_troubles import EpochTroubles
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
     Candidate,
@@ -42,7 +42,6 @@ from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPla
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 0.03
 _RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
 
@@ -51,10 +50,12 @@ class EpochControl:
     """The current epoch of a run.
 
     Attributes:
-        incarnation: of this coordinator; 0 until it has taken office.
+        incarnation: of this coordinator; until it has taken office the newest in the record.
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         candidacy: who may be a member.
+        running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
+        troubles: hears of what breaks it beside deaths.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class EpochControl:
         *,
         superior: Superior,
     ):
-        self.incarnation = 0
+        self.incarnation = record.newest_incarnation
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.candidacy = Candidacy(job, pool)
@@ -87,12 +88,13 @@ class EpochControl:
         self._counter = 0
         self._num_attempts = 0
         self._forming: asyncio.Task[None] | None = None
+        self._forms_at_boundary = False
+        self._left_since_s: float | None = None
         # Members of the newest epoch, formed or not: once some were released into it, they may hold
         # the newest state, so the next epoch is made from them.
         self._lineup: tuple[str, ...] = ()
-        # The newest epoch of which a failure was heard before it was known to run.
-        self._failed_early: tuple[EpochId, str] | None = None
-        self._running_since_s = 0.0
+        self.running_since_s = 0.0
+        self.troubles = EpochTroubles(self, pool, clock)
         self._settled = asyncio.Event()
         self._finished: set[str] = set()
 
@@ -115,6 +117,16 @@ class EpochControl:
         """Return a worker's rank in the current epoch; None for a spare."""
         return self.members.index(worker_id) if worker_id in self.members else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the epoch runs, as far as is known, and no other one is being formed."""
+        return self._forming is None and not self._broken
+
+    @property
+    def training(self) -> set[str]:
+        """Members whose training function hasn't returned."""
+        return set(self.members) - self._finished
+
     def all_finished(self) -> bool:
         """Whether every member's training function has returned."""
         return bool(self.members) and self._finished.issuperset(self.members)
@@ -122,6 +134,15 @@ class EpochControl:
     def on_finished(self, worker_id: str) -> None:
         """A member's training function has returned after the last step."""
         self._finished.add(worker_id)
+
+    def left_for_s(self) -> dict[str, float]:
+        """Return for how long members have been out of their epoch, while the next one is formed.
+
+        Empty where they were asked to stop at the end of a step: until then their epoch runs on.
+        """
+        if self._left_since_s is None:
+            return {}
+        return dict.fromkeys(self._lineup, self._clock.monotonic_s() - self._left_since_s)
 
     def take_over(self, spec: EpochSpec, *, intact: bool, seen_at_s: float) -> None:
         """Continue an epoch that an earlier coordinator formed.
@@ -134,13 +155,13 @@ class EpochControl:
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
-        self._running_since_s = seen_at_s
+        self.running_since_s = seen_at_s
         if intact:
             text = f"took over epoch {spec.epoch}, whose {spec.world_size} members train on"
             self._record.add_event("taken_over", text, epoch=str(spec.epoch))
             self._kept.send_copies(spec, self._pool.nodes_of(spec.members))
             self._settled.set()
-            self._heed_early_failure()
+            self.troubles.on_running(spec.epoch)
         else:
             self._notice("an epoch was broken while there was no coordinator")
 
@@ -164,35 +185,18 @@ class EpochControl:
             self._notice(text)
         self.advance()
 
-    def on_group_failed(self, worker_id: str, epoch: EpochId, reason: str) -> None:
-        """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
-        text = f"a collective failed on {worker_id}: {reason[:200]}"
-        if self.epoch is None or epoch > self.epoch:
-            self._failed_early = (epoch, text)
-        elif epoch == self.epoch and not self._broken:
-            asyncio.get_running_loop().call_later(_GRACE_S, self.break_epoch, epoch, text)
-
-    def on_progress(self, progress: Mapping[str, Progress]) -> None:
-        """A member that parks while no epoch is being formed waits for nothing: form one.
-
-        Why it parked was told to a coordinator that did not live to act on it.
-        """
-        if self._forming is not None or self._broken:
-            return
-        running_s = self._clock.monotonic_s() - self._running_since_s
-        training = set(self.members) - self._finished
-        for worker_id in find_forgotten(progress, training, running_s):
-            text = f"{worker_id} has parked, and no epoch was being formed"
-            self.break_epoch(self.epoch, text)
-
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
         self._record.add_step(report)
         if report.joined is not None and self._recovery.on_joined(report):
             self._settled.set()
         # In the first step of an epoch every rank reports, and so says that all pause.
-        is_free = not self._broken and self._forming is None
-        if report.pausing and report.epoch == self.epoch and is_free:
+        if report.pausing:
+            self.end_at_boundary(report.epoch)
+
+    def end_at_boundary(self, epoch: EpochId) -> None:
+        """Members stop between two steps, as they were asked to: form the next epoch there."""
+        if epoch == self.epoch and self.is_whole:
             members = self.candidacy.next_at_boundary(self._lineup)
             self._start_forming(members, at_boundary=True)
 
@@ -251,8 +255,8 @@ class EpochControl:
     @property
     def _may_pause(self) -> bool:
         """Whether all train, and are not about to stop for something else."""
-        busy = self._broken or self._pausing or self._stop_asked or self._forming is not None
-        return self._is_open and not busy and not self._finished
+        busy = self._pausing or self._stop_asked or bool(self._finished)
+        return self._is_open and self.is_whole and not busy
 
     def _pause(self) -> None:
         self._pausing = True
@@ -270,7 +274,7 @@ class EpochControl:
     def request_stop(self) -> bool:
         """Ask the members to stop with their next commit; False if none is running."""
         self._stop_asked = True
-        if self.epoch is None or self._broken or self._forming is not None:
+        if self.epoch is None or not self.is_whole:
             return False
         self._request(Flag.STOP)
         return True
@@ -292,30 +296,31 @@ class EpochControl:
         self._superior.spend(text)
         self._broken = True
         self._notice(text)
+        if self._forming is not None and self._forms_at_boundary:  # which may never come
+            self._forming.cancel()
+            self._forming = None
         self.advance()
 
     def _notice(self, text: str) -> None:
         self._settled.clear()
         self._recovery.notice(text)
 
-    def _heed_early_failure(self) -> None:
-        if self._failed_early is not None and self._failed_early[0] == self.epoch:
-            asyncio.get_running_loop().call_later(_GRACE_S, self.break_epoch, *self._failed_early)
-
     def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
         if self._forming is not None:
             self._forming.cancel()
         self._counter += 1
-        descriptions = [self._pool.entries[member].description for member in members]
-        warm = [description for description in descriptions if description is not None]
-        assert len(warm) == len(members), "members are warm"
         spec = specify(
             EpochId(self.incarnation, self._counter),
-            warm,
+            [self._pool.entries[member] for member in members],
             self._job,
             seconds_between_failures=self._record.seconds_between_failures(),
         )
         self._lineup = members
+        self._forms_at_boundary = at_boundary
+        if at_boundary:
+            self._left_since_s = None
+        elif self._left_since_s is None:
+            self._left_since_s = self._clock.monotonic_s()
         self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
@@ -374,9 +379,9 @@ class EpochControl:
         self.members, self.epoch = spec.members, spec.epoch
         self._broken = self._member_lost = self._pausing = False
         self._num_attempts = 0
-        self._forming = None
+        self._forming = self._left_since_s = None
         self.candidacy.on_formed(spec.members)
-        self._running_since_s = self._clock.monotonic_s()
+        self.running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
         if formed.plan.goes_on_from_kept(formed.committed_step):
@@ -384,7 +389,7 @@ class EpochControl:
         if not self._recovery.is_under_way:
             self._settled.set()
         note_formed(self._job, formed, self._record)
-        self._heed_early_failure()
+        self.troubles.on_running(spec.epoch)
         self.advance()
 
     def _request(self, flag: Flag) -> None:

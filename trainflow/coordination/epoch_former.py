@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.config.job import JobConfig
-from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.missed_reports import make_up_for_reports
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
 from trainflow.coordination.run_record import RunRecord
@@ -44,7 +43,7 @@ class FormedEpoch:
 
 def specify(
     epoch: EpochId,
-    members: Sequence[WorkerDescription],
+    members: Sequence[WorkerEntry],
     job: JobConfig,
     *,
     seconds_between_failures: float,
@@ -53,17 +52,19 @@ def specify(
 
     Args:
         epoch: its id.
-        members: by rank.
+        members: by rank; all are warm.
         job: says how state is spread and copied.
         seconds_between_failures: of the run so far.
     """
-    nodes = [each.node_id for each in members]
-    labels = {each.node_id: each.node_labels for each in members}
+    warm = [each.description for each in members if each.description is not None]
+    assert len(warm) == len(members), "members are warm"
+    nodes = [each.node_id for each in warm]
+    labels = {each.node_id: each.node_labels for each in warm}
     return EpochSpec(
         epoch,
-        tuple(each.worker_id for each in members),
-        members[0].host,
-        members[0].store_port,
+        tuple(each.worker_id for each in warm),
+        warm[0].host,
+        warm[0].store_port,
         choose_snapshot_ranks(nodes, labels, job.num_copying(len(members))),
         seconds_between_failures,
         number_nodes(nodes),

@@ -1,9 +1,10 @@
 """Tell which worker the others wait for, from progress stamps alone. Pure."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 _FORGOTTEN_AFTER_S = 2.0
@@ -11,7 +12,10 @@ _FORGOTTEN_AFTER_S = 2.0
 
 @dataclass(frozen=True)
 class Progress:
-    """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading."""
+    """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading.
+
+    They leave out what time the Keeper itself didn't run in, as where its machine stood still.
+    """
 
     pid: int
     step: int
@@ -26,12 +30,64 @@ class Progress:
         rehearses = self.epoch == INITIAL_EPOCH and self.phase is not Phase.PARKED
         return self.phase is Phase.STARTING or rehearses
 
-    @property
-    def least_limit_s(self) -> float:
-        """Seconds that it may stand still, whatever the timeout is."""
-        if self.phase is Phase.SNAPSHOT:
-            return COPY_LIMIT_S
-        return START_LIMIT_S if self.is_warming_up else 0.0
+
+@dataclass(frozen=True)
+class Limits:
+    """For how long what may stand still, in seconds.
+
+    Attributes:
+        hang_s: a process that doesn't run, and a thread that computes, or waits.
+        first_step_s: such a thread in the first step of an epoch, if that is more.
+        fresh_epoch: whose first step isn't committed; None: there is none.
+        start_s: a worker that starts or rehearses, if that is more.
+        left_for_s: by worker id, for how long those have been out of their epoch that were asked to
+            leave it: its collectives are over, so that nobody waits in them any more.
+    """
+
+    hang_s: float
+    first_step_s: float = 0.0
+    fresh_epoch: EpochId | None = None
+    start_s: float = START_LIMIT_S
+    left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def step_s(self, epoch: EpochId) -> float:
+        """Return for how long a thread in a step of an epoch may stand still."""
+        return max(self.hang_s, self.first_step_s if epoch == self.fresh_epoch else 0.0)
+
+
+class HangKind(StrEnum):
+    """In what a worker stands still.
+
+    Attributes:
+        STOPPED: its process doesn't run at all.
+        START: it loads, builds its model, or rehearses.
+        STEP: it computes, reads data, or runs its optimizer.
+        COPY: it copies the state out.
+        RESTORE: it reads the state from where it was kept.
+        ABORT: it waits in an epoch that is no more.
+    """
+
+    STOPPED = "stopped"
+    START = "start"
+    STEP = "step"
+    COPY = "copy"
+    RESTORE = "restore"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Why a worker is to be killed.
+
+    Attributes:
+        kind: in what it stands still.
+        epoch: that it is in.
+        text: the evidence.
+    """
+
+    kind: HangKind
+    epoch: EpochId
+    text: str
 
 
 @dataclass(frozen=True)
@@ -39,43 +95,78 @@ class HangVerdict:
     """What stands still.
 
     Attributes:
-        hung: worker ids to be killed, with the evidence in words.
+        hung: who is to be killed, by worker id.
         deadlocked: every member waits and none computes: nobody is to blame, the epoch is.
     """
 
-    hung: dict[str, str]
+    hung: dict[str, Hang]
     deadlocked: bool = False
 
 
-def judge_progress(members: Mapping[str, Progress], timeout_s: float) -> HangVerdict:
+def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdict:
     """Name the members that hang.
 
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
-    it starts, computes or copies the state out hangs. One that waits in a collective is a victim.
+    it starts, computes, copies the state out or reads it hangs. One that waits in a collective is a
+    victim, unless that was ended: then its thread is stuck, and no epoch can be formed with it.
     Code of the user's after a commit may take as long as it likes.
+
+    Where some wait and all others are parked, nobody will come whom they wait for.
 
     Args:
         members: their progress, by worker id; spares too.
-        timeout_s: for how long one may stand still; one that warms up has `START_LIMIT_S` if that
-            is more, and one that copies `COPY_LIMIT_S`.
+        limits: for how long they may stand still.
     """
-    hung: dict[str, str] = {}
+    hung: dict[str, Hang] = {}
     for worker_id, progress in members.items():
-        limit_s = max(timeout_s, progress.least_limit_s)
-        judged = progress.phase.is_judged or progress.phase in {Phase.STARTING, Phase.SNAPSHOT}
-        pulse_limit_s = limit_s if progress.is_warming_up else timeout_s
-        if progress.pulse_age_s > pulse_limit_s:
-            hung[worker_id] = (
-                f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
-                f"(step {progress.step}, {progress.phase})"
-            )
-        elif judged and progress.progress_age_s > limit_s:
-            hung[worker_id] = (
-                f"no progress in {progress.phase} of step {progress.step} for "
-                f"{progress.progress_age_s:.1f} s"
-            )
-    stuck = [p.phase.is_waiting and p.progress_age_s > timeout_s for p in members.values()]
-    return HangVerdict(hung, deadlocked=not hung and bool(stuck) and all(stuck))
+        hang = _judge(progress, limits, limits.left_for_s.get(worker_id, 0.0))
+        if hang is not None:
+            hung[worker_id] = hang
+    parked = [each.phase is Phase.PARKED for each in members.values()]
+    stuck = [_is_stuck(each, limits) for each in members.values()]
+    ended = any(stuck) and all(a or b for a, b in zip(stuck, parked, strict=True))
+    return HangVerdict(hung, deadlocked=ended and not hung)
+
+
+def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
+    kind, limit_s = _find_limit(progress, limits)
+    pulse_limit_s = max(limits.hang_s, limits.start_s if progress.is_warming_up else 0.0)
+    where = f"{progress.phase} of step {progress.step}"
+    if progress.pulse_age_s > pulse_limit_s:
+        text = (
+            f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
+            f"(step {progress.step}, {progress.phase})"
+        )
+        return Hang(HangKind.STOPPED, progress.epoch, text)
+    if kind is HangKind.ABORT:
+        if min(progress.progress_age_s, left_for_s) <= limit_s:
+            return None
+        text = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
+        return Hang(kind, progress.epoch, text)
+    if kind is not None and progress.progress_age_s > limit_s:
+        text = f"no progress in {where} for {progress.progress_age_s:.1f} s"
+        return Hang(kind, progress.epoch, text)
+    return None
+
+
+def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, float]:
+    """Return what it would hang in, and for how long it may stand still there; None: nothing."""
+    phase, hang_s = progress.phase, limits.hang_s
+    if phase is Phase.SNAPSHOT:
+        return HangKind.COPY, max(hang_s, COPY_LIMIT_S)
+    if phase is Phase.RESTORING:
+        return HangKind.RESTORE, max(hang_s, RESTORE_LIMIT_S)
+    if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
+        return HangKind.START, max(hang_s, limits.start_s)
+    if phase.is_judged:
+        return HangKind.STEP, limits.step_s(progress.epoch)
+    return (HangKind.ABORT if phase.is_waiting else None), hang_s
+
+
+def _is_stuck(progress: Progress, limits: Limits) -> bool:
+    """Whether it has waited for others for too long."""
+    limit_s = limits.step_s(progress.epoch)
+    return progress.phase.is_waiting and progress.progress_age_s > limit_s
 
 
 def find_forgotten(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from trainflow.coordination.background import Background
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.hang_detection import Hang
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.superior import Superior
@@ -51,13 +52,16 @@ class HangResponse:
             self._has_failed = True
 
     def _look(self) -> None:
-        found = self._watch.find_hung()
+        left_for_s = self._control.left_for_s()
+        found = self._watch.find_hung(left_for_s)
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()
             self._background.start(self._end(hung))
         epoch = self._control.epoch
-        if epoch is not None and self._watch.is_deadlocked(self._control.members, epoch):
+        if epoch is None or left_for_s:
+            return
+        if self._watch.is_deadlocked(self._control.members, epoch):
             self._on_deadlock(epoch)
 
     def _on_deadlock(self, epoch: EpochId) -> None:
@@ -67,17 +71,25 @@ class HangResponse:
             self._judged.add(epoch)
             self._background.start(self._break(epoch))
 
-    async def _end(self, hung: Mapping[str, str]) -> None:
+    async def _end(self, hung: Mapping[str, Hang]) -> None:
+        after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members, list(hung))
-        for worker_id, evidence in hung.items():
+        for worker_id, hang in hung.items():
             if not self._watch.knows(worker_id):
                 continue  # it died meanwhile
-            text = f"{worker_id}: {evidence}"
-            self._evidence.add_event("hang", text, shown, worker=worker_id)
-            self._superior.lose([worker_id], f"hung: {evidence}")
+            data = {
+                "worker": worker_id,
+                "stands_in": str(hang.kind),
+                "epoch": str(hang.epoch),
+                "after_step": after_step,
+            }
+            self._evidence.add_event("hang", f"{worker_id}: {hang.text}", shown, **data)
+            self._superior.lose([worker_id], f"hung: {hang.text}")
 
     async def _break(self, epoch: EpochId) -> None:
+        after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members)
         self._shown.add(epoch)
-        self._evidence.add_event("deadlock", _DEADLOCK, shown, epoch=str(epoch))
+        data = {"epoch": str(epoch), "after_step": after_step}
+        self._evidence.add_event("deadlock", _DEADLOCK, shown, **data)
         self._control.break_epoch(epoch, _DEADLOCK)

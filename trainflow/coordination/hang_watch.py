@@ -3,13 +3,19 @@
 Process: coordinator.  Thread: its event loop.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from trainflow.config.job import JobConfig
-from trainflow.coordination.hang_detection import judge_progress
+from trainflow.coordination.hang_detection import Hang, Limits, judge_progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.timeout_budget import NUM_STEPS, TimeoutBudget, derive_budget
+from trainflow.coordination.timeout_budget import (
+    NUM_STEPS,
+    Hindsight,
+    TimeoutBudget,
+    derive_budget,
+)
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import EpochId
 
@@ -33,9 +39,14 @@ class HangWatch:
         self._pool = pool
         self._nodes = nodes
         self._record = record
-        self._as_of_step = record.last_step
-        self.budget = self._derive()
+        self._as_of = self._find_grounds()
+        self.budget = self._derive(*self._as_of)
         self._told_s = 0.0
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that is known to be committed."""
+        return self._record.last_step
 
     @property
     def stop_patience_s(self) -> float:
@@ -45,21 +56,38 @@ class HangWatch:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds without progress that count as a hang."""
-        self._look_at_steps()
-        return self.budget.hang_s
+        """Seconds without progress that count as a hang in the step under way."""
+        limits = self._limits({})
+        return limits.hang_s if limits.fresh_epoch is None else limits.step_s(limits.fresh_epoch)
 
-    def _derive(self) -> TimeoutBudget:
+    def _limits(self, left_for_s: Mapping[str, float]) -> Limits:
+        self._look_at_steps()
+        budget = self.budget
+        fresh_epoch = self._record.fresh_epoch
+        return Limits(budget.hang_s, budget.first_step_s, fresh_epoch, budget.start_s, left_for_s)
+
+    def _find_grounds(self) -> tuple[int, Hindsight]:
+        """Return what the limits follow from: the steps up to one, and what the run has shown."""
+        step, hangs = self._record.last_step, self._record.hangs
+        knows_world = self._record.fresh_epoch is None or self._record.knows_world(
+            self._record.losses.world_size
+        )
+        return step, Hindsight(hangs.num_epochs(step), hangs.num_starts, knows_world)
+
+    def _derive(self, _step: int, hindsight: Hindsight) -> TimeoutBudget:
         times_s = self._record.step_times_s(NUM_STEPS)
-        return derive_budget(times_s, hang_s=self._configured_s, lease_s=self._lease_s)
+        return derive_budget(
+            times_s, hang_s=self._configured_s, lease_s=self._lease_s, hindsight=hindsight
+        )
 
     def _look_at_steps(self) -> None:
-        """Derive the limits anew where there are other steps, and tell of great changes."""
-        if self._record.last_step != self._as_of_step:
-            self._as_of_step = self._record.last_step
-            self.budget = self._derive()
+        """Derive the limits anew where what they follow from is another; tell of great changes."""
+        grounds = self._find_grounds()
+        if grounds != self._as_of:
+            self._as_of = grounds
+            self.budget = self._derive(*grounds)
             if self.budget.trouble and not self._record.has(_TIGHT):
-                self._record.add_event(_TIGHT, self.budget.trouble, step=self._as_of_step)
+                self._record.add_event(_TIGHT, self.budget.trouble, step=self._record.last_step)
         shorter_s, longer_s = sorted((self.budget.hang_s, self._told_s))
         if longer_s >= _TOLD_AGAIN_AFTER * shorter_s:
             self._told_s = self.budget.hang_s
@@ -69,14 +97,18 @@ class HangWatch:
         """Whether it isn't known to be gone."""
         return worker_id in self._pool.entries
 
-    def find_hung(self) -> dict[str, str]:
-        """Return the workers that hang, with the evidence."""
+    def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
+        """Return the workers that hang, with the evidence.
+
+        Args:
+            left_for_s: for how long members have been out of their epoch, as `Limits` has it.
+        """
         progress = self._nodes.progress_of(set(self._pool.entries))
-        return judge_progress(progress, self.timeout_s).hung
+        return judge_progress(progress, self._limits(left_for_s)).hung
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""
         progress = self._nodes.progress_of(set(members))
         if len(progress) < len(members) or any(each.epoch != epoch for each in progress.values()):
             return False  # read before they came into it, or one computes perhaps, unheard
-        return judge_progress(progress, self.timeout_s).deadlocked
+        return judge_progress(progress, self._limits({})).deadlocked

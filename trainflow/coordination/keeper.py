@@ -1,7 +1,8 @@
 """The background actor of a node: watches its workers, speaks for them, kills them when it must.
 
 Process: keeper, one a node and job, without a share of CPU or GPU.
-Threads: one loop reads stamps and sends heartbeats; calls come in beside it.
+Threads: one loop reads stamps and sends heartbeats; calls come in beside it; one tells for how long
+this process has run (`wakefulness`).
 """
 
 import logging
@@ -33,6 +34,7 @@ from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.preemption_notice import PreemptionNotice, watch_file
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
+from trainflow.coordination.wakefulness import Wakefulness, keep_awake
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
@@ -121,6 +123,7 @@ class Keeper:
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
+        self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
@@ -130,6 +133,7 @@ class Keeper:
         )
         self._is_notice_told = False
         follow_skew(find_folder(job_id), os.getpid())
+        keep_awake(self._awake, SYSTEM_CLOCK)
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
 
     @ray.method(concurrency_group="control")
@@ -304,8 +308,8 @@ class Keeper:
                     stamp.step,
                     stamp.epoch,
                     stamp.phase,
-                    progress_age_s=now_s - stamp.progress_at_s,
-                    pulse_age_s=now_s - stamp.pulse_at_s,
+                    progress_age_s=self._awake.age_s(stamp.progress_at_s, now_s),
+                    pulse_age_s=self._awake.age_s(stamp.pulse_at_s, now_s),
                 )
         return found
 

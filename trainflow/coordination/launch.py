@@ -68,13 +68,14 @@ async def launch_workers(
     nodes.ensure(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)
     designated: set[str] = set()
+    launched: list[str] = []
     for bundle in sorted(bundle_nodes):
         entry = pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
+        launched.append(entry.worker_id)
         if bundle in members:
             designated.add(entry.worker_id)
-    record.add_event(
-        "launched", f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes"
-    )
+    text = f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes"
+    record.add_event("launched", text, workers=launched)
     return frozenset(designated)
 
 

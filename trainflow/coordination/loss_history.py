@@ -13,7 +13,8 @@ class LossHistory:
     """Failures so far, and the members of the newest epoch that an event tells of.
 
     Attributes:
-        failed_at_s: CLOCK_REALTIME of each failure, oldest first.
+        failed_at_s: CLOCK_REALTIME of each failure, oldest first. One of an epoch, which the loss
+            of a member explains that was heard of later, is none.
         preempted_at_s: of each loss with a node of which there was notice, which is no failure.
         failed_on: of failures, by address of the node, as far as that is known.
         last: the newest one in words; empty before the first.
@@ -24,6 +25,7 @@ class LossHistory:
         self.preempted_at_s: list[float] = []
         self.failed_on: defaultdict[str, list[float]] = defaultdict(list)
         self.last = ""
+        self._unexplained_at_s: float | None = None
         self._members: tuple[str, ...] = ()
         self._told: set[str] = set()
 
@@ -35,17 +37,28 @@ class LossHistory:
             self._members, self._told = (), set()
         elif kind == "epoch":
             self._members = tuple(data.get("members", ()))
+            self._unexplained_at_s = None  # all of its members were there
         elif kind == "failure":
             self._take_failure(event["at_s"], data)
             self.last = event["text"]
 
     def _take_failure(self, at_s: float, data: Mapping[str, Any]) -> None:
+        if "worker" not in data:
+            self._unexplained_at_s = at_s
+        elif data.get("rank") is not None and self._unexplained_at_s is not None:
+            self.failed_at_s.remove(self._unexplained_at_s)
+            self._unexplained_at_s = None
         is_preempted = data.get("preempted", False)
         (self.preempted_at_s if is_preempted else self.failed_at_s).append(at_s)
         if data.get("host") is not None and not is_preempted:
             self.failed_on[data["host"]].append(at_s)
         if "worker" in data:
             self._told.add(data["worker"])
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the newest epoch told of."""
+        return len(self._members)
 
     def is_told(self, worker_id: str) -> bool:
         """Whether a failure names this worker."""

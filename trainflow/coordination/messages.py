@@ -16,6 +16,7 @@ from trainflow.computation.reports import (
     SnapshotLeftOut,
     StepReport,
     TensorDigests,
+    WorkDescribed,
 )
 from trainflow.coordination.startup import WorkerStart
 from trainflow.coordination.topology import Labels
@@ -115,6 +116,7 @@ WorkerMessage = (
     | ResidualsLost
     | TensorDigests
     | RanksDiffer
+    | WorkDescribed
     | Finished
     | Crashed
 )

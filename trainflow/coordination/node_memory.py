@@ -83,9 +83,11 @@ class NodeMemory:
 
 
 def is_any_rank_waiting(folder: Path) -> bool:
-    """Whether a rank waits for others, by the stamps in a node's folder: it exchanges, or heals.
+    """Whether a rank waits for what travels, by the stamps in a node's folder.
+
+    It exchanges with others, heals, or restores the state.
 
     One whose gradients travel while it goes backward doesn't, and stamps that it computes.
     """
     stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
-    return any(stamp is not None and stamp.phase.is_waiting for stamp in stamps)
+    return any(stamp is not None and stamp.phase.wants_link for stamp in stamps)

@@ -23,6 +23,7 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
+from trainflow.coordination.wakefulness import BEAT_EVERY_S, Wakefulness
 from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
@@ -36,11 +37,13 @@ class NodeWatch:
         is_closing: no Keeper is started any more.
         unfit: nodes that are to take no more ranks, workers or copies.
         alive: addresses of the nodes of the cluster that live, as of when it was last looked.
+        awake: when this coordinator could have heard anybody.
     """
 
     def __init__(self, job_id: str, job: JobConfig, clock: Clock):
         self.unfit = UnfitNodes()
         self.alive: dict[str, str] = {}
+        self.awake = Wakefulness(clock.monotonic_s())
         self._hosts: dict[str, str] = {}
         self._job_id = job_id
         self._settings = KeeperSettings(
@@ -138,12 +141,20 @@ class NodeWatch:
     def silent_nodes(self) -> list[str]:
         """Return the nodes whose lease has run out: their Keepers have killed their workers.
 
-        A Keeper that has never been heard may still be starting, as its workers are.
+        A Keeper that has never been heard may still be starting, as its workers are. While this
+        coordinator stood still itself it heard nobody.
         """
         now_s, limit_s = self._clock.monotonic_s(), self._silent_after_s
         limits_s = dict.fromkeys(self._keepers, limit_s)
         limits_s |= dict.fromkeys(self._starting, max(limit_s, START_LIMIT_S))
-        return [node for node, limit in limits_s.items() if now_s - self._heard_at_s[node] > limit]
+        heard_s = {node: self.awake.age_s(self._heard_at_s[node], now_s) for node in limits_s}
+        return [node for node, limit in limits_s.items() if heard_s[node] > limit]
+
+    async def keep_awake(self) -> None:
+        """Beat as long as the event loop runs, which takes what Keepers say."""
+        while not self.is_closing:
+            self.awake.beat(self._clock.monotonic_s())
+            await asyncio.sleep(BEAT_EVERY_S)
 
     @property
     def _silent_after_s(self) -> float:

@@ -1,83 +1,165 @@
-"""What a run shows to Prometheus, through Ray's metrics agent on its node.
+"""What a run shows to Prometheus: which events and steps move which metric.
 
-Process: coordinator.  Blocks: never.
+Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
-from ray.util.metrics import Counter, Gauge
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from trainflow.computation.reports import GradientSums, StepReport
+from trainflow.clock import Clock
+from trainflow.computation.reports import GradientSums, StepReport, WorkDescribed
+from trainflow.config.job import JobConfig
+from trainflow.coordination.metric_export import MetricExport
+from trainflow.data.batch_scaling import scale_step
+from trainflow.monitoring import metrics
+from trainflow.monitoring.failure_causes import name_cause
+from trainflow.monitoring.flops import find_utilization
 
-_TAGS = ("job",)
+_SPREAD_EVERY_S = 5.0
 
 
 class RunMetrics:
-    """Figures of one run, labelled with its job id. In Prometheus each begins with ``ray_``."""
+    """Follows one run; what was recorded before it began to isn't counted."""
 
-    def __init__(self, job_id: str):
-        self._tags = {"job": job_id}
-        self._checkpoints_skipped = Counter(
-            "trainflow_checkpoints_skipped_total",
-            "Checkpoints that were due and not made: the store was slow, or memory short.",
-            _TAGS,
-        )
-        self._checkpoint_step = Gauge(
-            "trainflow_checkpoint_step", "Step of the newest checkpoint.", _TAGS
-        )
-        self._copy_lag = Gauge(
-            "trainflow_copy_lag_steps",
-            "Steps that a run with sharded state would go back by if a node were lost now.",
-            _TAGS,
-        )
-        self._wire_bytes = Counter(
-            "trainflow_gradient_wire_bytes_total", "Bytes that rank 0 sent for gradients.", _TAGS
-        )
-        self._plain_bytes = Counter(
-            "trainflow_gradient_plain_bytes_total",
-            "Bytes that rank 0 would have sent for gradients without compression.",
-            _TAGS,
-        )
-        self._sum_seconds = Counter(
-            "trainflow_gradient_sum_seconds_total",
-            "Seconds that rank 0 spent on sums of gradients: before, on and after the link.",
-            (*_TAGS, "phase"),
-        )
-        self._residual_ratio = Gauge(
-            "trainflow_residual_ratio",
-            "What compression has left out on rank 0, over its share of the gradients' norm.",
-            _TAGS,
-        )
-        self._slow_kernels = Gauge(
-            "trainflow_compression_slow_kernels",
-            "1 while some rank compresses in plain torch, for want of compiled kernels.",
-            _TAGS,
-        )
+    def __init__(
+        self,
+        job: JobConfig,
+        export: MetricExport,
+        clock: Clock,
+        events: Iterable[Mapping[str, Any]] = (),
+    ):
+        """Begin.
+
+        Args:
+            job: what is run.
+            export: where values go.
+            clock: tells ages.
+            events: that an earlier coordinator recorded.
+        """
+        self._job = job
+        self._export = export
+        self._clock = clock
+        self._checkpoint_at_s: float | None = None
+        self._spread_at_s = -_SPREAD_EVERY_S
+        self._work: WorkDescribed | None = None
+        for event in events:
+            if event["kind"] == "checkpoint":
+                self._show_checkpoint(event)
+            elif event["kind"] == "work":
+                self._work = WorkDescribed(**event["data"])
+
+    def tick(self, world_size: int, num_spares: int) -> None:
+        """Show what changes with time alone, and who is there; called about twice a second."""
+        self._export.show(metrics.WORLD_SIZE, world_size)
+        self._export.show(metrics.SPARES, num_spares)
+        if self._checkpoint_at_s is not None:
+            age_s = max(0.0, self._clock.unix_s() - self._checkpoint_at_s)
+            self._export.show(metrics.CHECKPOINT_AGE, age_s)
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """An event was recorded."""
+        data = event["data"]
+        match event["kind"]:
+            case "failure":
+                cause = name_cause(event["text"], data)
+                self._export.add(metrics.FAILURES, cause=cause.value)
+            case "epoch":
+                self._export.add(metrics.EPOCHS)
+            case "recovered":
+                self._on_recovered(data)
+            case "work":
+                self._work = WorkDescribed(**data)
+            case "anomaly":
+                self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
+            case "checkpoint":
+                self._export.add(metrics.CHECKPOINTS)
+                self._export.add(metrics.CHECKPOINT_BYTES, data["num_bytes_written"])
+                self._show_checkpoint(event)
+            case _:
+                pass
 
     def on_step(self, report: StepReport) -> None:
-        """Rank 0 committed a step."""
-        if report.rank != 0 or report.sums is None:
-            return
-        if report.copy_lag is not None:
-            self._copy_lag.set(report.copy_lag, self._tags)
-        self._add(self._wire_bytes, report.wire_bytes)
-        self._on_sums(report.sums)
-
-    def _on_sums(self, sums: GradientSums) -> None:
-        self._add(self._plain_bytes, sums.plain_bytes)
-        phases = {"before": sums.before_s, "link": sums.link_s, "after": sums.after_s}
-        for phase, seconds in phases.items():
-            self._add(self._sum_seconds, seconds, phase=phase)
-        if sums.residual_ratio is not None:
-            self._residual_ratio.set(sums.residual_ratio, self._tags)
-        self._slow_kernels.set(float(sums.slow_kernels), self._tags)
-
-    def _add(self, counter: Counter, value: float, **tags: str) -> None:
-        if value > 0:  # Ray refuses to add nothing
-            counter.inc(value, self._tags | tags)
+        """A committed step was recorded."""
+        export = self._export
+        export.show(metrics.STEP, report.step)
+        export.show(metrics.LOSS, report.loss)
+        export.show(metrics.GRADIENT_NORM, report.grad_norm)
+        export.show(metrics.LEARNING_RATE, report.lr)
+        export.add(metrics.STEPS_COMMITTED)
+        if not report.applied:
+            export.add(metrics.STEPS_SKIPPED)
+        export.add(metrics.SAMPLES, scale_step(self._job, report.world_size).num_samples)
+        export.add(metrics.TARGETS, report.weight)
+        self._on_times(report)
+        self._on_traffic(report)
+        if self._work is not None:
+            self._on_work(report, self._work)
 
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
-        self._checkpoints_skipped.inc(1, self._tags)
+        self._export.add(metrics.CHECKPOINTS_SKIPPED)
 
-    def on_checkpoint(self, step: int) -> None:
-        """A checkpoint is made."""
-        self._checkpoint_step.set(step, self._tags)
+    def _on_times(self, report: StepReport) -> None:
+        export = self._export
+        export.observe(metrics.STEP_DURATION, report.compute_s + report.wait_s)
+        export.show(metrics.SHORTEST_WAIT, report.shortest_wait_s)
+        for phase, seconds in report.phases_s.items():
+            export.observe(metrics.PHASE_DURATION, seconds, phase=phase)
+        now_s = self._clock.monotonic_s()
+        if report.compute_by_rank and now_s - self._spread_at_s >= _SPREAD_EVERY_S:
+            self._spread_at_s = now_s
+            for statistic, value in spread(report.compute_by_rank).items():
+                export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
+
+    def _on_work(self, report: StepReport, work: WorkDescribed) -> None:
+        """Show how well the devices were used, over all that a rank did since the step before."""
+        samples = scale_step(self._job, report.world_size).num_samples
+        num_tokens = samples * work.tokens_per_sample
+        self._export.add(metrics.TOKENS, num_tokens)
+        step_s = sum(report.phases_s.values()) or report.compute_s + report.wait_s
+        if step_s <= 0:
+            return
+        rate = num_tokens / step_s
+        for metric, flops in ((metrics.MFU, work.model_flops), (metrics.HFU, work.hardware_flops)):
+            share = find_utilization(flops, rate, report.world_size, work.peak_flops)
+            if share is not None:
+                self._export.show(metric, share)
+
+    def _on_traffic(self, report: StepReport) -> None:
+        self._export.add(metrics.WIRE_BYTES, report.wire_bytes * report.world_size)
+        if report.copy_lag is not None:
+            self._export.show(metrics.COPY_LAG, report.copy_lag)
+        if report.rank == 0 and report.sums is not None:
+            self._export.add(metrics.GRADIENT_WIRE_BYTES, report.wire_bytes)
+            self._on_sums(report.sums)
+
+    def _on_sums(self, sums: GradientSums) -> None:
+        export = self._export
+        export.add(metrics.GRADIENT_PLAIN_BYTES, sums.plain_bytes)
+        seconds = (sums.before_s, sums.link_s, sums.after_s)
+        for phase, each_s in zip(metrics.SUM_PHASES, seconds, strict=True):
+            export.add(metrics.GRADIENT_SUM_SECONDS, each_s, phase=phase)
+        if sums.residual_ratio is not None:
+            export.show(metrics.RESIDUAL, sums.residual_ratio)
+        export.show(metrics.SLOW_KERNELS, float(sums.slow_kernels))
+
+    def _on_recovered(self, data: Mapping[str, Any]) -> None:
+        self._export.add(metrics.RECOVERIES)
+        self._export.add(metrics.STEPS_LOST, data["steps_lost"])
+        moments = [data[f"{name}_at_s"] for name in ("noticed", "asked", "begun", "healed")]
+        ends = [*moments[1:], data["committed_at_s"]]
+        for phase, begin_s, end_s in zip(metrics.RECOVERY_PHASES, moments, ends, strict=True):
+            took_s = max(0.0, end_s - begin_s)  # of clocks on several machines
+            self._export.observe(metrics.RECOVERY_DURATION, took_s, phase=phase)
+
+    def _show_checkpoint(self, event: Mapping[str, Any]) -> None:
+        self._checkpoint_at_s = event["at_s"]
+        self._export.show(metrics.CHECKPOINT_STEP, event["data"]["step"])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return how values lie, by `metrics.SPREAD`: each of these is one of them (nearest rank)."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    places = (0, round(0.5 * last), round(0.99 * last), last)
+    return {name: ordered[k] for name, k in zip(metrics.SPREAD, places, strict=True)}

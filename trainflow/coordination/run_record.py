@@ -2,12 +2,13 @@
 
 ``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
 append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
-``result.json`` at the end. A full disk stops nothing: what can't be written waits in memory, and an
-event says so.
+``result.json`` at the end; ``status.json`` is replaced all the time (`status_file`). A full disk
+stops nothing: what can't be written waits in memory, and an event says so.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
+import contextlib
 import json
 import logging
 from collections import defaultdict, deque
@@ -25,8 +26,11 @@ from trainflow.computation.reports import (
     ResidualsLost,
     StepReport,
     TensorDigests,
+    WorkDescribed,
 )
 from trainflow.config.job import JobConfig
+from trainflow.coordination.followers import Follower, Followers
+from trainflow.coordination.hang_history import HangHistory
 from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
@@ -39,12 +43,13 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
-_SLOW = "compression_slow"
+_SLOW, _WORK = "compression_slow", "work"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
+_RESULT = "result.json"
 
 
 class RunRecord:
@@ -53,8 +58,10 @@ class RunRecord:
     Attributes:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
-        losses: workers and epochs lost so far.
+        losses: workers and epochs lost so far, in this attempt.
+        hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
+        attempt: counts how often the job was begun: 1, and one more each time it is resumed.
     """
 
     def __init__(self, directory: Path, clock: Clock):
@@ -68,9 +75,13 @@ class RunRecord:
         self._lasting: list[dict[str, Any]] = []
         self._began_at_s: float | None = None
         self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
+        self._world_sizes = {line["world_size"] for line in self._steps}
         self._unwritable = False
+        self.attempt = 1
+        self._followers = Followers()
         # What has to be known of events that are long past, too.
         self.losses = LossHistory()
+        self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
@@ -82,16 +93,38 @@ class RunRecord:
         self.last_step = self._find_last_step(resumed)
         self.last_epoch: EpochId | None = None
 
+    def begin_attempt(self, attempt: int) -> None:
+        """Begin a job anew that has ended, or whose coordinator is gone for good.
+
+        What the attempt before it came to is kept as ``result-a1.json``. Again after a crash, or by
+        a coordinator that comes back, this changes nothing.
+        """
+        if attempt <= self.attempt:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self.directory / _RESULT).rename(self.directory / f"result-a{self.attempt}.json")
+        self.add_event("attempt", f"attempt {attempt} of the job begins", attempt=attempt)
+
+    @property
+    def newest_incarnation(self) -> int:
+        """The newest that has formed an epoch; 0 before the first."""
+        return max((epoch.incarnation for epoch, _ in self.beginnings), default=0)
+
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
         number = self._events[-1]["number"] + 1 if self._events else 1
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
         self._keep(event)
         self._note_trouble(self._events_file.append(event))
+        self._note_unfollowed(self._followers.on_event(event))
+
+    def follow(self, follower: Follower) -> None:
+        """Tell a follower of each event and step that is recorded from now on."""
+        self._followers.add(follower)
 
     def add_step(self, report: StepReport) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history."""
-        if report.step <= self.last_step or self._is_void(report.version):
+        if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
@@ -101,9 +134,11 @@ class RunRecord:
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
         self._steps.append(line)
+        self._world_sizes.add(report.world_size)
         self._note_trouble(self._steps_file.append(line))
+        self._note_unfollowed(self._followers.on_step(report))
 
-    def _is_void(self, version: Version) -> bool:
+    def is_void(self, version: Version) -> bool:
         """Whether a later epoch has begun from an earlier state, and does that step again."""
         later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)
@@ -116,7 +151,12 @@ class RunRecord:
         self.add_event("resumed", text, step=step, source=source, epoch=began_in)
 
     def add_report(
-        self, report: EvaluationReport | CompressionChosen | ResidualsLost | TensorDigests
+        self,
+        report: EvaluationReport
+        | CompressionChosen
+        | ResidualsLost
+        | TensorDigests
+        | WorkDescribed,
     ) -> None:
         """Append what a rank tells, as an event but for digests; repeated values are dropped."""
         if isinstance(report, TensorDigests):
@@ -125,6 +165,9 @@ class RunRecord:
             return
         if isinstance(report, CompressionChosen):
             self._add_choice(report)
+            return
+        if isinstance(report, WorkDescribed):
+            self._add_work(report)
             return
         if isinstance(report, ResidualsLost):
             ranks = ", ".join(map(str, report.ranks))
@@ -147,6 +190,19 @@ class RunRecord:
         )
         self.add_event("compression_chosen", text, **asdict(chosen))
 
+    def _add_work(self, work: WorkDescribed) -> None:
+        """Say once how much the model computes: every worker tells it."""
+        if self.has(_WORK):
+            return
+        peak = (
+            "" if work.peak_flops is None else f", of which one does {work.peak_flops:.4g} a second"
+        )
+        text = (
+            f"the model computes {work.model_flops:.4g} floating-point operations a token, "
+            f"{work.hardware_flops:.4g} with what is recomputed, on {work.device}{peak}"
+        )
+        self.add_event(_WORK, text, **asdict(work))
+
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]
         self._events.append(event)
@@ -156,7 +212,10 @@ class RunRecord:
             self._lasting.append(event)
         self._kinds.add(kind)
         self.losses.take(event)
-        if kind == "evaluated":
+        self.hangs.take(event)
+        if kind == "attempt":
+            self._forget_attempt(event)
+        elif kind == "evaluated":
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
             incarnation, counter = map(int, data["epoch"].split("."))
@@ -164,6 +223,12 @@ class RunRecord:
             self.beginnings.append((EpochId(incarnation, counter), base_step))
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
+
+    def _forget_attempt(self, event: dict[str, Any]) -> None:
+        """Begin anew with what goes by what has happened: the attempt before is over."""
+        self.attempt = event["data"]["attempt"]
+        self.losses, self.hangs, self._kinds = LossHistory(), HangHistory(), set()
+        self._lasting, self._began_at_s = [], event["at_s"]
 
     def _find_last_step(self, resumed: dict[str, Any] | None) -> int:
         """Return the newest step that counts: not one of a history that the run went back from."""
@@ -216,6 +281,17 @@ class RunRecord:
         newest = list(self._steps)[-count:]
         return [line["compute_s"] + line["wait_s"] for line in newest]
 
+    @property
+    def fresh_epoch(self) -> EpochId | None:
+        """The newest epoch that has begun, if no step of it is known to be committed."""
+        newest = self.beginnings[-1][0] if self.beginnings else None
+        is_fresh = not self._steps or self._steps[-1]["epoch"] != str(newest)
+        return newest if is_fresh else None
+
+    def knows_world(self, size: int) -> bool:
+        """Whether any step that is known of was committed by so many ranks."""
+        return size in self._world_sizes
+
     def keep_job(self, job_id: str, job: JobConfig, import_paths: Sequence[str]) -> None:
         """Write what is run. A full disk is told by an event."""
         try:
@@ -228,8 +304,9 @@ class RunRecord:
     def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
         result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
-        text = json.dumps(result | {"exit_code": ending.exit_code}, indent=1) + "\n"
-        path = self.directory / "result.json"
+        result |= {"exit_code": ending.exit_code, "ended_at_s": self._clock.unix_s()}
+        text = json.dumps(result, indent=1) + "\n"
+        path = self.directory / _RESULT
         try:
             replace_file(path, text.encode())
         except OSError as error:
@@ -239,7 +316,7 @@ class RunRecord:
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has: one that comes back must not begin anew."""
-        path = self.directory / "result.json"
+        path = self.directory / _RESULT
         if not path.exists():
             return None
         try:
@@ -247,6 +324,12 @@ class RunRecord:
             return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
         except (ValueError, KeyError, TypeError) as error:
             return Ending(RunState.FAILED, f"it has ended, but {path} is damaged: {error}", 1)
+
+    def _note_unfollowed(self, names: list[str]) -> None:
+        """Say who follows the run no more."""
+        for name in names:
+            text = f"{name} failed and is told no more: the coordinator's log says why"
+            self.add_event("monitoring_failed", text, follower=name)
 
     def _note_trouble(self, error: OSError | None) -> None:
         """Say once that the files can't be written, and once that they can again."""

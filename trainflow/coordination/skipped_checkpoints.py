@@ -13,11 +13,7 @@ _REMEMBERED = 100
 
 
 class CheckpointMetrics(Protocol):
-    """Takes what is to be seen of checkpoints from outside."""
-
-    def on_checkpoint(self, step: int) -> None:
-        """A checkpoint is made."""
-        ...
+    """Takes what no event tells of checkpoints."""
 
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
@@ -55,8 +51,6 @@ class SkippedCheckpoints:
             self._record.add_event("checkpoint_skipped", text, step=version.step)
         self._in_a_row += 1
 
-    def end_row(self, step: int) -> None:
+    def end_row(self) -> None:
         """A checkpoint is made."""
         self._in_a_row = 0
-        if self._metrics is not None:
-            self._metrics.on_checkpoint(step)

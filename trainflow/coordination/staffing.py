@@ -148,4 +148,5 @@ class Staffing:
         self._num_spawned += 1
         serial = f"{incarnation}.r{self._num_spawned}"
         entry = self._pool.spawn(bundle, serial, rehearse=self._record.last_step > 0)
-        self._record.add_event("respawned", f"started {entry.worker_id} as a spare")
+        text = f"started {entry.worker_id} as a spare"
+        self._record.add_event("respawned", text, worker=entry.worker_id)

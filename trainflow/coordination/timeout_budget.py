@@ -1,9 +1,10 @@
 """How long things may take before somebody is judged by it: one table, from measured steps. Pure.
 
-From the shortest to the longest: a heartbeat, a worker that stands still, one that starts, one that
-copies the state out, a collective. Each leaves room for the ones before it: a collective, above
-all, gives up only long after whoever stands still has been found, as it names nobody. The lease of
-a node is beside them: of a node that isn't heard, nobody is judged by how long it stands still.
+From the shortest to the longest: a heartbeat, a worker that stands still, the same in the first
+step of an epoch, one that starts, one that copies the state out or reads it, a collective. Each
+leaves room for the ones before it: a collective, above all, gives up only long after whoever stands
+still has been found, as it names nobody. The lease of a node is beside them: of a node that isn't
+heard, nobody is judged by how long it stands still.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ START_LIMIT_S = 120.0
 COPY_LIMIT_S = 240.0
 """Time that a worker has at least to copy the state out; the last copy waits 120 s for room."""
 
+RESTORE_LIMIT_S = 240.0
+"""Time that a worker has at least for each part of a state that it reads from where it was kept: a
+store that doesn't answer is given up after 60 s and what the part's bytes take, and asked again."""
+
 NUM_STEPS = 500
 """How many of the newest steps are looked at."""
 
@@ -24,8 +29,31 @@ _PERCENTILE = 0.99
 _STEPS_A_HANG = 10.0
 _HANG_FLOOR_S = 10.0
 _NUM_STEPS_AT_LEAST = 5
+_FIRST_STEPS_A_HANG = 2.0
+_MAX_DOUBLINGS = 20
 _COLLECTIVE_FLOOR_S = 1800.0
 _COLLECTIVES_A_HANG = 2.0
+_RAISED_TO_AT_MOST_S = _COLLECTIVE_FLOOR_S / _COLLECTIVES_A_HANG
+_START_RAISED_TO_AT_MOST_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """What the run has shown of its limits.
+
+    Attributes:
+        num_hung_epochs: in which somebody was found to hang in a step, or all to wait, since the
+            last commit: the limit may be what is wrong.
+        num_hung_starts: of one worker that were ended as hung, one after the other.
+        knows_world: a world of the present size has committed steps: its first one compiles less.
+    """
+
+    num_hung_epochs: int = 0
+    num_hung_starts: int = 0
+    knows_world: bool = True
+
+
+NO_HINDSIGHT = Hindsight()
 
 
 @dataclass(frozen=True)
@@ -35,6 +63,7 @@ class TimeoutBudget:
     Attributes:
         lease_s: unheard, after which a node kills its workers.
         hang_s: without progress, after which a worker is killed.
+        first_step_s: the same, in the first step of an epoch.
         start_s: the same, of one that starts.
         collective_s: after which a collective gives up.
         basis: what `hang_s` comes from, in words.
@@ -43,6 +72,7 @@ class TimeoutBudget:
 
     lease_s: float
     hang_s: float
+    first_step_s: float
     start_s: float
     collective_s: float
     basis: str
@@ -50,49 +80,108 @@ class TimeoutBudget:
 
     def __str__(self) -> str:
         return (
-            f"a worker without progress is killed after {self.hang_s:.1f} s ({self.basis}), one "
-            f"that starts after {self.start_s:.0f} s, those of a node that hears nobody after "
-            f"{self.lease_s:.0f} s; a collective gives up after {self.collective_s:.0f} s"
+            f"a worker without progress is killed after {self.hang_s:.1f} s ({self.basis}), in the "
+            f"first step of an epoch after {self.first_step_s:.1f} s, one that starts after "
+            f"{self.start_s:.0f} s, those of a node that hears nobody after {self.lease_s:.0f} s; "
+            f"a collective gives up after {self.collective_s:.0f} s"
         )
 
 
 def derive_budget(
-    step_times_s: Sequence[float], *, hang_s: float | None, lease_s: float
+    step_times_s: Sequence[float],
+    *,
+    hang_s: float | None,
+    lease_s: float,
+    hindsight: Hindsight = NO_HINDSIGHT,
 ) -> TimeoutBudget:
     """Return the limits of a job.
 
+    A step that is slower than any before never ends if its workers are killed for it, and so never
+    raises a limit that follows from steps. So a derived limit is doubled by each epoch that was
+    given up for it, up to 900 s: what hangs in earnest hangs no less for it.
+
     Args:
         step_times_s: the newest steps, any order.
-        hang_s: what the job asks for; None derives it: ten steps, of which 99% take no longer than
-            is reckoned, at least 10 s, and 120 s while fewer than five steps are known (first
-            steps load and compile).
+        hang_s: what the job asks for, which then holds as it is; None derives it: ten steps, of
+            which 99% take no longer than is reckoned, at least 10 s, and 120 s while fewer than
+            five steps are known (first steps load and compile). In an epoch's first step it is
+            twice as much, and at least 120 s in a world of a size that has done none.
         lease_s: as the job has it.
+        hindsight: what the run has shown.
     """
-    few = len(step_times_s) < _NUM_STEPS_AT_LEAST
-    step_s = 0.0 if few else _find_percentile(step_times_s)
-    measured = f"99% of {len(step_times_s)} steps took at most {step_s:.2f} s"
+    measured = _measure(step_times_s)
     trouble = ""
     if hang_s is not None:
-        basis = "as failures.hang_timeout_s has it"
-        if step_s > hang_s:
+        basis, first_step_s = "as failures.hang_timeout_s has it", hang_s
+        if measured is not None and measured.step_s > hang_s:
             trouble = (
                 f"failures.hang_timeout_s: got {hang_s:g}, while {measured}, expected more than "
                 "a step: raise it, or set it to auto"
             )
-    elif few:
+    else:
+        basis, hang_s = _derive(measured, hindsight.num_hung_epochs)
+        first_step_s = hang_s
+        if measured is not None:  # else that is the limit of a first step as it is
+            first_step_s = _derive_first_step(hang_s, knows_world=hindsight.knows_world)
+    start_s = max(hang_s, _raise_start(hindsight.num_hung_starts))
+    collective_s = collective_timeout_s(hang_s)
+    return TimeoutBudget(lease_s, hang_s, first_step_s, start_s, collective_s, basis, trouble)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What steps take: 99% of ``count`` at most ``step_s``."""
+
+    step_s: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"99% of {self.count} steps took at most {self.step_s:.2f} s"
+
+
+def _measure(step_times_s: Sequence[float]) -> _Measured | None:
+    """Return what steps take; None while too few are known."""
+    count = len(step_times_s)
+    if count < _NUM_STEPS_AT_LEAST:
+        return None
+    return _Measured(sorted(step_times_s)[ceil(_PERCENTILE * count) - 1], count)  # nearest rank
+
+
+def _derive(measured: _Measured | None, num_hung_epochs: int) -> tuple[str, float]:
+    """Return what the limit of a step comes from, and the limit."""
+    if measured is None:
         basis, hang_s = "fewer than five steps are known", START_LIMIT_S
     else:
-        basis, hang_s = f"ten steps: {measured}", max(_HANG_FLOOR_S, _STEPS_A_HANG * step_s)
-    collective_s = collective_timeout_s(hang_s)
-    start_s = max(hang_s, START_LIMIT_S)
-    return TimeoutBudget(lease_s, hang_s, start_s, collective_s, basis, trouble)
+        basis = f"ten steps: {measured}"
+        hang_s = max(_HANG_FLOOR_S, _STEPS_A_HANG * measured.step_s)
+    if num_hung_epochs:
+        epochs = "an epoch" if num_hung_epochs == 1 else f"{num_hung_epochs} epochs"
+        basis = f"{basis}; doubled for {epochs} with a hang since the last commit"
+        hang_s = max(hang_s, min(_double(hang_s, num_hung_epochs), _RAISED_TO_AT_MOST_S))
+    return basis, hang_s
+
+
+def _derive_first_step(hang_s: float, *, knows_world: bool) -> float:
+    """Return the limit of an epoch's first step.
+
+    Where a spare has taken a rank, all have compiled and the spare has rehearsed: what is left to
+    be loaded is worth no more than another step's limit. A process that doesn't run at all is found
+    as soon as in any step.
+    """
+    floor_s = 0.0 if knows_world else START_LIMIT_S
+    at_most_s = max(hang_s, _RAISED_TO_AT_MOST_S)
+    return min(max(_FIRST_STEPS_A_HANG * hang_s, floor_s), at_most_s)
+
+
+def _raise_start(num_hung_starts: int) -> float:
+    """Return the limit of a start; the next one of a worker that was killed has twice as long."""
+    return min(_double(START_LIMIT_S, num_hung_starts), _START_RAISED_TO_AT_MOST_S)
+
+
+def _double(limit_s: float, times: int) -> float:
+    return limit_s * 2.0 ** min(times, _MAX_DOUBLINGS)
 
 
 def collective_timeout_s(hang_s: float | None) -> float:
     """Return when a collective gives up, where the job sets ``hang_s``, or leaves it out."""
     return max(_COLLECTIVE_FLOOR_S, _COLLECTIVES_A_HANG * (hang_s or 0.0))
-
-
-def _find_percentile(times_s: Sequence[float]) -> float:
-    """Return the time that 99% don't exceed, by nearest rank."""
-    return sorted(times_s)[ceil(_PERCENTILE * len(times_s)) - 1]

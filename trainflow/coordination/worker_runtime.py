@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.data_feed import open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed
 from trainflow.computation.injection import Injector
+from trainflow.computation.model_work import describe_work
 from trainflow.computation.numerics import settle_numerics
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
@@ -35,6 +36,7 @@ from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stack_file import StackFile
 from trainflow.computation.stamps import StampWriter
+from trainflow.computation.training_state import PreparedModel
 from trainflow.computation.witness import Witness
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
@@ -44,6 +46,7 @@ from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.start_times import StartTimes
 from trainflow.coordination.startup import StartPhase
 from trainflow.coordination.timeout_budget import collective_timeout_s
+from trainflow.data.map_dataset import MapDataset
 from trainflow.epochs import EpochId, EpochSpec
 
 logger = logging.getLogger(__name__)
@@ -178,9 +181,27 @@ def _open_session(
         shared_memory=_shared_memory(spec),
         worker_id=spec.worker_id,
         host=around.host,
-        on_built=partial(around.start.end, StartPhase.MODEL),
+        on_built=partial(_on_built, job, around, device, feed.dataset),
     )
     return Session(context), _join_campaign(spec, context, around.disturbance)
+
+
+def _on_built(
+    job: JobConfig,
+    around: Surroundings,
+    device: torch.device,
+    dataset: MapDataset,
+    models: Mapping[str, PreparedModel],
+) -> None:
+    """The models are there: tell how much they compute, as far as that can be known."""
+    around.start.end(StartPhase.MODEL)
+    try:
+        work = describe_work(models, job, device, dataset)
+    except Exception:  # a model may have anything for a configuration; training goes on
+        logger.exception("how much the model computes can't be told")
+        return
+    if work is not None:
+        around.reporter.send(work)
 
 
 def _join_campaign(

@@ -29,7 +29,7 @@ def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(driver, "disconnect", lambda: None)
     monkeypatch.setattr(driver, "find_run", fake.find_run)
     monkeypatch.setattr(driver, "list_runs", lambda: sorted(fake.runs))
-    monkeypatch.setattr(driver, "start_run", lambda _job: fake.runs["tiny-abcdef"])
+    monkeypatch.setattr(driver, "start_run", fake.start_run)
     return fake
 
 

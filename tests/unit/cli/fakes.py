@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainflow.config.job import JobConfig
+from trainflow.coordination.names import Attempt
 from trainflow.errors import JobNotFoundError
 
 Answer = dict[str, Any]
@@ -45,6 +47,8 @@ def make_status(**changes: Any) -> Answer:
         "state": "running",
         "stragglers": [],
         "slow_network": [],
+        "anomalies": [],
+        "goodput": None,
         "ending": None,
         "events": [],
         "steps": [],
@@ -99,10 +103,16 @@ class FakeCluster:
     Attributes:
         runs: by job id.
         addresses: that were connected to.
+        attempts: of the runs that were started.
     """
 
     runs: dict[str, FakeRun] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
+    attempts: list[Attempt | None] = field(default_factory=list)
+
+    def start_run(self, job: JobConfig, attempt: Attempt | None = None) -> FakeRun:
+        self.attempts.append(attempt)
+        return self.runs["tiny-abcdef"]
 
     def find_run(self, job_id: str) -> FakeRun:
         if job_id not in self.runs:

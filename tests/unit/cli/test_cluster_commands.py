@@ -70,6 +70,21 @@ def test_a_status_shows_the_links_that_training_waits_for():
     assert "slow_network  -" in on_cluster.format_status(make_status())
 
 
+def test_a_status_shows_what_is_odd_about_the_loss():
+    odd = [{"anomaly": "loss_drift", "since_step": 640}, {"anomaly": "norm_high", "since_step": 7}]
+    assert "anomalies     loss_drift since step 640; norm_high since step 7" in (
+        on_cluster.format_status(make_status(anomalies=odd))
+    )
+    assert "anomalies     -" in on_cluster.format_status(make_status())
+
+
+def test_a_status_shows_how_much_of_the_time_counts():
+    text = on_cluster.format_status(make_status(goodput={"ratio": 0.9312, "seconds": {}}))
+    assert "goodput       93.1%" in text
+    for goodput in (None, {"ratio": None}):
+        assert "goodput       -" in on_cluster.format_status(make_status(goodput=goodput))
+
+
 def test_a_port_at_which_nothing_listens_is_unreachable_at_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -37,7 +37,7 @@ from trainflow.coordination import driver
 run = FakeRun([make_status(), make_status(steps=[make_step(1)]), make_ending("stopped", 7)])
 driver.connect = lambda _address: None
 driver.disconnect = lambda: None
-driver.start_run = lambda _job: run
+driver.start_run = lambda _job, attempt=None: run
 main.main()
 """
 

@@ -1,11 +1,13 @@
 """Everything a job can be refused for before anything starts."""
 
 import traceback
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 from tests.unit.cli.conftest import CallMain
+from trainflow.cli import preflight
 from trainflow.cli.preflight import check_job, describe_job
 from trainflow.data.pack import PackOptions, pack_corpus
 from trainflow.data.token_corpus import TokenCorpus
@@ -44,6 +46,28 @@ def test_a_corpus_of_exactly_one_batch_passes_and_a_smaller_one_does_not(
     with pytest.raises(DataError) as refusal:
         check_job(job_file, [NO_DATASET, url, f"training.global_batch_size={batch + 1}"])
     for named in ("data.url", f"{batch} samples", f"training.global_batch_size = {batch + 1}"):
+        assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "passes"),
+    [
+        (ModuleSpec("wandb", None, origin="/site/wandb/__init__.py"), True),
+        (ModuleSpec("wandb", None), False),  # a folder that an offline run has left here
+        (None, False),
+    ],
+)
+def test_a_sink_whose_package_is_not_installed_is_refused(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, found: ModuleSpec | None, *, passes: bool
+):
+    monkeypatch.setattr(preflight, "find_spec", {"wandb": found}.get)
+    sinks = "monitoring.sinks=[{kind: wandb, folder: /data}]"
+    if passes:
+        check_job(job_file, [sinks])
+        return
+    with pytest.raises(ConfigError) as refusal:
+        check_job(job_file, [sinks])
+    for named in ("monitoring.sinks: got wandb", "pip install 'trainflow[sinks]'"):
         assert named in str(refusal.value)
 
 

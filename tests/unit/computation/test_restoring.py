@@ -212,12 +212,13 @@ def test_a_store_that_does_not_answer_is_asked_again(
         return read_manifest(*args)
 
     monkeypatch.setattr(CheckpointStore, "read_manifest", read_if_up)
-    naps_s: list[float] = []
-    clock: Any = SimpleNamespace(sleep=naps_s.append)
+    told: list[float | None] = []
+    clock: Any = SimpleNamespace(sleep=told.append)
     state = make_state(seed=2)
-    restore(state, stored, after_each=lambda: None, clock=clock)
+    restore(state, stored, after_each=lambda: told.append(None), clock=clock)
     assert state.version == stored.version
-    assert naps_s == [1.0, 2.0, 4.0]
+    naps = [None, 1.0, None, None, 2.0, None, None, 4.0, None]
+    assert told[: len(naps)] == naps, "each answer, or none, is progress, and so is a pause"
     silences[0] = 99
     with pytest.raises(StoreError, match="503"):
         restore(state, stored, after_each=lambda: None, clock=clock)

@@ -18,14 +18,16 @@ from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group
+from trainflow.computation import joining
 from trainflow.computation.data_feed import DataFeed, open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed, Standing
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
-from trainflow.computation.stamps import StampWriter, read_stamp
+from trainflow.computation.stamps import Stamp, StampWriter, read_stamp
 from trainflow.computation.step_history import StepHistory
+from trainflow.computation.training_state import TrainingState
 from trainflow.computation.transaction import Transaction
-from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -33,6 +35,7 @@ from trainflow.epochs import (
     Flag,
     Phase,
     RecoveryPlan,
+    StoredState,
     Version,
 )
 from trainflow.errors import DataError, StateError, TrainingError
@@ -171,7 +174,8 @@ def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
             for batch in step.microbatches():
                 step.backward(mean_loss(model, batch), weight=batch.num_targets)
             step.commit()
-            verdicts.append(judge_progress({"a": progress_after(stamp, 2 * limit_s)}, limit_s))
+            seen = {"a": progress_after(stamp, 2 * limit_s)}
+            verdicts.append(judge_progress(seen, Limits(limit_s)))
         if step.replayed:
             break
         base = Version(step.number, EpochId(1, 1))
@@ -182,6 +186,29 @@ def test_code_after_a_commit_may_take_long_when_it_is_run_again_too(
     assert len(verdicts) == 2, "step 1, and its tail once more"
     assert [verdict.deadlocked for verdict in verdicts] == [False, False]
     assert [verdict.hung for verdict in verdicts] == [{}, {}]
+
+
+def test_a_state_that_is_read_from_where_it_was_kept_has_a_phase_of_its_own(
+    context: RankContext, stamp: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[Stamp | None] = []
+
+    def restore(state: TrainingState, stored: StoredState, **_others: Any) -> None:
+        seen.append(read_stamp(stamp))
+        state.version = stored.version
+
+    monkeypatch.setattr(joining, "restore", restore)
+    phases: list[Phase] = []
+    context.stamps.listeners.append(lambda phase, *_: phases.append(phase))
+    session = Session(context)
+    session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    stored = StoredState("file:///nowhere", step=5)
+    begin(RecoveryPlan(spec(1), stored.version, stored=stored))
+    assert next(session.steps()).number == 6
+    assert [each and (each.phase, each.epoch) for each in seen] == [
+        (Phase.RESTORING, EpochId(1, 1))
+    ]
+    assert phases[-4:] == [Phase.HEALING, Phase.RESTORING, Phase.HEALING, Phase.USER]
 
 
 class Counting(nn.Linear):

@@ -145,7 +145,8 @@ def test_other_variables_are_none_of_our_business(write_job: WriteJob):
         ("job.toml", "a = 1\na = 2\n", "line 2", "valid toml"),
         ("job.yaml", "- 1\n- 2\n", "[1, 2]", "a section of keys and values"),
         ("job.yaml", "just text", "'just text'", "a section of keys and values"),
-        ("job.json", "{}", "'.json'", ".yaml, .yml, .toml"),
+        ("job.json", '{"a": }', "line 1", "valid json"),
+        ("job.ini", "{}", "'.ini'", ".yaml, .yml, .toml, .json"),
         ("job", "{}", "''", ".yaml, .yml, .toml"),
     ],
 )

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, describe
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import adoption
 from trainflow.coordination.adoption import Estate
 from trainflow.coordination.copy_targets import CopyTargets
+from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.unfit_nodes import UnfitNodes
@@ -186,7 +188,16 @@ def test_the_incarnation_is_above_every_promise(scene: Scene):
     nodes = FakeNodes([4, 2, 1])
     take_office(scene, nodes)
     assert scene.control.incarnation == 5
-    assert nodes.asked == [1, 5]
+    assert nodes.asked == [2, 5]
+
+
+def test_a_later_attempt_takes_office_above_all_epochs_of_the_earlier_ones(scene: Scene):
+    scene.record.add_event("epoch", "epoch 3.7", epoch="3.7", base="0@0.0", members=[])
+    parts: Any = (scene.pool, scene.record, scene.kept)
+    control = EpochControl(make_job(), *parts, scene.clock, superior=scene.superior)
+    any_nodes: Any = FakeNodes([0, 0, 0])  # of Keepers that have promised nobody anything
+    asyncio.run(adoption.take_office(any_nodes, control, scene.clock))
+    assert control.incarnation == 4
 
 
 def test_a_keeper_on_a_dead_node_does_not_count(scene: Scene):

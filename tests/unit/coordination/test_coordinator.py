@@ -67,8 +67,14 @@ class LiveNodes(FakeNodes):
     async def wait_heard(self) -> None:
         """All have just been heard."""
 
+    async def keep_awake(self) -> None:
+        """It always is."""
+
     def silent_nodes(self) -> list[str]:
         return []
+
+    def progress_of(self, worker_ids: set[str]) -> dict[str, Any]:
+        return {}
 
     def fence(self, incarnation: int, node_id: str, worker_id: str) -> None:
         self.fenced.append(worker_id)
@@ -124,6 +130,9 @@ class Stage:
 
     def result(self) -> dict[str, Any]:
         return json.loads((self.directory / "result.json").read_text())
+
+    def published(self) -> dict[str, Any]:
+        return json.loads((self.directory / "status.json").read_text())
 
 
 EPOCH = ("epoch", {"epoch": str(SPEC.epoch), "members": [*IDS]})
@@ -188,6 +197,23 @@ def test_the_ending_is_written_before_anything_is_cleaned_up(play: Play):
         await until(stage.pool.closed.is_set)
         await settle()
         assert await state_of(coordinator) == "succeeded"
+
+    play(act)
+
+
+def test_the_last_word_that_is_published_is_how_it_ended(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        for worker_id in await train(stage, coordinator):
+            await coordinator.report(worker_id, [Finished()])
+        await until(stage.pool.closed.is_set)
+        await until(lambda: stage.published()["status"]["state"] == "succeeded")
+        published = stage.published()
+        assert published["status"]["ending"] == {"reason": "every step is done", "exit_code": 0}
+        asked = await coordinator.status()
+        del asked["events"], asked["steps"]
+        assert published["status"] | {"as_of_s": 0} == asked | {"as_of_s": 0}
+        assert published["workers"] == await coordinator.workers()
 
     play(act)
 

@@ -309,6 +309,41 @@ def test_a_new_coordinator_tells_nothing_again(play: Play):
     assert scene.kinds() == ["epoch", "drain", "epoch", "drained"]
 
 
+def test_ranks_that_go_with_their_node_while_there_is_no_coordinator_were_lost(play: Play):
+    async def act(scene: DrainScene) -> None:
+        scene.add_spare("c")
+        await scene.drain("b")
+        known = scene.control.epoch, scene.control.members
+        scene.control.epoch, scene.control.members = None, ()  # the next one has yet to take over
+        scene.watch = scene.open()
+        await scene.watch.tick()
+        assert not scene.events("drained")
+        scene.control.epoch, scene.control.members = known
+        scene.record.add_event("failure", "lost slot1-1.1", worker=scene.ids[1], rank=1)
+        scene.lose(1)
+        await settle()
+        await scene.watch.tick()
+
+    scene = play(act)
+    assert "workers there were lost with their ranks" in scene.text("drain_late")
+    assert not scene.events("drained")
+
+
+def test_where_ranks_have_gone_is_known_to_a_new_coordinator(play: Play):
+    async def act(scene: DrainScene) -> None:
+        scene.add_spare("c")
+        await scene.drain("b")
+        await scene.reach_boundary()
+        (event,) = scene.events("drained")
+        scene.record._lasting.remove(event)  # as if the one before had not come to tell it
+        scene.watch = scene.open()
+        await scene.watch.tick()
+
+    first, second = play(act).events("drained")
+    assert first["text"] == second["text"]
+    assert f"rank 1 is on {SPARE}" in second["text"]
+
+
 def test_what_an_earlier_coordinator_heard_holds_until_it_is_heard_again_or_not(play: Play):
     async def act(scene: DrainScene) -> None:
         scene.watch.hear("d", PreemptionNotice(60.0))

@@ -1,8 +1,10 @@
 """Which nodes are to be emptied, and how far that has come."""
 
+from typing import Any
+
 import pytest
 
-from trainflow.coordination.draining import Drain, Notice, Stage, merge_notices
+from trainflow.coordination.draining import Drain, Notice, Stage, Told, find_told, merge_notices
 from trainflow.coordination.unfit_nodes import UnfitNodes
 
 
@@ -76,3 +78,29 @@ def test_unfit_nodes_are_left_out_where_the_others_are_enough():
     assert unfit.all() == {"b", "c"}
     assert unfit.leave_out(["a", "b", "c", "d"], at_least=2) == ["a", "d"]
     assert unfit.leave_out(["a", "b", "c", "d"], at_least=3) == ["a", "b", "c", "d"]
+
+
+def test_what_events_tell_of_nodes_is_known_again():
+    def tell(kind: str, node: str, **data: Any) -> dict[str, Any]:
+        return {"kind": kind, "data": {"node": node, **data}}
+
+    there = {"workers": {"w1": 1}, "world_size": 3}
+    events = [
+        tell("drain", "a", **there),
+        tell("drain", "b", **there),
+        tell("drain_late", "b", lost=False, **there),
+        tell("drain", "c", **there),
+        tell("drain_late", "c", lost=True, **there),
+        tell("drain", "d", **there),
+        tell("drained", "d", workers={"w1": 1, "w2": 2}, world_size=3),
+        tell("drain", "e", **there),
+        tell("drain_over", "e"),
+        tell("drain", "f"),
+    ]
+    assert find_told(events) == {
+        "a": Told(Stage.OPEN, {"w1": 1}, 3),
+        "b": Told(Stage.LATE, {"w1": 1}, 3),
+        "c": Told(Stage.LOST, {"w1": 1}, 3),
+        "d": Told(Stage.EMPTY, {"w1": 1, "w2": 2}, 3),
+        "f": Told(Stage.OPEN, {}, 0),
+    }

@@ -2,15 +2,20 @@
 
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, AuthenticationError, RayTaskError
 
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import SleepyClock
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
-from trainflow.errors import CoordinationError, UnreachableError
+from trainflow.coordination.names import Attempt
+from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 
 
 @pytest.fixture
@@ -18,6 +23,73 @@ def address() -> Iterator[str]:
     """A host and port at which something listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@dataclass
+class Ended:
+    """A run whose coordinator leaves some looks after it was let go."""
+
+    state: str = "failed"
+    looks: int = 2
+    is_retired: bool = False
+
+    def status(self) -> dict[str, Any]:
+        return {"state": self.state, "ending": None if self.state == "running" else {}}
+
+    def retire(self) -> None:
+        self.is_retired = True
+
+    def list_runs(self) -> list[str]:
+        if self.is_retired:
+            self.looks -= 1
+        return ["tiny-abcdef"] if self.looks > 0 else []
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    run = Ended()
+    monkeypatch.setattr(driver, "list_runs", run.list_runs)
+    monkeypatch.setattr(driver, "find_run", lambda _: run)
+    return run
+
+
+def test_room_is_made_where_a_coordinator_still_tells_its_result(ended: Ended):
+    clock = SleepyClock()
+    driver.make_room("tiny-abcdef", clock)
+    assert ended.is_retired
+    assert ended.looks == 0
+    assert clock.now_s > SleepyClock().now_s
+
+
+def test_a_job_that_was_never_there_needs_no_room(ended: Ended):
+    driver.make_room("other-abcdef", SleepyClock())
+    assert not ended.is_retired
+
+
+def test_a_job_that_trains_is_left_alone(ended: Ended):
+    ended.state = "running"
+    with pytest.raises(ConflictError, match="got one that is running, expected one that has ended"):
+        driver.make_room("tiny-abcdef", SleepyClock())
+    assert not ended.is_retired
+
+
+def test_a_coordinator_that_stays_is_told_of(ended: Ended):
+    ended.looks = 10**6
+    with pytest.raises(UnreachableError, match="still there after 20 s"):
+        driver.make_room("tiny-abcdef", SleepyClock())
+
+
+def test_a_job_whose_name_is_taken_conflicts(monkeypatch: pytest.MonkeyPatch):
+    class Taken:
+        def options(self, **_: object) -> "Taken":
+            return self
+
+        def remote(self, *_: object) -> object:
+            raise ValueError("The name tiny-abcdef/coordinator is already taken")
+
+    monkeypatch.setattr(driver, "CoordinatorActor", Taken())
+    with pytest.raises(ConflictError, match="tiny-abcdef: got one that runs already"):
+        driver.start_run(make_job(), attempt=Attempt("tiny-abcdef"))
 
 
 def refuse_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

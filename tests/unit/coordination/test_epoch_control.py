@@ -16,16 +16,27 @@ from tests.unit.coordination.fakes import (
     FakeSuperior,
     FakeWorker,
     Method,
+    describe,
     settle,
     until,
 )
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import Joined, StepReport
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.epoch_troubles import has_paused
 from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, Flag, Phase, Version
+from trainflow.epochs import (
+    INITIAL_VERSION,
+    EpochId,
+    EpochSpec,
+    Flag,
+    MemberReport,
+    Phase,
+    Version,
+)
 
 
 class Scene:
@@ -214,7 +225,8 @@ def test_a_failure_heard_between_begin_and_its_note_still_breaks_the_epoch(play:
     async def act(scene: Scene) -> None:
         def fail_at_once(plan: Any) -> None:
             scene.workers[1].on_begin = lambda plan: None
-            scene.control.on_group_failed(scene.ids[1], plan.spec.epoch, "connection reset")
+            failed = plan.spec.epoch
+            scene.control.troubles.on_group_failed(scene.ids[1], failed, "connection reset")
 
         scene.workers[1].on_begin = fail_at_once
         scene.control.open()
@@ -229,7 +241,7 @@ def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
     async def act(scene: Scene) -> None:
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
         scene.control.incarnation = 2
-        scene.control.on_group_failed(scene.ids[0], spec.epoch, "connection reset")
+        scene.control.troubles.on_group_failed(scene.ids[0], spec.epoch, "connection reset")
         scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
         scene.control.open()
         await until(lambda: scene.control.epoch == EpochId(2, 1))
@@ -249,10 +261,10 @@ def test_copies_of_an_epoch_that_is_taken_over_go_on(play: Play):
 def test_a_failure_of_a_past_epoch_changes_nothing(play: Play):
     async def act(scene: Scene) -> None:
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
-        scene.control.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
+        scene.control.troubles.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
         scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
         scene.control.open()
-        scene.control.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
+        scene.control.troubles.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
         await asyncio.sleep(0.1)  # longer than the grace
 
     assert play(act, FRESH).control.epoch == EpochId(1, 4)
@@ -263,12 +275,53 @@ def test_a_member_that_parked_unheard_gets_a_new_epoch(play: Play):
         scene.control.open()
         await settle()
         scene.clock.now_s += 10.0
-        scene.control.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        scene.workers[1].description = parked(scene, 1, failure="connection reset")
+        for _ in range(3):  # heartbeats, before it has answered
+            scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
         await settle()
 
     scene = play(act, FRESH)
     assert scene.control.epoch == EpochId(1, 2)
-    assert "has parked" in scene.superior.failures[0]
+    text = f"{scene.ids[1]} has parked, as a collective failed: connection reset"
+    assert scene.superior.failures == [text]
+
+
+def test_a_pause_whose_coordinator_is_gone_or_that_one_comes_to_late_is_no_failure(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.workers[1].description = parked(scene, 1)
+        calls.append(note_calls_to_form(scene.workers[0], stuck_at_boundary=False))
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await settle()
+
+    calls: list[list[bool]] = []
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 2)
+    assert scene.superior.failures == []
+    assert "failure" not in scene.kinds()
+    assert calls == [[True]], "who has yet to do what follows its commit is let do it"
+
+
+def parked(scene: Scene, number: int, **others: Any) -> WorkerDescription:
+    spec = scene.workers[number].formed[-1]
+    standing = MemberReport(scene.ids[number], None)
+    told = {"spec": spec, "has_begun": True, "standing": standing}
+    return describe(scene.ids[number], **told, **others)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"failure": "reset"}, {"standing": None}, {"has_begun": False}, {"spec": None}],
+    ids=["failed", "trains", "has not begun", "in none"],
+)
+def test_only_who_stands_still_in_a_whole_epoch_has_paused(other: dict[str, Any]):
+    spec = EpochSpec(EpochId(1, 4), ("a",), "127.0.0.1", 1)
+    paused = describe("a", spec=spec, has_begun=True, standing=MemberReport("a", None))
+    assert has_paused(paused, EpochId(1, 4))
+    assert not has_paused(paused, EpochId(1, 5))
+    assert not has_paused(replace(paused, **other), EpochId(1, 4))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +334,7 @@ def test_others_are_left_alone(play: Play, phase: Phase, age_s: float):
         scene.control.open()
         await settle()
         scene.clock.now_s += 10.0
-        scene.control.on_progress({scene.ids[1]: seen(phase, age_s)})
+        scene.control.troubles.on_progress({scene.ids[1]: seen(phase, age_s)})
         await settle()
 
     assert play(act, FRESH).control.epoch == EpochId(1, 1)
@@ -293,7 +346,7 @@ def test_a_member_that_has_finished_may_park(play: Play):
         await settle()
         scene.clock.now_s += 10.0
         scene.control.on_finished(scene.ids[1])
-        scene.control.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
         await settle()
 
     assert play(act, FRESH).control.epoch == EpochId(1, 1)
@@ -465,3 +518,59 @@ def test_who_leaves_and_dies_before_it_stands_still_may_not_have_done_the_tail(p
     scene = play(act, FRESH)
     assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
     assert scene.workers[0].plans[-1].replay_tail
+
+
+def note_calls_to_form(worker: FakeWorker, *, stuck_at_boundary: bool) -> list[bool]:
+    """Return what says of each call whether it was to wait for the end of a step."""
+    calls: list[bool] = []
+
+    async def form(spec: EpochSpec, *, at_boundary: bool) -> Any:
+        calls.append(at_boundary)
+        worker.stuck = stuck_at_boundary and at_boundary
+        return await worker._form(spec, at_boundary=at_boundary)
+
+    worker.form = Method(form)
+    return calls
+
+
+def test_an_end_of_a_step_that_never_comes_is_not_waited_for_once_the_epoch_is_broken(play: Play):
+    calls: list[bool] = []
+
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        calls_to_form = note_calls_to_form(scene.workers[1], stuck_at_boundary=True)
+        scene.report(0, 2, pausing=True)
+        await settle()
+        scene.clock.now_s += 60.0
+        assert scene.control.left_for_s() == {}, "until the step ends, their epoch runs on"
+        scene.control.break_epoch(EpochId(1, 1), "every member waits for another")
+        await settle()
+        calls.extend(calls_to_form)
+
+    scene = play(act, FRESH)
+    assert calls == [True, False]
+    assert scene.control.epoch == EpochId(1, 3)
+
+
+def test_it_is_told_for_how_long_members_have_been_out_of_their_epoch(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.control.open()
+        await settle()
+        assert scene.control.left_for_s() == {}
+        scene.workers[1].stuck = True
+        scene.lose(2)
+        await settle()
+        scene.clock.now_s += 4.0
+        scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", INITIAL_VERSION)]).entries
+        scene.control.advance()
+        scene.clock.now_s += 4.0
+        assert scene.control.left_for_s() == dict.fromkeys(scene.ids[:2], 8.0)
+        scene.lose(1)
+        assert scene.control.left_for_s() == {scene.ids[0]: 8.0, "slot3-1.3": 8.0}
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.epoch == EpochId(1, 3)
+    assert scene.control.left_for_s() == {}

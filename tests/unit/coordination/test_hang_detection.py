@@ -1,10 +1,19 @@
 import pytest
 
-from trainflow.coordination.hang_detection import Progress, judge_progress
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, START_LIMIT_S
+from trainflow.checkpointing import bounded_calls
+from trainflow.checkpointing.manifest import MAX_CHUNK_BYTES
+from trainflow.coordination.hang_detection import (
+    Hang,
+    HangKind,
+    Limits,
+    Progress,
+    judge_progress,
+)
+from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
+LIMITS = Limits(TIMEOUT_S)
 
 
 def progress(
@@ -19,20 +28,22 @@ def progress(
 
 def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
     for phase in set(Phase) - {Phase.STARTING}:
-        verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, TIMEOUT_S)
-        assert verdict.hung == {"a": f"process 4321 has not run for 11.0 s (step 7, {phase})"}
+        verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, LIMITS)
+        text = f"process 4321 has not run for 11.0 s (step 7, {phase})"
+        assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text)}
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
 def test_a_process_that_pulses_but_does_not_move_hangs(phase: Phase):
-    verdict = judge_progress({"a": progress(phase, age_s=11)}, TIMEOUT_S)
-    assert verdict.hung == {"a": f"no progress in {phase} of step 7 for 11.0 s"}
+    verdict = judge_progress({"a": progress(phase, age_s=11)}, LIMITS)
+    text = f"no progress in {phase} of step 7 for 11.0 s"
+    assert verdict.hung == {"a": Hang(HangKind.STEP, EpochId(1, 1), text)}
 
 
 @pytest.mark.parametrize("phase", [Phase.PARKED, Phase.USER, Phase.COMMUNICATE])
 def test_who_is_elsewhere_may_take_as_long_as_it_likes(phase: Phase):
     worker = progress(phase, age_s=1e6)
-    assert judge_progress({"a": worker, "b": progress(Phase.COMPUTE)}, TIMEOUT_S).hung == {}
+    assert judge_progress({"a": worker, "b": progress(Phase.COMPUTE)}, LIMITS).hung == {}
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.DATA, Phase.COMPUTE, Phase.OPTIMIZER])
@@ -40,38 +51,85 @@ def test_who_is_elsewhere_may_take_as_long_as_it_likes(phase: Phase):
 def test_a_worker_that_starts_or_rehearses_has_a_limit_of_its_own(phase: Phase, age: str):
     for age_s, is_hung in [(TIMEOUT_S + 1, False), (START_LIMIT_S + 1, True)]:
         worker = progress(phase, epoch=INITIAL_EPOCH, **{age: age_s})
-        assert bool(judge_progress({"a": worker}, TIMEOUT_S).hung) is is_hung
+        assert bool(judge_progress({"a": worker}, LIMITS).hung) is is_hung
 
 
 def test_who_copies_the_state_out_has_a_limit_of_its_own_and_pulses_all_the_same():
     for age_s, is_hung in [(START_LIMIT_S + 1, False), (COPY_LIMIT_S + 1, True)]:
         members = {"a": progress(Phase.SNAPSHOT, age_s=age_s), "b": progress(Phase.COMMUNICATE)}
-        assert (judge_progress(members, TIMEOUT_S).hung.keys() == {"a"}) is is_hung
+        assert (judge_progress(members, LIMITS).hung.keys() == {"a"}) is is_hung
     stopped = progress(Phase.SNAPSHOT, pulse_age_s=TIMEOUT_S + 1)
-    assert judge_progress({"a": stopped}, TIMEOUT_S).hung.keys() == {"a"}
+    assert judge_progress({"a": stopped}, LIMITS).hung.keys() == {"a"}
+
+
+def test_a_start_may_be_given_longer_and_is_found_then():
+    limits = Limits(TIMEOUT_S, start_s=2 * START_LIMIT_S)
+    for age_s, is_hung in [(START_LIMIT_S + 1, False), (2 * START_LIMIT_S + 1, True)]:
+        for age in ("age_s", "pulse_age_s"):
+            worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, **{age: age_s})
+            assert bool(judge_progress({"a": worker}, limits).hung) is is_hung
+
+
+FRESH = Limits(TIMEOUT_S, first_step_s=3 * TIMEOUT_S, fresh_epoch=EpochId(1, 2))
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
+def test_a_thread_has_longer_in_the_first_step_of_an_epoch_and_is_found_then(phase: Phase):
+    for epoch, age_s, is_hung in [
+        (EpochId(1, 2), 2 * TIMEOUT_S, False),
+        (EpochId(1, 2), 3 * TIMEOUT_S + 1, True),
+        (EpochId(1, 1), 2 * TIMEOUT_S, True),
+    ]:
+        worker = progress(phase, epoch=epoch, age_s=age_s)
+        assert bool(judge_progress({"a": worker}, FRESH).hung) is is_hung
+
+
+def test_a_process_that_is_stopped_in_the_first_step_is_found_as_soon_as_ever():
+    stopped = progress(Phase.COMPUTE, epoch=EpochId(1, 2), pulse_age_s=TIMEOUT_S + 1)
+    assert judge_progress({"a": stopped}, FRESH).hung["a"].kind is HangKind.STOPPED
+
+
+def test_all_may_wait_longer_in_the_first_step_of_an_epoch():
+    for age_s, is_deadlocked in [(2 * TIMEOUT_S, False), (3 * TIMEOUT_S + 1, True)]:
+        waiting = progress(Phase.COMMUNICATE, epoch=EpochId(1, 2), age_s=age_s)
+        assert judge_progress({"a": waiting, "b": waiting}, FRESH).deadlocked is is_deadlocked
+
+
+def test_who_reads_the_state_is_waited_for_and_has_a_limit_of_its_own():
+    """Two that wait for it, for longer than a hang takes, are in no deadlock meanwhile."""
+    waiting = progress(Phase.HEALING, age_s=RESTORE_LIMIT_S)
+    for age_s, is_hung in [(RESTORE_LIMIT_S - 1, False), (RESTORE_LIMIT_S + 1, True)]:
+        reading = progress(Phase.RESTORING, age_s=age_s)
+        verdict = judge_progress({"a": reading, "b": waiting, "c": waiting}, LIMITS)
+        assert not verdict.deadlocked
+        assert (verdict.hung.keys() == {"a"}) is is_hung
+
+
+def test_a_store_that_hangs_is_given_up_before_who_waits_for_it():
+    assert bounded_calls.patience_s(MAX_CHUNK_BYTES) < RESTORE_LIMIT_S
 
 
 def test_a_limit_that_is_longer_than_that_of_starting_holds_for_starting_too():
     worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, age_s=START_LIMIT_S + 1)
-    assert judge_progress({"a": worker}, START_LIMIT_S + 2).hung == {}
+    assert judge_progress({"a": worker}, Limits(START_LIMIT_S + 2)).hung == {}
 
 
 def test_a_spare_that_has_warmed_up_is_judged_by_its_pulse_as_members_are():
     spare = progress(Phase.PARKED, epoch=INITIAL_EPOCH, age_s=1e6, pulse_age_s=TIMEOUT_S + 1)
-    assert judge_progress({"a": spare}, TIMEOUT_S).hung.keys() == {"a"}
+    assert judge_progress({"a": spare}, LIMITS).hung.keys() == {"a"}
 
 
 def test_the_one_that_others_wait_for_is_named_and_they_are_not():
     waiting = progress(Phase.COMMUNICATE, age_s=12)
     members = {"a": waiting, "b": progress(Phase.COMPUTE, age_s=12.5), "c": waiting}
-    verdict = judge_progress(members, TIMEOUT_S)
+    verdict = judge_progress(members, LIMITS)
     assert verdict.hung.keys() == {"b"}
     assert not verdict.deadlocked
 
 
 def test_all_waiting_for_one_another_is_nobodys_fault():
     waiting = progress(Phase.COMMUNICATE, age_s=12)
-    verdict = judge_progress({"a": waiting, "b": progress(Phase.HEALING, age_s=11)}, TIMEOUT_S)
+    verdict = judge_progress({"a": waiting, "b": progress(Phase.HEALING, age_s=11)}, LIMITS)
     assert verdict.hung == {}
     assert verdict.deadlocked
 
@@ -79,18 +137,48 @@ def test_all_waiting_for_one_another_is_nobodys_fault():
 def test_no_deadlock_while_one_moves_or_nobody_is_there():
     waiting = progress(Phase.COMMUNICATE, age_s=12)
     moving = progress(Phase.COMMUNICATE, age_s=1)
-    assert not judge_progress({"a": waiting, "b": moving}, TIMEOUT_S).deadlocked
-    assert not judge_progress({}, TIMEOUT_S).deadlocked
+    assert not judge_progress({"a": waiting, "b": moving}, LIMITS).deadlocked
+    assert not judge_progress({}, LIMITS).deadlocked
 
 
 def test_at_the_limit_is_not_beyond_it():
     members = {"a": progress(Phase.COMPUTE, age_s=TIMEOUT_S, pulse_age_s=TIMEOUT_S)}
-    assert judge_progress(members, TIMEOUT_S).hung == {}
+    assert judge_progress(members, LIMITS).hung == {}
 
 
 def test_a_stopped_process_among_those_that_wait_is_to_blame_and_the_epoch_is_not():
     waiting = progress(Phase.COMMUNICATE, age_s=12)
     stopped = progress(Phase.COMMUNICATE, age_s=12, pulse_age_s=12)
-    verdict = judge_progress({"a": waiting, "b": stopped}, TIMEOUT_S)
+    verdict = judge_progress({"a": waiting, "b": stopped}, LIMITS)
     assert verdict.hung.keys() == {"b"}
     assert not verdict.deadlocked
+
+
+@pytest.mark.parametrize("phase", [Phase.COMMUNICATE, Phase.HEALING])
+def test_who_waits_on_in_an_epoch_that_was_given_up_is_stuck(phase: Phase):
+    left = Limits(TIMEOUT_S, left_for_s={"a": 11.0, "b": 11.0})
+    members = {"a": progress(phase, age_s=30.0), "b": progress(Phase.PARKED, age_s=10.9)}
+    verdict = judge_progress(members, left)
+    text = f"still in {phase} of step 7, 11.0 s after epoch 1.1 was given up"
+    assert verdict.hung == {"a": Hang(HangKind.ABORT, EpochId(1, 1), text)}
+    assert not verdict.deadlocked
+
+
+@pytest.mark.parametrize(
+    ("age_s", "left_for_s"),
+    [(30.0, 9.0), (9.0, 30.0), (30.0, None)],
+    ids=["just asked to leave", "it gets on", "its epoch runs"],
+)
+def test_who_may_yet_come_out_of_it_is_not(age_s: float, left_for_s: float | None):
+    left = {} if left_for_s is None else {"a": left_for_s}
+    limits = Limits(TIMEOUT_S, left_for_s=left)
+    members = {"a": progress(Phase.COMMUNICATE, age_s=age_s), "b": progress(Phase.COMPUTE)}
+    assert judge_progress(members, limits).hung == {}
+
+
+def test_who_waits_for_those_that_have_parked_waits_for_nobody():
+    waiting, parked = progress(Phase.COMMUNICATE, age_s=12), progress(Phase.PARKED, age_s=5)
+    assert judge_progress({"a": waiting, "b": parked}, LIMITS).deadlocked
+    tail = progress(Phase.USER, age_s=1e6)
+    assert not judge_progress({"a": waiting, "b": parked, "c": tail}, LIMITS).deadlocked
+    assert not judge_progress({"a": parked, "b": parked}, LIMITS).deadlocked

@@ -1,7 +1,7 @@
 """From the verdict to the loss: once, with evidence if there is any, and without it else."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,12 +9,14 @@ import pytest
 from tests.unit.coordination.fakes import settle
 from trainflow.coordination import hang_response
 from trainflow.coordination.background import Background
+from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import EpochId
+from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 EPOCH = EpochId(1, 1)
+STILL = Hang(HangKind.STEP, EPOCH, "no progress")
 
 
 class Stage:
@@ -24,9 +26,11 @@ class Stage:
         self.members = ("a", "b")
         self.epoch = EPOCH
         self.record = record
-        self.hung: dict[str, str] = {}
+        self.hung: dict[str, Hang] = {}
+        self.left: dict[str, float] = {}
         self.known = {"a", "b", "spare"}
         self.deadlocked = False
+        self.last_step = 7
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
@@ -38,8 +42,12 @@ class Stage:
             parts, evidence, parts, Background(self.failures.append), parts
         )
 
-    def find_hung(self) -> dict[str, str]:
+    def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
+        assert left_for_s is self.left
         return {each: self.hung[each] for each in self.hung if each in self.known}
+
+    def left_for_s(self) -> dict[str, float]:
+        return self.left
 
     def knows(self, worker_id: str) -> bool:
         return worker_id in self.known
@@ -81,7 +89,7 @@ def play(record: RunRecord) -> Play:
 
 def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
     async def act(stage: Stage) -> None:
-        stage.hung = {"b": "no progress"}
+        stage.hung = {"b": STILL}
         for _ in range(3):  # heartbeats go on meanwhile
             stage.response.look()
             await settle()
@@ -94,15 +102,16 @@ def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
     assert stage.lost == [("b", "hung: no progress", ["hang"])]
     (event,) = stage.record.events_since(0)
     assert event["text"].startswith("b: no progress. ranks 0, 1: its Keeper has not told")
-    assert event["data"] == {"worker": "b", "stacks": ["stacks/1.txt"]}
+    where = {"stands_in": "step", "epoch": "1.1", "after_step": 7}
+    assert event["data"] == {"worker": "b", **where, "stacks": ["stacks/1.txt"]}
 
 
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
     async def act(stage: Stage) -> None:
-        stage.hung = {"b": "no progress"}
+        stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
-        stage.hung["spare"] = "it has not run"
+        stage.hung["spare"] = Hang(HangKind.STOPPED, INITIAL_EPOCH, "it has not run")
         stage.response.look()
         stage.may_answer.set()
         await settle()
@@ -118,7 +127,7 @@ def test_evidence_that_can_t_be_had_stops_no_recovery(play: Play, monkeypatch: p
 
     async def act(stage: Stage) -> None:
         monkeypatch.setattr(stage, "ask_stacks", fail)
-        stage.hung = {"b": "no progress"}
+        stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
 
@@ -130,7 +139,7 @@ def test_evidence_that_can_t_be_had_stops_no_recovery(play: Play, monkeypatch: p
 
 def test_one_that_dies_while_it_is_asked_has_another_cause(play: Play):
     async def act(stage: Stage) -> None:
-        stage.hung = {"b": "no progress"}
+        stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
         stage.known.remove("b")
@@ -160,6 +169,18 @@ def test_an_epoch_in_which_all_wait_is_broken_once_they_have_shown_where(play: P
     assert not stage.lost
 
 
+def test_who_is_asked_to_leave_an_epoch_does_not_deadlock_it(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.deadlocked = True
+        stage.left = {"a": 0.1, "b": 0.1}
+        stage.may_answer.set()
+        stage.response.look()
+        await settle()
+
+    stage = play(act)
+    assert (stage.asked, stage.broken) == ([], [])
+
+
 def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):
@@ -169,10 +190,10 @@ def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
     async def act(stage: Stage) -> None:
         stage.may_answer.set()
         with monkeypatch.context() as broken:
-            broken.setattr(stage, "find_hung", lambda: 1 / 0)
+            broken.setattr(stage, "find_hung", lambda _: 1 / 0)
             for _ in range(3):
                 stage.response.look()
-        stage.hung = {"b": "no progress"}
+        stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
 

@@ -12,7 +12,7 @@ from trainflow.computation.reports import StepReport
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import EpochId, Phase
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 OLD, NEW = EpochId(1, 1), EpochId(1, 2)
 
@@ -48,12 +48,12 @@ def record(tmp_path: Path) -> RunRecord:
     return RunRecord(tmp_path, FakeClock())
 
 
-def do_steps(record: RunRecord, *times_s: float) -> None:
+def do_steps(record: RunRecord, *times_s: float, epoch: EpochId = NEW) -> None:
     for compute_s in times_s:
         step = record.last_step + 1
         values: dict[str, Any] = dict.fromkeys(("loss", "grad_norm", "lr", "weight", "wait_s"), 0.0)
         record.add_step(
-            StepReport(step, NEW, 0, 2, step, True, **values, compute_s=compute_s, wire_bytes=0)
+            StepReport(step, epoch, 0, 2, step, True, **values, compute_s=compute_s, wire_bytes=0)
         )
 
 
@@ -98,3 +98,58 @@ def test_a_stop_waits_for_a_step_as_long_as_for_one_that_hangs(record: RunRecord
     slow = HangWatch(make_job(failures={"hang_timeout_s": 5.0}), parts, parts, record)
     do_steps(record, 30.0)
     assert slow.stop_patience_s == pytest.approx(92.0)
+
+
+def begin_epoch(record: RunRecord, epoch: EpochId, world_size: int = 2) -> None:
+    members = [f"w{number}" for number in range(world_size)]
+    record.add_event("epoch", "", epoch=str(epoch), members=members, base=f"{record.last_step}@1.1")
+
+
+def computing(epoch: EpochId, age_s: float) -> Any:
+    progress = Progress(1, 5, epoch, Phase.COMPUTE, progress_age_s=age_s, pulse_age_s=0.0)
+    return SimpleNamespace(progress_of=lambda _: {"w0": progress})
+
+
+def test_an_epoch_s_first_step_may_take_longer_and_more_so_in_another_world(record: RunRecord):
+    pool: Any = FakePool()
+    begin_epoch(record, NEW)
+    do_steps(record, *[0.1] * 10)
+
+    def find(epoch: EpochId, age_s: float) -> set[str]:
+        return {*HangWatch(make_job(), pool, computing(epoch, age_s), record).find_hung({})}
+
+    assert find(NEW, 11.0) == {"w0"}
+    newer, smaller = EpochId(1, 3), EpochId(1, 4)
+    begin_epoch(record, newer)
+    assert (find(newer, 11.0), find(newer, 21.0)) == (set(), {"w0"})
+    assert find(NEW, 11.0) == {"w0"}, "who is still in the one before"
+    begin_epoch(record, smaller, world_size=1)
+    assert (find(smaller, 119.0), find(smaller, 121.0)) == (set(), {"w0"})
+
+
+def test_a_limit_is_raised_by_who_hangs_and_lowered_by_the_next_commit(record: RunRecord):
+    parts: Any = FakePool()
+    begin_epoch(record, NEW)
+    do_steps(record, *[0.1] * 10)
+    watch = HangWatch(make_job(), parts, parts, record)
+    assert watch.timeout_s == 10.0
+    data = {"worker": "w0", "stands_in": "step", "epoch": str(NEW), "after_step": watch.last_step}
+    record.add_event("hang", "w0: no progress", **data)
+    assert watch.timeout_s == 20.0
+    assert "doubled for an epoch with a hang" in record.events_since(0)[-1]["text"]
+    begin_epoch(record, EpochId(1, 3))
+    assert watch.timeout_s == 40.0, "in its first step"
+    again = HangWatch(make_job(), parts, parts, RunRecord(record.directory, FakeClock()))
+    assert again.timeout_s == 40.0, "another coordinator knows it too"
+    do_steps(record, 0.1, epoch=EpochId(1, 3))
+    assert watch.timeout_s == 10.0
+
+
+def test_a_start_that_was_killed_is_given_longer(record: RunRecord):
+    pool: Any = FakePool()
+    progress = Progress(1, 0, INITIAL_EPOCH, Phase.STARTING, 130.0, 0.0)
+    nodes: Any = SimpleNamespace(progress_of=lambda _: {"slot0-1.r1": progress})
+    watch = HangWatch(make_job(), pool, nodes, record)
+    assert watch.find_hung({}).keys() == {"slot0-1.r1"}
+    record.add_event("hang", "", worker="slot0-1.0", stands_in="start", epoch="0.0", after_step=0)
+    assert watch.find_hung({}) == {}

@@ -19,7 +19,7 @@ from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.reports import EvaluationReport
-from trainflow.computation.stamps import StampWriter
+from trainflow.computation.stamps import StampWriter, read_stamp
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
@@ -28,7 +28,7 @@ from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
-from trainflow.epochs import PeerAddress
+from trainflow.epochs import EpochId, PeerAddress, Phase
 
 WITHIN_S = 10.0
 
@@ -74,6 +74,8 @@ class Coordinator:
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     clock = StillClock()
     monkeypatch.setattr(keeper_module, "SYSTEM_CLOCK", clock)
+    # The only one that sleeps is to be the loop.
+    monkeypatch.setattr(keeper_module, "keep_awake", lambda *_: None)
     return clock
 
 
@@ -221,6 +223,27 @@ def test_a_worker_that_is_killed_shows_its_stacks_before_and_leaves_no_file(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_time_in_which_the_keeper_did_not_run_either_is_not_held_against_a_worker(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, stamps: StampWriter
+):
+    def seen_after(*, keeper_runs: bool) -> float:
+        stamps.stamp(Phase.COMPUTE, step=1, epoch=EpochId(1, 1), sequence=1)
+        stamp = read_stamp(stamps._path)
+        assert stamp is not None
+        clock.now_s = stamp.progress_at_s
+        keeper._awake.beat(clock.now_s)
+        for _ in range(100):
+            clock.now_s += 0.4 if keeper_runs else 4.0
+            if keeper_runs:
+                keeper._awake.beat(clock.now_s)
+        keeper._lease.renew(clock.now_s)
+        clock.next_round()
+        return coordinator.beats[-1]["slot0-1.0"].progress_age_s
+
+    assert seen_after(keeper_runs=True) == pytest.approx(40.0)
+    assert seen_after(keeper_runs=False) == pytest.approx(0.1)
 
 
 class Inbox:

@@ -52,6 +52,24 @@ def test_every_failure_has_its_time_one_of_an_epoch_too():
     assert history.last == "failure 2"
 
 
+def test_a_death_that_is_heard_after_the_collective_that_failed_of_it_is_one_failure():
+    broken, lost = failure(epoch="1.1"), failure(worker="a", rank=0)
+    assert tell(EPOCH, broken, lost).failed_at_s == [2.0]
+    another = failure(worker="b", rank=1)
+    assert tell(EPOCH, broken, lost, another).failed_at_s == [2.0, 3.0]
+    preempted = failure(worker="a", rank=0, preempted=True)
+    history = tell(EPOCH, broken, preempted)
+    assert (history.failed_at_s, history.preempted_at_s) == ([], [2.0])
+
+
+def test_a_loss_that_explains_nothing_is_another_failure():
+    broken, spare = failure(epoch="1.1"), failure(worker="spare", rank=None)
+    assert tell(EPOCH, broken, spare).failed_at_s == [1.0, 2.0]
+    again = "epoch", {"epoch": "1.2", "members": ["a", "b", "c"]}
+    lost = failure(worker="a", rank=0)
+    assert tell(EPOCH, broken, again, lost).failed_at_s == [1.0, 3.0], "it was there after it"
+
+
 def test_a_record_that_is_read_again_knows_the_same(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     record.add_event("epoch", "epoch 1.1", members=["a", "b"])

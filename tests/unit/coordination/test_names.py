@@ -1,6 +1,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,23 @@ def test_two_runs_of_one_job_have_different_ids():
     first, second = names.new_job_id("pretrain"), names.new_job_id("pretrain")
     assert first != second
     assert first.startswith("pretrain-")
+
+
+@pytest.mark.parametrize("bad", ["", "-a", "A", "a/b", "..", "a" * 64, "a\n", "a\x00", "\u0661"])
+def test_what_could_leave_a_folder_is_no_job_id(bad: str):
+    assert not names.is_job_id(bad)
+    assert names.parse_submission_id(f"{bad}-a1") is None
+
+
+@given(st.from_regex(names.JOB_ID_PATTERN.strip("^$"), fullmatch=True), st.integers(1, 10**9 - 1))
+def test_an_attempt_is_found_by_its_submission_id(job_id: str, attempt: int):
+    assert names.is_job_id(job_id)
+    assert names.parse_submission_id(names.submission_id(job_id, attempt)) == (job_id, attempt)
+
+
+@pytest.mark.parametrize("other", ["raysubmit_4LamXRuQpYdSMg7J", "job-a", "job-a0", "job-ax"])
+def test_a_submission_of_something_else_is_no_attempt(other: str):
+    assert names.parse_submission_id(other) is None
 
 
 def test_a_coordinator_is_found_by_its_name_and_nothing_else_is():

@@ -9,11 +9,11 @@ from trainflow.computation.stamps import StampWriter
 from trainflow.coordination.node_memory import is_any_rank_waiting
 from trainflow.epochs import EpochId, Phase
 
-WAITING = {Phase.COMMUNICATE, Phase.HEALING}
+WAITING = {Phase.COMMUNICATE, Phase.HEALING, Phase.RESTORING}
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_copies_wait_for_a_rank_that_exchanges_or_heals(tmp_path: Path, phase: Phase):
+def test_copies_wait_for_a_rank_that_exchanges_heals_or_restores(tmp_path: Path, phase: Phase):
     folder = tmp_path / "job" / "node"
     paths = [folder / f"slot{number}-1.stamp" for number in range(2)]
     with closing(StampWriter(paths[0])), closing(StampWriter(paths[1])) as stamps:

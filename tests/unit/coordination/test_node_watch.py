@@ -14,6 +14,7 @@ from trainflow.coordination import node_watch
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.stack_dumps import StackDump
+from trainflow.coordination.wakefulness import BEAT_EVERY_S
 from trainflow.epochs import EpochId, PeerAddress, Phase
 
 
@@ -107,6 +108,13 @@ def test_every_keeper_that_lives_is_waited_for_until_it_is_heard_again():
     asyncio.run(act())
 
 
+def pass_time(nodes: NodeWatch, clock: FakeClock, for_s: float) -> None:
+    """Let time pass while the coordinator's event loop runs."""
+    for _ in range(round(for_s / BEAT_EVERY_S)):
+        clock.now_s += BEAT_EVERY_S
+        nodes.awake.beat(clock.now_s)
+
+
 @pytest.mark.usefixtures("made")
 def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent():
     clock = FakeClock()
@@ -115,20 +123,40 @@ def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent
         nodes = NodeWatch("job-1", make_job(), clock)
         nodes.ensure({"heard", "slow", "found"}, {"found"})
         nodes.hear("heard", {}, knows_peers=True)
-        clock.now_s += 11.5  # failures.lease_s and a second are 11
+        pass_time(nodes, clock, 11.5)  # failures.lease_s and a second are 11
         assert set(nodes.silent_nodes()) == {"heard", "found"}
         nodes.hear("heard", {}, knows_peers=True)
         nodes.hear("found", {}, knows_peers=True)
         assert nodes.silent_nodes() == []
-        clock.now_s += 10.9
+        pass_time(nodes, clock, 10.9)
         nodes.hear("slow", {}, knows_peers=True)
-        clock.now_s += 10.9
+        pass_time(nodes, clock, 10.9)
         assert "slow" not in nodes.silent_nodes()
-        clock.now_s += 0.2
+        pass_time(nodes, clock, 0.2)
         assert "slow" in nodes.silent_nodes(), "from here on it is as any other"
         nodes.ensure({"never"})
-        clock.now_s += 120.5
+        pass_time(nodes, clock, 120.5)
         assert "never" in nodes.silent_nodes()
+
+    asyncio.run(act())
+
+
+@pytest.mark.usefixtures("made")
+def test_a_coordinator_that_stood_still_has_nobody_fall_silent_meanwhile():
+    clock = FakeClock()
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), clock)
+        nodes.ensure({"a", "b"}, {"a", "b"})
+        pass_time(nodes, clock, 1.0)
+        clock.now_s += 600.0
+        assert nodes.silent_nodes() == [], "what they have said meanwhile has yet to be taken"
+        beating = asyncio.create_task(nodes.keep_awake())
+        await asyncio.sleep(0)
+        beating.cancel()
+        nodes.hear("a", {}, knows_peers=True)
+        pass_time(nodes, clock, 10.5)
+        assert nodes.silent_nodes() == ["b"], "it has had a second, and all of that"
 
     asyncio.run(act())
 

@@ -113,7 +113,8 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
     assert record.read_ending() is None
     record.write_ending("job", failed)
     path = record.directory / "result.json"
-    assert json.loads(path.read_text())["job_id"] == "job"
+    written = json.loads(path.read_text())
+    assert (written["job_id"], written["ended_at_s"]) == ("job", 1000.0)
     assert record.read_ending() == failed
 
     with room_for(5):
@@ -121,6 +122,52 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
     assert record.read_ending() == failed
     assert record.has("record_incomplete")
     assert sorted(p.name for p in record.directory.iterdir() if "part" in p.name) == []
+
+
+def test_a_later_attempt_goes_on_with_the_record_and_ends_anew(record: RunRecord):
+    record.add_event("epoch", "epoch 3.1", epoch="3.1", base="4@2.1", members=["a"])
+    record.add_event("failure", "lost a")
+    record.add_event("stopping", "asked to")
+    record.write_ending("job", SUCCESS)
+
+    again = open_record(record.directory)
+    again.begin_attempt(2)
+    assert (again.attempt, again.num_failures, again.read_ending()) == (2, 0, None)
+    assert not again.has("stopping")
+    assert again.newest_incarnation == 3
+    assert again.events_since(3)[0]["data"] == {"attempt": 2}
+    first = json.loads((record.directory / "result-a1.json").read_text())
+    assert first["state"] == "succeeded"
+
+
+def test_a_coordinator_that_comes_back_begins_no_other_attempt(record: RunRecord):
+    record.begin_attempt(2)
+    record.add_event("stopping", "asked to")
+    record.write_ending("job", SUCCESS)
+    again = open_record(record.directory)
+    again.begin_attempt(2)
+    assert again.read_ending() == SUCCESS
+    assert again.has("stopping")
+    assert [event["kind"] for event in again.events_since(0)] == ["attempt", "stopping"]
+
+
+def test_an_attempt_that_a_crash_kept_from_being_told_is_told_later(record: RunRecord):
+    record.write_ending("job", SUCCESS)
+    (record.directory / "result.json").rename(record.directory / "result-a1.json")
+    record.begin_attempt(2)
+    assert (record.attempt, record.read_ending()) == (2, None)
+
+
+def test_steps_of_a_later_attempt_count_though_an_earlier_one_came_further(record: RunRecord):
+    record.add_event("epoch", "epoch 1.5", epoch="1.5", base="0@0.0", members=["a"])
+    for step in (1, 2, 3):
+        record.add_step(replace(STEP, step=step, epoch=EpochId(1, 5)))
+    again = open_record(record.directory)
+    again.begin_attempt(2)
+    again.begin_after(1, "a checkpoint", EpochId(2, 1))
+    again.add_event("epoch", "epoch 2.1", epoch="2.1", base="1@1.5", members=["a"])
+    again.add_step(replace(STEP, step=2, epoch=EpochId(2, 1)))
+    assert again.last_step == 2
 
 
 def test_a_full_disk_is_told_once_and_nothing_is_lost(record: RunRecord):

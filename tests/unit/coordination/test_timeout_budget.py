@@ -5,6 +5,7 @@ import pytest
 from trainflow.coordination.timeout_budget import (
     HEARTBEAT_S,
     START_LIMIT_S,
+    Hindsight,
     collective_timeout_s,
     derive_budget,
 )
@@ -36,6 +37,7 @@ def test_ten_steps_as_99_of_100_are(step_times_s: list[float], expected_s: float
 def test_who_judges_later_leaves_room_for_who_judges_before(configured: float, step_s: float):
     budget = derive_budget([step_s] * 50, hang_s=configured, lease_s=10.0)
     assert budget.lease_s > 2 * HEARTBEAT_S
+    assert budget.hang_s <= budget.first_step_s
     assert budget.hang_s <= budget.start_s
     assert budget.start_s >= START_LIMIT_S
     assert 2 * budget.hang_s <= budget.collective_s
@@ -55,3 +57,60 @@ def test_a_limit_below_the_step_is_trouble():
     assert not derive_budget([1.5] * 100, hang_s=1.6, lease_s=10.0).trouble
     tight = derive_budget([1.5] * 100, hang_s=1.4, lease_s=10.0).trouble
     assert tight.startswith("failures.hang_timeout_s: got 1.4, while 99% of 100 steps")
+
+
+@pytest.mark.parametrize(
+    ("num_hung_epochs", "steps_s", "expected_s"),
+    [(0, 0.1, 10.0), (1, 0.1, 20.0), (3, 0.1, 80.0), (99, 0.1, 900.0), (1, 100.0, 1000.0)],
+    ids=["none", "one", "three", "a bound", "no less than ten steps"],
+)
+def test_a_limit_that_everybody_fails_is_doubled(
+    num_hung_epochs: int, steps_s: float, expected_s: float
+):
+    shown = Hindsight(num_hung_epochs=num_hung_epochs)
+    budget = derive_budget([steps_s] * 9, hang_s=None, lease_s=10.0, hindsight=shown)
+    assert budget.hang_s == expected_s
+    assert ("doubled for" in budget.basis) is (num_hung_epochs > 0)
+    own = derive_budget([steps_s] * 9, hang_s=3.0, lease_s=10.0, hindsight=shown)
+    assert own.hang_s == own.first_step_s == 3.0, "what the job asks for holds as it is"
+
+
+def test_a_step_that_never_commits_is_given_the_time_it_takes_at_last():
+    step_s, num_epochs = 600.0, 0
+    while True:
+        shown = Hindsight(num_hung_epochs=num_epochs)
+        budget = derive_budget([0.1] * 500, hang_s=None, lease_s=10.0, hindsight=shown)
+        if budget.hang_s > step_s:
+            break
+        num_epochs += 1
+    assert num_epochs == 6
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "knows_world", "expected_s"),
+    [
+        ([0.1] * 9, True, 20.0),
+        ([0.1] * 9, False, 120.0),
+        ([20.0] * 9, False, 400.0),
+        ([80.0] * 9, True, 900.0),
+        ([100.0] * 9, True, 1000.0),
+        ([0.1], False, 120.0),
+    ],
+    ids=["same size", "another", "long steps", "a bound", "never less than later", "too few known"],
+)
+def test_the_first_step_of_an_epoch_warms_up(
+    steps_s: list[float], expected_s: float, *, knows_world: bool
+):
+    shown = Hindsight(knows_world=knows_world)
+    budget = derive_budget(steps_s, hang_s=None, lease_s=10.0, hindsight=shown)
+    assert budget.first_step_s == expected_s
+
+
+@pytest.mark.parametrize(("num_starts", "expected_s"), [(0, 120.0), (2, 480.0), (99, 3600.0)])
+def test_a_start_that_was_killed_has_twice_as_long_the_next_time(
+    num_starts: int, expected_s: float
+):
+    for hang_s in (None, 3.0):
+        shown = Hindsight(num_hung_starts=num_starts)
+        budget = derive_budget([0.1] * 9, hang_s=hang_s, lease_s=10.0, hindsight=shown)
+        assert budget.start_s == expected_s

@@ -1,9 +1,11 @@
 """The kinds of faults: each knows how to fall on a run, and what is to be done about it later.
 
+Two that last may overlap: what ends is a fault's own part (`holds`).
+
 Process: driver.  Thread: main.  Blocks: never for the run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -13,6 +15,8 @@ import psutil
 from trainflow.computation.chaos_orders import Order, give_order
 from trainflow.computation.skewed_clock import skew_clock
 from trainflow.config.chaos_plan import FaultKind
+from trainflow.coordination.chaos.holds import Hold
+from trainflow.coordination.chaos.net_hosts import NetHosts
 from trainflow.coordination.chaos.scene import Scene, Victim
 from trainflow.coordination.chaos.schedule import PlannedFault
 
@@ -48,9 +52,9 @@ def _kill(_planned: PlannedFault, victim: Victim, _scene: Scene) -> None:
 
 
 def _stop(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
-    scene.stop(victim.process)
+    hold = scene.stop(victim.process)
     if planned.fault.resume_after_s is not None:
-        scene.after(planned.fault.resume_after_s, lambda: scene.resume(victim.process))
+        scene.after(planned.fault.resume_after_s, lambda: scene.resume(victim.process, hold))
 
 
 class Slow:
@@ -66,11 +70,11 @@ class Slow:
 
         def stand() -> None:
             if scene.clock.monotonic_s() < ends_at_s and victim.process.is_running():
-                scene.stop(victim.process)
-                scene.after(_SLOW_PERIOD_S - runs_s, go)
+                hold = scene.stop(victim.process)
+                scene.after(_SLOW_PERIOD_S - runs_s, lambda: go(hold))
 
-        def go() -> None:
-            scene.resume(victim.process)
+        def go(hold: Hold) -> None:
+            scene.resume(victim.process, hold)
             scene.after(runs_s, stand)
 
         stand()
@@ -90,9 +94,24 @@ class Partition:
             return None
         address, loses = victim.worker["host"], planned.fault.loses
         host = hosts.number_of(address)
-        hosts.cut(host, sends=loses == "received", hears=loses == "sent")
-        scene.after(planned.fault.last_s, lambda: hosts.shape(None, host))
+        lost = ("sent", "received") if loses == "both" else (loses,)
+        hold = scene.holds.begin(("link", host), lost)
+        _cut(hosts, host, [lost])
+
+        def mend() -> None:
+            others = scene.holds.end(hold)
+            hosts.shape(None, host)
+            _cut(hosts, host, others)
+
+        scene.after(planned.fault.last_s, mend)
         return replace(victim, name=f"the network of {address} of {victim.name}")
+
+
+def _cut(hosts: NetHosts, host: int, losses: Sequence[Collection[str]]) -> None:
+    """Have a host's link lose what any of the faults has it lose; what it loses already it does."""
+    lost = frozenset[str]().union(*losses)
+    if lost:
+        hosts.cut(host, sends="sent" not in lost, hears="received" not in lost)
 
 
 class DropNode:
@@ -131,8 +150,14 @@ class HangStore:
         assert scene.own is not None, "a plan with this fault is refused without a cluster of ours"
         proxy = scene.own.proxy
         assert proxy is not None, "there is one where a plan has this fault"
+        hold = scene.holds.begin("store")
         proxy.hold()
-        scene.after(planned.fault.last_s, proxy.let_go)
+
+        def let_go() -> None:
+            if not scene.holds.end(hold):
+                proxy.let_go()
+
+        scene.after(planned.fault.last_s, let_go)
         return Victim(psutil.Process(), "the store", {})
 
 
@@ -144,15 +169,27 @@ class FillDisk:
         assert scene.own is not None, "a plan with this fault is refused without a cluster of ours"
         disk = scene.own.disk
         assert disk is not None, "there is one where a plan has this fault"
+        hold = scene.holds.begin("disk")
         disk.fill()
-        scene.after(planned.fault.last_s, disk.empty)
+
+        def empty() -> None:
+            if not scene.holds.end(hold):
+                disk.empty()
+
+        scene.after(planned.fault.last_s, empty)
         return Victim(psutil.Process(), "the disk with the run's record", {})
 
 
 def _skew_clock(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
     pid, fault = victim.process.pid, planned.fault
+    hold = scene.holds.begin(("clock", pid), fault.skew_s)
     skew_clock(scene.folder, pid, fault.skew_s)
-    scene.after(fault.last_s, lambda: skew_clock(scene.folder, pid, 0.0))
+
+    def set_right() -> None:
+        skews_s = scene.holds.end(hold)
+        skew_clock(scene.folder, pid, skews_s[-1] if skews_s else 0.0)
+
+    scene.after(fault.last_s, set_right)
 
 
 FAULTS: dict[FaultKind, Fault] = {

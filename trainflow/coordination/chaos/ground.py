@@ -19,8 +19,8 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.fitting import ENDPOINT, cpus_of_a_node
 from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts, net_hosts
+from trainflow.coordination.chaos.record_disk import RecordDisk
 from trainflow.coordination.chaos.scene import OwnCluster
-from trainflow.coordination.chaos.small_disk import SmallDisk
 from trainflow.coordination.chaos.store_proxy import StoreProxy
 from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
@@ -93,7 +93,7 @@ def _own_ground(folder: Path, plan: ChaosPlan, job: JobConfig) -> Generator[Grou
     try:
         with (
             _proxied_store(plan) as proxy,
-            _small_disk(folder, plan) as disk,
+            _record_disk(folder, plan) as disk,
             _hosts(plan) as hosts,
             _environment(CAMPAIGN, str(folder)),
             LocalCluster.start(
@@ -127,12 +127,12 @@ def _proxied_store(plan: ChaosPlan) -> Generator[StoreProxy | None]:
 
 
 @contextmanager
-def _small_disk(folder: Path, plan: ChaosPlan) -> Generator[SmallDisk | None]:
-    """Have a small file system for records, if need be; what is on it is kept with the others."""
+def _record_disk(folder: Path, plan: ChaosPlan) -> Generator[RecordDisk | None]:
+    """Have a file system for records, if need be; what is on it is kept with the others."""
     if not plan.has("fill_disk"):
         yield None
         return
-    disk = SmallDisk(folder / "disk")
+    disk = RecordDisk(folder / "disk")
     try:
         yield disk
     finally:

@@ -16,10 +16,11 @@ import psutil
 
 from trainflow.clock import Clock
 from trainflow.coordination import names
+from trainflow.coordination.chaos.holds import Hold, Holds
 from trainflow.coordination.chaos.net_hosts import NetHosts
+from trainflow.coordination.chaos.record_disk import RecordDisk
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker
-from trainflow.coordination.chaos.small_disk import SmallDisk
 from trainflow.coordination.chaos.store_proxy import StoreProxy
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
@@ -54,7 +55,7 @@ class OwnCluster:
     cluster: LocalCluster
     node_cpus: float
     proxy: StoreProxy | None = None
-    disk: SmallDisk | None = None
+    disk: RecordDisk | None = None
     hosts: NetHosts | None = None
 
 
@@ -68,6 +69,7 @@ class Scene:
         folder: where orders to its ranks go.
         clock: tells when what is due.
         own: None where the run is on a cluster of somebody else.
+        holds: what faults have in their hands that last.
     """
 
     job_id: str
@@ -75,6 +77,7 @@ class Scene:
     folder: Path
     clock: Clock
     own: OwnCluster | None
+    holds: Holds = field(default_factory=Holds)
     _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _serial: "count[int]" = field(default_factory=count)
     _stopped: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
@@ -103,14 +106,20 @@ class Scene:
         while self._later and self._later[0][0] <= self.clock.monotonic_s():
             heapq.heappop(self._later)[2]()
 
-    def stop(self, process: psutil.Process) -> None:
-        """Have a process stand still."""
+    def stop(self, process: psutil.Process) -> Hold:
+        """Have a process stand still until `resume`."""
+        hold = self.holds.begin(process)
         with suppress(psutil.NoSuchProcess):
             process.suspend()
             self._stopped[process.pid] = process
+        return hold
 
-    def resume(self, process: psutil.Process) -> None:
-        """Have a process go on, if it is still there."""
+    def resume(self, process: psutil.Process, hold: Hold) -> None:
+        """Have a process go on, if it is still there and no other fault has it stand still."""
+        if not self.holds.end(hold):
+            self._resume(process)
+
+    def _resume(self, process: psutil.Process) -> None:
         self._stopped.pop(process.pid, None)
         with suppress(psutil.NoSuchProcess):
             process.resume()
@@ -118,6 +127,7 @@ class Scene:
     def release_all(self) -> None:
         """Have every process go on that was stopped and still is there; nothing more is due."""
         self._later.clear()
+        self.holds.clear()
         if self.own is not None and self.own.proxy is not None:
             self.own.proxy.let_go()
         if self.own is not None and self.own.disk is not None:
@@ -125,7 +135,7 @@ class Scene:
         if self.own is not None and self.own.hosts is not None:
             self.own.hosts.shape(None)
         for process in list(self._stopped.values()):
-            self.resume(process)
+            self._resume(process)
 
     def drop_node(self, worker: dict[str, Any]) -> LocalNode | None:
         """Kill every process of a worker's node, with its memory; None if there is no such node."""

@@ -12,7 +12,7 @@ import pytest
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import OrderBook
-from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.config.chaos_plan import ChaosPlan, FaultKind
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import OwnCluster, Scene
@@ -141,6 +141,22 @@ def test_a_slow_process_runs_by_turns_until_its_time_is_over(
     wait_status(process, *RUNS)
 
 
+def test_a_process_stands_still_as_long_as_any_fault_has_it_do_so(
+    scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock
+):
+    FAULTS["slow"].fall(planned(kind="slow", speed=0.5, last_s=2), scene)
+    FAULTS["stop"].fall(planned(kind="stop", resume_after_s=5), scene)
+    FAULTS["stop"].fall(planned(kind="stop", resume_after_s=8), scene)
+    wait_status(process, psutil.STATUS_STOPPED)
+    while clock.now_s < 7.9:
+        clock.sleep(0.05)
+        scene.act()
+        assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, clock.now_s
+    clock.now_s = 8.0
+    scene.act()
+    wait_status(process, *RUNS)
+
+
 def test_a_flip_is_ordered_of_the_rank(scene: Scene, tmp_path: Path):
     victim = FAULTS["flip"].fall(planned(kind="flip"), scene)
     assert victim is not None
@@ -187,6 +203,56 @@ def test_a_node_is_cut_off_until_the_plan_mends_it(
     assert hosts.mended == [(2,)]
     scene.release_all()
     assert hosts.mended[-1] == (), "all are mended when the run is over"
+
+
+def test_a_link_that_two_cut_is_mended_once_both_are_over(scene: Scene, clock: FakeClock):
+    hosts = FakeHosts()
+    scene.own = OwnCluster(None, 1.0, hosts=hosts)  # type: ignore[arg-type]
+    FAULTS["partition"].fall(planned(kind="partition", loses="both", last_s=3), scene)
+    FAULTS["partition"].fall(planned(kind="partition", loses="sent", last_s=4), scene)
+    hosts.cuts.clear()
+    clock.now_s = 3.0
+    scene.act()
+    assert (hosts.mended, hosts.cuts) == ([(2,)], [(2, False, True)]), "what is left of it"
+    clock.now_s = 4.0
+    scene.act()
+    assert (hosts.mended, hosts.cuts) == ([(2,), (2,)], [(2, False, True)])
+
+
+class FakeStore:
+    """A store or disk that is out of order, or isn't."""
+
+    def __init__(self) -> None:
+        self.is_out = False
+        self.hold = self.fill = lambda: setattr(self, "is_out", True)
+        self.let_go = self.empty = lambda: setattr(self, "is_out", False)
+
+
+@pytest.mark.parametrize("kind", ["hang_store", "fill_disk"])
+def test_a_store_is_out_of_order_until_the_last_fault_is_over(
+    scene: Scene, clock: FakeClock, kind: FaultKind
+):
+    out = FakeStore()
+    scene.own = OwnCluster(None, 1.0, proxy=out, disk=out)  # type: ignore[arg-type]
+    FAULTS[kind].fall(planned(kind=kind, last_s=3), scene)
+    clock.now_s = 2.0
+    FAULTS[kind].fall(planned(kind=kind, last_s=3), scene)
+    for now_s, is_out in [(3.0, True), (5.0, False)]:
+        clock.now_s = now_s
+        scene.act()
+        assert out.is_out is is_out
+
+
+def test_a_clock_is_as_wrong_as_the_newest_fault_has_it(
+    scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock
+):
+    for skew_s, last_s in [(60, 3), (-90, 2)]:
+        FAULTS["skew_clock"].fall(planned(kind="skew_clock", skew_s=skew_s, last_s=last_s), scene)
+    said = scene.folder / f"clock-{process.pid}"
+    for now_s, skew_s in [(0.0, -90.0), (2.0, 60.0), (3.0, 0.0)]:
+        clock.now_s = now_s
+        scene.act()
+        assert float(said.read_text()) == skew_s
 
 
 @pytest.mark.parametrize("target", ["member", "keeper", "coordinator"])

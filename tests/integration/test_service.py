@@ -1,0 +1,89 @@
+"""The service on a real cluster: a job's life over HTTP."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.integration.served import Ground, Service, serving, tiny_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(Ground.make(tmp_path_factory.mktemp("service"))) as service:
+        yield service
+
+
+def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(service: Service):
+    job_id = service.submit(service.ground.endless_job())
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 60)
+    workers = service.ask("GET", f"/v1/jobs/{job_id}/workers")
+    assert sorted(row["rank"] for row in workers["workers"] if row["rank"] is not None) == [0, 1]
+    assert workers["stale_s"] < 30
+    assert service.ask("GET", f"/v1/jobs/{job_id}/metrics")["points"]
+    assert len(service.ask("GET", "/v1/cluster")["nodes"]) == 1
+    assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 409)["type"].endswith(":conflict")
+    service.ask("DELETE", f"/v1/jobs/{job_id}", 409)
+
+    for _ in range(2):
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    stopped = service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    assert (stopped["exit_code"], stopped["attempt"]) == (7, 1)
+    log = service.client.get(f"/v1/jobs/{job_id}/logs")
+    assert "stopped" in log.text
+
+    assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
+    further = stopped["last_step"] + 20
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > further)
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+    assert [each["state"] for each in attempts] == ["stopped", "stopped"]
+    events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    resumed = [event for event in events if event["kind"] == "resumed"]
+    assert resumed[-1]["data"]["step"] == stopped["last_step"]
+    service.ask("DELETE", f"/v1/jobs/{job_id}", 204)
+    service.ask("GET", f"/v1/jobs/{job_id}", 404)
+
+
+def test_a_job_that_its_driver_refuses_says_why(service: Service):
+    job_id = service.submit(tiny_job(entrypoint="my_training:absent"))
+    job = service.wait_job(job_id, lambda job: job["state"] == "failed")
+    assert job["exit_code"] == 2
+    assert "absent" in job["reason"]
+    assert "absent" in service.client.get(f"/v1/jobs/{job_id}/logs").text
+
+
+def test_a_key_makes_one_job_over_all_replicas(service: Service):
+    body = {"config": tiny_job(), "working_directory": str(service.ground.folder)}
+    answers = [
+        service.client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
+        for _ in range(6)
+    ]
+    assert sorted(answer.status_code for answer in answers) == [200] * 5 + [201]
+    (job_id,) = {answer.json()["job_id"] for answer in answers}
+    job = service.wait_job(job_id, lambda job: job["ended_at_s"] is not None)
+    assert job["state"] == "succeeded"
+
+
+def test_events_are_streamed_through_serve(service: Service):
+    job_id = service.submit(tiny_job())
+    text = ""
+    headers = {"Accept": "text/event-stream"}
+    with service.client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
+        for piece in answer.iter_text():
+            text += piece
+            if "event: end" in text:
+                break
+    numbers = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert '"kind": "succeeded"' in text
+
+
+def test_another_host_and_no_token_are_refused_through_serve(service: Service):
+    assert service.client.get("/v1/jobs", headers={"Host": "evil.example"}).status_code == 421
+    assert service.client.get("/v1/jobs", headers={"Authorization": ""}).status_code == 401
+    assert httpx.get(service.client.base_url.join("/healthz")).status_code == 200

@@ -1,0 +1,166 @@
+"""``trainflow serve`` and ``trainflow token``."""
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import CallMain
+from trainflow.cli import head
+from trainflow.coordination import driver
+from trainflow.errors import CoordinationError
+from trainflow.service.history.history import open_history
+from trainflow.service.history.records import Scope
+from trainflow.service.on_ray import serving
+from trainflow.service.settings import ServiceSettings
+
+OFF = "--set=authentication=off"
+
+
+class FakeServing:
+    """Serve as the command asks it.
+
+    Attributes:
+        calls: in order.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+        self.head_has_died = False
+
+    def deploy(self, settings: ServiceSettings) -> None:
+        self.calls.append(f"deploy {settings.http.port}")
+        if self.error is not None:
+            raise self.error
+        signal.raise_signal(signal.SIGTERM)
+
+    def undeploy(self) -> None:
+        self.calls.append("undeploy")
+
+    @contextmanager
+    def serving_head(self, cpus: float) -> Iterator[Any]:
+        self.calls.append(f"head {cpus:g}")
+        process = SimpleNamespace(poll=lambda: 1 if self.head_has_died else None)
+        yield SimpleNamespace(address="1.2.3.4:5", head=SimpleNamespace(process=process, pid=42))
+        self.calls.append("end head")
+
+
+@pytest.fixture
+def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServing:
+    fake = FakeServing()
+    for name in ("deploy", "undeploy"):
+        monkeypatch.setattr(serving, name, getattr(fake, name))
+    monkeypatch.setattr(serving, "require_free_port", lambda _http: None)
+    monkeypatch.setattr(head, "serving_head", fake.serving_head)
+    monkeypatch.setattr(driver, "connect", lambda address: fake.calls.append(f"connect {address}"))
+    monkeypatch.setattr(driver, "disconnect", lambda: fake.calls.append("disconnect"))
+    return fake
+
+
+def test_a_head_of_its_own_lives_as_long_as_the_service(
+    fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("serve", "--cpus=3", "--set=http.port=8123") == 0
+    assert fake.calls == [
+        "head 3",
+        "connect 1.2.3.4:5",
+        "deploy 8123",
+        "undeploy",
+        "disconnect",
+        "end head",
+    ]
+    captured = capsys.readouterr()
+    assert "serving at http://127.0.0.1:8123" in captured.out
+    assert "there is no token yet" in captured.err
+
+
+def test_on_a_cluster_it_may_be_left(fake: FakeServing, call_main: CallMain):
+    assert call_main("serve", "--address=10.0.0.1:6379", "--detach") == 0
+    assert fake.calls == ["connect 10.0.0.1:6379", "deploy 8000", "disconnect"]
+
+
+def test_that_everybody_may_ask_is_said(
+    fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("serve", OFF) == 0
+    assert "authentication is off: everybody on this machine may submit jobs" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([OFF, "--set=http.host=0.0.0.0"], "others could run code"),
+        (["--detach"], "--detach: got it without an address"),
+        (["--address=10.0.0.1:6379", "--cpus=2"], "--cpus: got 2"),
+        (["--config=absent.yaml"], "No such file"),
+        (["--set=http.port=many"], "http.port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(
+    options: list[str],
+    said: str,
+    fake: FakeServing,
+    call_main: CallMain,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert call_main("serve", *options) == 2
+    assert said in capsys.readouterr().err
+    assert fake.calls == []
+
+
+def test_a_service_that_does_not_come_up_leaves_nothing(fake: FakeServing, call_main: CallMain):
+    fake.error = CoordinationError("the service did not come up")
+    with_head = ["head 2", "connect 1.2.3.4:5", "deploy 8000", "disconnect"]
+    assert call_main("serve", "--cpus=2") == 1
+    assert fake.calls == with_head
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(
+    home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("token", "create", "laptop", "--scope=read", "--scope=submit") == 0
+    secret = capsys.readouterr().out.strip()
+    with open_history() as history:
+        assert history.tokens.check(secret, Scope.SUBMIT).name == "laptop"
+    assert secret.encode() not in (home / "history.db").read_bytes()
+
+    assert call_main("token", "list", "-o", "json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["scopes"], row["state"]) == ("laptop", "read,submit", "valid")
+    assert row["expires"] is None
+
+    assert call_main("token", "revoke", row["token_id"]) == 0
+    capsys.readouterr()
+    assert call_main("token", "list") == 0
+    assert "revoked" in capsys.readouterr().out
+
+
+def test_a_token_reads_unless_told_otherwise_and_may_expire(
+    home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("token", "create", "ci", "--days=7", "-o", "json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["scopes"], made["state"]) == ("read", "valid")
+    assert made["token"].startswith("tf_")
+    assert made["expires"] is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["revoke", "nobody"],
+        ["create", ""],
+        ["create", "a", "--days=0"],
+        ["create", "a", "--scope=all"],
+    ],
+)
+def test_a_wrong_token_command_is_refused(arguments: list[str], home: Path, call_main: CallMain):
+    assert call_main("token", *arguments) == 2

@@ -1,0 +1,160 @@
+"""A job whose id was given before it began."""
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.full_disk import room_for
+from tests.unit.cli.conftest import CallMain
+from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending
+from trainflow.cli.kept_output import keep_output
+from trainflow.cli.output import silence
+from trainflow.coordination import driver
+from trainflow.coordination.names import Attempt
+from trainflow.errors import ConflictError
+
+ADDRESS = "--address=10.0.0.1:6379"
+
+
+@pytest.fixture
+def folder(home: Path) -> Path:
+    return home / "runs" / "mine-1"
+
+
+@pytest.fixture
+def run(cluster: FakeCluster) -> FakeRun:
+    cluster.runs["tiny-abcdef"] = FakeRun([make_ending("succeeded", 0)])
+    return cluster.runs["tiny-abcdef"]
+
+
+def begin(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").write_text(
+        '{"number": 1, "at_s": 1.0, "kind": "a", "text": "", "data": {}}\n'
+    )
+
+
+def test_the_job_has_the_given_id_and_what_is_printed_is_kept(
+    run: FakeRun,
+    cluster: FakeCluster,
+    folder: Path,
+    call_main: CallMain,
+    job_file: Path,
+    capfd: pytest.CaptureFixture[str],
+):
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1") == 0
+    assert cluster.attempts == [Attempt("mine-1")]
+    kept = (folder / "driver.log").read_text()
+    assert kept == "".join(capfd.readouterr())
+    assert "succeeded: so it ended" in kept
+    assert stat.S_IMODE((folder / "driver.log").stat().st_mode) == 0o600
+
+
+def test_a_job_that_is_refused_has_ended(
+    cluster: FakeCluster, folder: Path, call_main: CallMain, job_file: Path
+):
+    bad = "--set=data.dataset=tiny_job_of_a_test:absent"
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", bad) == 2
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["state"], result["exit_code"]) == ("failed", 2)
+    assert "absent" in result["reason"]
+    assert result["reason"] in (folder / "driver.log").read_text()
+    assert cluster.attempts == []
+
+
+def test_a_conflict_with_a_running_job_is_not_its_result(
+    run: FakeRun,
+    folder: Path,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(_job_id: str) -> None:
+        raise ConflictError("job mine-1: got one that is running")
+
+    monkeypatch.setattr(driver, "make_room", refuse)
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1") == 6
+    assert not (folder / "result.json").exists()
+
+
+def test_a_later_attempt_is_told_so(
+    run: FakeRun, cluster: FakeCluster, folder: Path, call_main: CallMain, job_file: Path
+):
+    begin(folder)
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", "--attempt=2") == 0
+    assert cluster.attempts == [Attempt("mine-1", 2)]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ("--job-id=../x", (2, "--job-id: got '../x', expected text that matches")),
+        ("--job-id=other --attempt=2", (3, "which has no record in")),
+        ("--job-id=mine-1", (6, "expected the id of a new job")),
+        ("--attempt=2", (2, "--attempt: got 2 without --job-id")),
+        ("--job-id=mine-1 --attempt=0", (2, "greater than or equal to 1")),
+    ],
+)
+def test_an_attempt_that_follows_from_nothing_is_refused(
+    options: str,
+    refusal: tuple[int, str],
+    folder: Path,
+    call_main: CallMain,
+    job_file: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    begin(folder)
+    exit_code, said = refusal
+    assert call_main("run", job_file, ADDRESS, *options.split()) == exit_code
+    assert said in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["events.jsonl"]
+
+
+def test_output_is_kept_in_order_and_appended(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    path, before = tmp_path / "new" / "driver.log", sys.stdout
+    for number in (1, 2):
+        with keep_output(path):
+            print("out", number)
+            print("err", number, file=sys.stderr)
+            assert sys.stdout.fileno() == before.fileno()
+            assert not sys.stdout.isatty()
+    assert path.read_text() == "out 1\nerr 1\nout 2\nerr 2\n"
+    assert capfd.readouterr() == ("out 1\nout 2\n", "err 1\nerr 2\n")
+
+
+@contextmanager
+def stdout_to_a_pipe() -> Iterator[int]:
+    """Have stdout lead to a pipe; gives the pipe's reading end."""
+    reader, writer = os.pipe()
+    before = sys.stdout
+    with os.fdopen(reader, "rb") as end, os.fdopen(writer, "w", encoding="utf-8") as stream:
+        sys.stdout = stream
+        try:
+            yield end.fileno()
+        finally:
+            sys.stdout = before
+            silence(stream)
+
+
+def test_a_full_disk_costs_the_copy_alone(tmp_path: Path):
+    path = tmp_path / "driver.log"
+    with stdout_to_a_pipe() as pipe, room_for(0), keep_output(path):
+        print("goes on", flush=True)
+        assert os.read(pipe, 100) == b"goes on\n"
+    assert path.read_bytes() == b""
+
+
+def test_a_reader_that_left_is_noticed_and_the_copy_kept(tmp_path: Path):
+    path = tmp_path / "driver.log"
+    with stdout_to_a_pipe() as pipe, Path(os.devnull).open("rb") as nowhere:
+        os.dup2(nowhere.fileno(), pipe)
+        with keep_output(path), pytest.raises(BrokenPipeError):
+            print("said to nobody", flush=True)
+    assert path.read_text() == "said to nobody\n"

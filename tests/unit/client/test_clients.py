@@ -1,0 +1,168 @@
+"""Both clients, over the real service."""
+
+import pytest
+
+from tests.unit.client.conftest import JOB, Service
+from trainflow.client import (
+    AccessRefusedError,
+    AsyncTrainFlowClient,
+    JobConflictError,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    TrainFlowClient,
+    UnknownJobError,
+    WaitedTooLongError,
+)
+from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, UnreachableError
+
+
+class CountingClock:
+    """Time passes while somebody sleeps, and only then."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    async def sleep_in_loop(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+@pytest.fixture
+def clock() -> CountingClock:
+    return CountingClock()
+
+
+@pytest.fixture
+def client(service: Service, clock: CountingClock):
+    with TrainFlowClient(service.url, service.token, clock=clock) as client:
+        yield client
+
+
+def test_a_jobs_life(client: TrainFlowClient, service: Service):
+    job = client.submit(JOB)
+    assert client.get(job.job_id).state == "pending"
+    assert [each.job_id for each in client.list(name="tiny")] == [job.job_id]
+    service.cluster.coordinators.add(job.job_id)
+    assert client.stop(job.job_id).job_id == job.job_id
+    with pytest.raises(JobConflictError) as conflict:
+        client.resume(job.job_id)
+    assert isinstance(conflict.value, ConflictError)
+    assert conflict.value.problem.kind == "conflict"
+    service.history.submissions.fail(job.job_id, 1, "lost")
+    service.cluster.coordinators.clear()
+    assert client.wait(job.job_id).reason == "lost"
+    assert client.resume(job.job_id).attempt == 2
+    assert [each.number for each in client.attempts(job.job_id)] == [1, 2]
+    service.history.submissions.fail(job.job_id, 2, "lost")
+    client.erase(job.job_id)
+    with pytest.raises(UnknownJobError) as unknown:
+        client.get(job.job_id)
+    assert isinstance(unknown.value, JobNotFoundError)
+
+
+def test_all_pages_are_listed(client: TrainFlowClient):
+    made = {client.submit(JOB).job_id for _ in range(5)}
+    assert {job.job_id for job in client.list(page=2, states=["pending"])} == made
+    assert list(client.list(labels={"team": "a=b&c"})) == []
+
+
+def test_a_wrong_configuration_is_refused_with_its_reasons(client: TrainFlowClient):
+    with pytest.raises(RequestRefusedError, match="name: got 'No'") as refused:
+        client.submit(JOB | {"name": "No"})
+    assert isinstance(refused.value, ConfigError)
+    assert [item["setting"] for item in refused.value.problem.errors] == ["name"]
+    assert refused.value.exit_code == 2
+
+
+def test_without_a_token_access_is_refused(service: Service):
+    with TrainFlowClient(service.url) as client, pytest.raises(AccessRefusedError):
+        client.cluster()
+
+
+def test_a_service_that_is_not_there_is_told_after_some_tries(clock: CountingClock):
+    with (
+        TrainFlowClient("http://127.0.0.1:9", clock=clock) as client,
+        pytest.raises(ServiceUnavailableError, match="got no answer at") as error,
+    ):
+        client.cluster()
+    assert isinstance(error.value, UnreachableError)
+    assert clock.now_s > 1
+
+
+def test_a_job_that_goes_on_is_not_waited_for_for_ever(client: TrainFlowClient):
+    job = client.submit(JOB)
+    with pytest.raises(WaitedTooLongError, match="pending after 10 s"):
+        client.wait(job.job_id, timeout_s=10)
+
+
+def test_events_are_all_there_once_over_many_connections(client: TrainFlowClient, service: Service):
+    run = service.record("tiny-abcdef")
+    run.happen(600, "x" * 500)  # several streams of bounded length
+    run.end()
+    service.ingester.catch_up()
+    expected = list(range(1, 603))
+    assert [event.number for event in client.events(run.job_id)] == expected
+    assert [event.number for event in client.events(run.job_id, follow=False)] == expected
+    assert [event.number for event in client.events(run.job_id, after=600)] == [601, 602]
+
+
+def test_what_became_of_a_job_is_read(client: TrainFlowClient, service: Service):
+    run = service.record("tiny-abcdef")
+    run.train(range(1, 11))
+    (run.directory / "driver.log").write_bytes(b"line\n" * 50_000)
+    run.end()
+    service.ingester.catch_up()
+    points = client.metrics(run.job_id, since_step=7, names=["loss"])
+    assert [point.last_step for point in points] == [8, 9, 10]
+    assert client.checkpoints(run.job_id) == []
+    assert client.workers(run.job_id).workers == []
+    assert b"".join(client.logs(run.job_id)) == b"line\n" * 50_000
+    assert b"".join(client.logs(run.job_id, offset=249_995, follow=True)) == b"line\n"
+    assert client.cluster().total == {"CPU": 2.0}
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client_does_the_same(service: Service, clock: CountingClock):
+    run = service.record("tiny-abcdef")
+    run.train(range(1, 4))
+    run.happen(600, "x" * 500)
+    (run.directory / "driver.log").write_bytes(b"line\n")
+    run.end()
+    service.ingester.catch_up()
+    async with AsyncTrainFlowClient(
+        service.url, service.token, clock=clock, sleep=clock.sleep_in_loop
+    ) as client:
+        numbers = [event.number async for event in client.events(run.job_id)]
+        assert numbers == list(range(1, 603))
+        late = [event.number async for event in client.events(run.job_id, after=601, follow=False)]
+        assert late == [602]
+        assert (await client.wait(run.job_id)).state == "succeeded"
+        job = await client.submit(JOB)
+        assert {each.job_id async for each in client.list(page=1)} == {run.job_id, job.job_id}
+        with pytest.raises(WaitedTooLongError):
+            await client.wait(job.job_id, timeout_s=5)
+        assert [piece async for piece in client.logs(run.job_id)] == [b"line\n"]
+        assert len(await client.metrics(run.job_id)) == 3
+        assert await client.checkpoints(run.job_id) == []
+        assert (await client.workers(run.job_id)).workers == []
+        assert len(await client.attempts(job.job_id)) == 1
+        assert (await client.cluster()).nodes == []
+        service.cluster.coordinators.add(job.job_id)
+        await client.stop(job.job_id)
+        with pytest.raises(JobConflictError):
+            await client.resume(job.job_id)
+        with pytest.raises(JobConflictError):
+            await client.erase(job.job_id)
+    async with AsyncTrainFlowClient(
+        "http://127.0.0.1:9", clock=clock, sleep=clock.sleep_in_loop
+    ) as client:
+        with pytest.raises(ServiceUnavailableError):
+            await client.get("tiny-abcdef")

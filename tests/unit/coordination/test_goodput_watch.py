@@ -1,0 +1,205 @@
+"""Where a run's time goes, from what it records; also past a coordinator that died."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full_disk import room_for
+from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.noted_export import NotedExport
+from tests.unit.coordination.test_run_record import STEP
+from trainflow.coordination import goodput_watch
+from trainflow.coordination.goodput_watch import GoodputWatch, describe_goodput
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import EpochId
+from trainflow.monitoring import metrics
+
+IDS = ["slot0-1.0", "slot1-1.1", "slot2-1.2"]
+SPARE = "slot3-1.3"
+LOST = "lost slot1-1.1 (rank 1): its actor exited"
+
+
+@pytest.fixture(autouse=True)
+def kept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput_watch, "KEEP_EVERY", 4)
+
+
+class Run:
+    """Three members and a spare, whose steps take a second."""
+
+    def __init__(self, directory: Path):
+        self.clock = FakeClock()
+        self._directory = directory
+        self._counter = 0
+        self.open()
+
+    def open(self) -> None:
+        """Begin, or go on with a new coordinator."""
+        self.record = RunRecord(self._directory, self.clock)
+        self.export = NotedExport()
+        self.watch = GoodputWatch(self.record, self.export, self.clock)
+        self.record.follow(self.watch)
+
+    def begin(self) -> None:
+        self.record.add_event("submitted", "job a")
+        self.tell("launched", 2.0, workers=[*IDS, SPARE])
+        self.tell("warm", 8.0, worker=SPARE)
+        self.form(2.0, IDS)
+
+    def tell(self, kind: str, after_s: float, text: str = "", **data: Any) -> None:
+        self.clock.now_s += after_s
+        self.record.add_event(kind, text, **data)
+
+    def form(self, after_s: float, members: list[str], base: int = 0) -> None:
+        self._counter += 1
+        epoch = EpochId(1, self._counter)
+        self.tell("epoch", after_s, epoch=str(epoch), members=members, base=f"{base}@1.1")
+
+    def steps(self, until: int, **others: Any) -> None:
+        for step in range(self.record.last_step + 1, until + 1):
+            self.clock.now_s += 1.0
+            values = {"committed_at_s": self.clock.now_s, "epoch": EpochId(1, self._counter)}
+            self.record.add_step(replace(STEP, step=step, **values | others))
+
+    def fail_over(self) -> None:
+        self.tell("failure", 0.5, LOST, worker=IDS[1], rank=1)
+        self.form(0.5, [IDS[0], SPARE, IDS[2]], base=self.record.last_step)
+
+    def seconds(self) -> dict[str, float]:
+        return self.watch.describe()["seconds"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path)
+    run.begin()
+    return run
+
+
+def test_a_run_with_a_loss_is_accounted_for(run: Run):
+    run.steps(10, phases_s={"data": 0.25, "snapshot": 0.125, "compute": 0.5})
+    run.fail_over()
+    run.steps(12)
+    assert run.seconds() == {
+        "waiting": 8.0,
+        "start": 3 * 10.0 + 8.0,
+        "data": 7.5,
+        "checkpoint": 3.75,
+        "productive": 30 - 11.25 + 3.0,
+        "wasted": 1.5,
+        "recovery_died": 2 * 0.5 + 3.0,
+        "idle": 2.0 + 11.0,
+    }
+    assert run.watch.describe()["worker_s"] == sum(run.seconds().values())
+
+
+def test_a_new_coordinator_goes_on_with_the_very_ledger(run: Run):
+    run.steps(10)
+    run.fail_over()
+    run.steps(17)
+    before = run.watch._ledger.to_json()
+    run.open()
+    assert run.watch._ledger.to_json() == before
+    run.steps(20)
+    run.tell("failure", 0.5, LOST, worker=IDS[0])
+    run.form(0.5, [SPARE, IDS[2]], base=20)
+    after = run.watch._ledger.to_json()
+    run.open()
+    assert run.watch._ledger.to_json() == after
+
+
+def test_one_that_was_kept_never_is_made_from_all_that_is_recorded(run: Run):
+    run.steps(3)
+    before = run.watch._ledger.to_json()
+    assert not (run.record.directory / "ledger.json").exists()
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
+def test_one_that_is_damaged_is_made_from_what_is_recorded(run: Run):
+    run.steps(10)
+    before = run.watch._ledger.to_json()
+    (run.record.directory / "ledger.json").write_text('{"event": ')
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
+def test_steps_that_are_void_were_wasted(run: Run):
+    run.steps(10)
+    run.record.begin_after(6, "a checkpoint", EpochId(2, 1))
+    run.form(0.0, IDS, base=6)
+    assert (run.seconds()["productive"], run.seconds()["wasted"]) == (18.0, 12.0)
+
+
+@pytest.mark.parametrize("wrong_by_s", [-3600.0, 3600.0])
+def test_a_rank_whose_clock_is_wrong_changes_nothing(run: Run, wrong_by_s: float):
+    for step in range(1, 11):
+        run.steps(step, committed_at_s=run.clock.now_s + wrong_by_s)
+    assert run.seconds()["productive"] == 30.0
+
+
+def test_steps_that_waited_for_a_coordinator_count_when_they_were_committed(run: Run):
+    now_s = run.clock.now_s
+    run.clock.now_s += 100.0
+    for step in range(1, 6):
+        run.record.add_step(
+            replace(STEP, step=step, epoch=EpochId(1, 1), committed_at_s=now_s + step)
+        )
+    assert run.seconds()["productive"] == 15.0
+
+
+def test_badput_is_shown_by_cause_now_and_then(run: Run):
+    run.steps(4)
+    run.watch.tick()
+    assert run.export.value(metrics.BADPUT, cause="idle") == 6.0
+    run.clock.now_s += 1.0
+    run.watch.tick()
+    assert run.export.value(metrics.BADPUT, cause="idle") == 6.0
+    run.clock.now_s += 9.0
+    run.watch.tick()
+    assert run.export.value(metrics.BADPUT, cause="idle") == 16.0
+    assert run.export.value(metrics.GOODPUT) == pytest.approx(12 / (8 + 38 + 12 + 16))
+    run.open()
+    run.clock.now_s += 10.0
+    run.watch.tick()
+    assert run.export.value(metrics.BADPUT, cause="idle") == 10.0, "the first one showed the rest"
+
+
+def test_the_end_is_told_once_with_what_took_most(run: Run):
+    run.steps(10)
+    run.clock.now_s += 2.0
+    run.watch.end(RunState.SUCCEEDED)
+    event = run.record.events_since(0)[-1]
+    assert event["kind"] == "goodput"
+    assert event["data"]["seconds"]["checkpoint"] == 6.0
+    assert "worker-seconds went into steps that count; most of the rest: start" in event["text"]
+    run.watch.end(RunState.SUCCEEDED)
+    assert [e["kind"] for e in run.record.events_since(0)].count("goodput") == 1
+
+
+def test_a_run_without_workers_has_nothing_to_tell(tmp_path: Path):
+    run = Run(tmp_path)
+    run.watch.tick()
+    run.watch.end(RunState.FAILED)
+    assert run.record.events_since(0) == []
+    assert run.watch.describe() == {"ratio": None, "worker_s": 0.0, "seconds": {}}
+
+
+def test_on_a_full_disk_nothing_is_kept_and_all_goes_on(run: Run):
+    with room_for(0):
+        run.steps(10)
+    assert run.seconds()["productive"] == 30.0
+
+
+def test_what_there_is_to_tell_is_shares_of_the_whole():
+    seconds = {"productive": 90.0, "start": 6.0, "idle": 4.0}
+    text = describe_goodput({"ratio": 0.9, "worker_s": 100.0, "seconds": seconds})
+    assert text == (
+        "90.0% of 100.0 worker-seconds went into steps that count; most of the rest: start 6.0%, "
+        "idle 4.0%"
+    )
+    text = describe_goodput({"ratio": 1.0, "worker_s": 1.0, "seconds": {"productive": 1.0}})
+    assert text == "100.0% of 1.0 worker-seconds went into steps that count"

@@ -1,0 +1,200 @@
+"""Which metric moves with what a run records."""
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from tests.distributed.jobs import BATCH, make_job
+from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.noted_export import NotedExport
+from tests.unit.coordination.test_run_record import STEP
+from trainflow.computation.reports import GradientSums, WorkDescribed
+from trainflow.coordination.metric_export import RayExport
+from trainflow.coordination.run_metrics import RunMetrics, spread
+from trainflow.monitoring import metrics
+from trainflow.monitoring.metrics import METRICS, Kind
+
+SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
+RECOVERED = {
+    "steps_lost": 2,
+    "noticed_at_s": 10.0,
+    "asked_at_s": 10.1,
+    "begun_at_s": 10.3,
+    "healed_at_s": 10.7,
+    "committed_at_s": 11.5,
+}
+
+
+class Shown:
+    """What a run's events and steps come to."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.clock = FakeClock()
+        self.export = NotedExport()
+        self.metrics = RunMetrics(make_job(), self.export, self.clock, events)
+
+    def tell(self, kind: str, text: str = "", **data: Any) -> None:
+        self.metrics.on_event(make_event(kind, text, **data))
+
+
+def make_event(kind: str, text: str = "", at_s: float = 1000.0, **data: Any) -> dict[str, Any]:
+    return {"number": 1, "at_s": at_s, "kind": kind, "text": text, "data": data}
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+def test_a_step_shows_what_training_comes_to(shown: Shown):
+    shown.metrics.on_step(STEP)
+    shown.metrics.on_step(replace(STEP, step=2, loss=2.25, applied=False, grad_norm=math.inf))
+    values = [
+        (metrics.STEP, 2),
+        (metrics.LOSS, 2.25),
+        (metrics.GRADIENT_NORM, math.inf),
+        (metrics.LEARNING_RATE, STEP.lr),
+        (metrics.STEPS_COMMITTED, 2),
+        (metrics.STEPS_SKIPPED, 1),
+        (metrics.SAMPLES, 2 * BATCH),
+        (metrics.TARGETS, 2 * STEP.weight),
+        (metrics.WIRE_BYTES, 2 * STEP.wire_bytes * STEP.world_size),
+    ]
+    assert [(metric, shown.export.value(metric)) for metric, _ in values] == values
+
+
+def test_a_step_shows_where_its_time_went(shown: Shown):
+    phases_s = {"compute": 0.25, "communicate": 0.125}
+    shown.metrics.on_step(replace(STEP, phases_s=phases_s, shortest_wait_s=0.01))
+    assert shown.export.observed == {
+        "step_duration_seconds": [0.5],
+        "phase_duration_seconds|compute": [0.25],
+        "phase_duration_seconds|communicate": [0.125],
+    }
+    assert shown.export.value(metrics.SHORTEST_WAIT) == 0.01
+
+
+def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
+    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.2, 0.1, 0.4)))
+    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
+    spread_of_first = {"min": 0.1, "p50": 0.2, "p99": 0.4, "max": 0.4}
+    for statistic, value in spread_of_first.items():
+        assert shown.export.value(metrics.RANK_COMPUTE, statistic=statistic) == value
+    shown.clock.now_s += 5.0
+    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
+    assert shown.export.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
+
+
+def test_the_spread_of_many_ranks_is_of_values_that_are_there():
+    values = [float(n) for n in range(1000, 0, -1)]
+    assert spread(values) == {"min": 1.0, "p50": 501.0, "p99": 990.0, "max": 1000.0}
+    assert spread([7.0]) == dict.fromkeys(metrics.SPREAD, 7.0)
+
+
+def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):
+    shown.metrics.on_step(replace(STEP, sums=SUMS, copy_lag=3))
+    shown.metrics.on_step(replace(STEP, sums=SUMS, rank=1))
+    export = shown.export
+    assert export.value(metrics.GRADIENT_WIRE_BYTES) == STEP.wire_bytes
+    assert export.value(metrics.GRADIENT_PLAIN_BYTES) == 400
+    assert export.value(metrics.GRADIENT_SUM_SECONDS, phase="link") == 0.2
+    assert export.value(metrics.RESIDUAL) == 0.5
+    assert export.value(metrics.SLOW_KERNELS) == 0.0
+    assert export.value(metrics.COPY_LAG) == 3
+
+
+def test_a_failure_is_counted_by_cause(shown: Shown):
+    shown.tell("failure", "lost slot1-1.1 (rank 1): its actor exited")
+    shown.tell("failure", "lost slot1-1.1 (rank 1): hung: no progress in data of step 3 for 3.1 s")
+    shown.tell("failure", "lost slot2-1.2 (rank 2): its actor exited", preempted=True)
+    counted = [shown.export.value(metrics.FAILURES, cause=c) for c in ("died", "hung", "preempted")]
+    assert counted == [1, 1, 1]
+
+
+def test_a_recovery_is_shown_by_phase(shown: Shown):
+    shown.tell("epoch", members=["a"])
+    shown.tell("recovered", **RECOVERED)
+    assert shown.export.observed == {
+        "recovery_duration_seconds|decide": [pytest.approx(0.1)],
+        "recovery_duration_seconds|form": [pytest.approx(0.2)],
+        "recovery_duration_seconds|heal": [pytest.approx(0.4)],
+        "recovery_duration_seconds|step": [pytest.approx(0.8)],
+    }
+    assert shown.export.value(metrics.RECOVERIES) == 1
+    assert shown.export.value(metrics.STEPS_LOST) == 2
+    assert shown.export.value(metrics.EPOCHS) == 1
+
+
+def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):
+    shown.tell("recovered", **RECOVERED | {"committed_at_s": 10.0})
+    assert shown.export.observed["recovery_duration_seconds|step"] == [0.0]
+
+
+def test_devices_are_shown_by_what_share_of_their_peak_they_did(shown: Shown):
+    work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    shown.tell("work", **asdict(work))
+    shown.metrics.on_step(replace(STEP, world_size=2, phases_s={"compute": 1.5, "user": 0.5}))
+    tokens = BATCH * 16
+    assert shown.export.value(metrics.TOKENS) == tokens
+    assert shown.export.value(metrics.MFU) == pytest.approx(6000 * tokens / 2.0 / (2 * 1e6))
+    assert shown.export.value(metrics.HFU) == pytest.approx(8000 * tokens / 2.0 / (2 * 1e6))
+
+
+def test_of_an_unknown_device_no_share_is_shown(shown: Shown):
+    shown.metrics.on_step(STEP)
+    assert shown.export.value(metrics.TOKENS) is None
+    shown.tell("work", **asdict(WorkDescribed(6000, 8000, 16, "cpu", None)))
+    shown.metrics.on_step(replace(STEP, step=2))
+    assert shown.export.value(metrics.TOKENS) == BATCH * 16
+    assert shown.export.value(metrics.MFU) is None
+
+
+def test_a_new_coordinator_knows_how_much_is_computed():
+    work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    shown = Shown(make_event("work", **asdict(work)))
+    shown.metrics.on_step(STEP)
+    assert shown.export.value(metrics.MFU) is not None
+
+
+def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
+    shown.metrics.tick(3, 1)
+    assert shown.export.value(metrics.CHECKPOINT_AGE) is None
+    shown.tell("checkpoint", step=20, num_bytes_written=100)
+    shown.clock.now_s += 7.0
+    shown.metrics.tick(3, 1)
+    assert shown.export.value(metrics.CHECKPOINT_AGE) == 7.0
+    assert shown.export.value(metrics.CHECKPOINT_STEP) == 20
+    assert shown.export.value(metrics.CHECKPOINTS) == 1
+    assert shown.export.value(metrics.CHECKPOINT_BYTES) == 100
+    assert shown.export.value(metrics.WORLD_SIZE) == 3
+    assert shown.export.value(metrics.SPARES) == 1
+
+
+def test_a_new_coordinator_knows_how_old_the_checkpoint_is():
+    event = make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100)
+    shown = Shown(event, make_event("failure"))
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.CHECKPOINT_AGE) == 10.0
+    assert shown.export.value(metrics.CHECKPOINT_STEP) == 20
+    assert shown.export.value(metrics.CHECKPOINTS) is None, "it did not make it itself"
+
+
+def test_a_checkpoint_that_is_skipped_is_counted(shown: Shown):
+    shown.metrics.on_checkpoint_skipped()
+    assert shown.export.value(metrics.CHECKPOINTS_SKIPPED) == 1
+
+
+def test_every_metric_of_the_table_can_be_made_in_ray():
+    export = RayExport("job-1")
+    for metric in METRICS:
+        labels = {name: values[0] for name, values in metric.labels.items()}
+        match metric.kind:
+            case Kind.COUNTER:
+                export.add(metric, 0.0, **labels)
+                export.add(metric, 1.0, **labels)
+            case Kind.GAUGE:
+                export.show(metric, math.nan, **labels)
+            case Kind.HISTOGRAM:
+                export.observe(metric, 1.0, **labels)

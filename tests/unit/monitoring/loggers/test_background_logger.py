@@ -1,0 +1,153 @@
+"""A logger that is slow, or fails, holds nobody up, and what it lacks is counted."""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+
+from trainflow.monitoring.loggers import background_logger
+from trainflow.monitoring.loggers.background_logger import GIVEN_UP_AFTER, BackgroundLogger
+from trainflow.monitoring.loggers.run_logger import Point, RunLogger
+
+WITHIN_S = 30.0
+
+
+def point(step: int) -> Point:
+    return Point(step, 1000.0 + step, {"train/loss": 2.0})
+
+
+class Notes:
+    """Notes the steps that it is given, and does what a test wants with each."""
+
+    def __init__(self, act: Callable[[Point], None] = lambda _: None):
+        self.steps: list[int] = []
+        self.is_closed = False
+        self._act = act
+
+    def log(self, point: Point) -> None:
+        self._act(point)
+        self.steps.append(point.step)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@contextmanager
+def behind(open_logger: Callable[[], RunLogger]) -> Generator[BackgroundLogger]:
+    logger = BackgroundLogger("test", open_logger)
+    try:
+        yield logger
+    finally:
+        logger.begin_closing()
+        assert logger.wait_closed(WITHIN_S)
+
+
+def test_points_are_taken_in_their_order_on_another_thread():
+    threads: set[str] = set()
+    notes = Notes(lambda _: threads.add(threading.current_thread().name))
+    with behind(lambda: notes) as logger:
+        for step in range(100):
+            logger.log(point(step))
+    assert notes.steps == list(range(100))
+    assert notes.is_closed
+    assert threads == {"logger test"}
+    assert (logger.num_dropped, logger.trouble) == (0, "")
+
+
+def test_one_that_blocks_loses_what_it_has_no_room_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(background_logger, "MOST_WAITING", 10)
+    goes_on, is_stuck = threading.Event(), threading.Event()
+
+    def block(_point: Point) -> None:
+        is_stuck.set()
+        assert goes_on.wait(WITHIN_S)
+
+    notes = Notes(block)
+    with behind(lambda: notes) as logger:
+        logger.log(point(0))
+        assert is_stuck.wait(WITHIN_S)
+        for step in range(1, 31):
+            logger.log(point(step))
+        assert logger.num_dropped == 20
+        assert logger.trouble == "it is slow: 10 points wait for it"
+        goes_on.set()
+    assert notes.steps == list(range(11))
+
+
+def test_one_that_raises_goes_on_with_the_next():
+    def refuse_odd(each: Point) -> None:
+        if each.step % 2:
+            raise OSError("no room")
+
+    notes = Notes(refuse_odd)
+    with behind(lambda: notes) as logger:
+        for step in range(10):
+            logger.log(point(step))
+    assert notes.steps == [0, 2, 4, 6, 8]
+    assert (logger.num_dropped, logger.trouble) == (5, "OSError: no room")
+
+
+def test_one_that_always_raises_is_asked_no_more():
+    asked: list[int] = []
+
+    def refuse(each: Point) -> None:
+        asked.append(each.step)
+        raise OSError("no room")
+
+    notes = Notes(refuse)
+    logger = BackgroundLogger("test", lambda: notes)
+    for step in range(100):
+        logger.log(point(step))
+    assert logger.wait_closed(WITHIN_S), "its thread ends by itself"
+    assert asked == list(range(GIVEN_UP_AFTER))
+    assert logger.num_dropped == 100
+    assert notes.is_closed
+    logger.log(point(100))
+    assert logger.num_dropped == 101
+
+
+def test_one_that_can_not_be_opened_loses_everything():
+    def fail() -> RunLogger:
+        raise ImportError("No module named 'wandb'")
+
+    logger = BackgroundLogger("test", fail)
+    assert logger.wait_closed(WITHIN_S)
+    logger.log(point(1))
+    assert (logger.num_dropped, logger.trouble) == (1, "ImportError: No module named 'wandb'")
+
+
+def test_one_that_does_not_end_is_left_behind_with_what_it_lacks():
+    goes_on, is_stuck = threading.Event(), threading.Event()
+
+    def block(_point: Point) -> None:
+        is_stuck.set()
+        assert goes_on.wait(WITHIN_S)
+
+    logger = BackgroundLogger("test", lambda: Notes(block))
+    for step in range(3):
+        logger.log(point(step))
+    assert is_stuck.wait(WITHIN_S)
+    logger.begin_closing()
+    assert not logger.wait_closed(0.0)
+    assert logger.num_dropped == 2
+    goes_on.set()
+    assert logger.wait_closed(WITHIN_S)
+
+
+def test_one_that_raises_when_it_is_closed_is_told_of():
+    class Unclosable(Notes):
+        def close(self) -> None:
+            raise OSError("no room")
+
+    with behind(Unclosable) as logger:
+        logger.log(point(1))
+    assert (logger.num_dropped, logger.trouble) == (0, "OSError: no room")
+
+
+def test_what_comes_after_the_end_is_counted():
+    notes = Notes()
+    with behind(lambda: notes) as logger:
+        pass
+    logger.log(point(1))
+    assert (notes.steps, logger.num_dropped) == ([], 1)

@@ -1,0 +1,73 @@
+"""Each library takes a run's curves, and shows the same ones when it is asked."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainflow.config.sinks import SinkConfig, SinkKind
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Point, open_logger
+
+RUN = LoggedRun("tiny-abcdef", "tiny", {"name": "tiny", "training": {"max_steps": 3}})
+POINTS = [
+    Point(1, 1000.0, {"train/loss": 2.5, "train/gradient_norm": 1.0}),
+    Point(2, 1001.0, {"train/loss": math.nan, "train/gradient_norm": math.inf}),
+    Point(2, 1002.0, {"train/loss": 2.25}),
+    Point(1, 1003.0, {"eval/held_out": 3.0}),
+]
+
+
+def write(kind: SinkKind, folder: Path, *points: Point) -> None:
+    logger = open_logger(SinkConfig(kind=kind, folder=str(folder)), RUN)
+    for point in points:
+        logger.log(point)
+    logger.close()
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415  optional
+        EventAccumulator,
+    )
+
+    write("tensorboard", tmp_path, *POINTS[:3])
+    write("tensorboard", tmp_path, POINTS[3])
+    folder = tmp_path / "tiny" / "tiny-abcdef"
+    assert len(list(folder.iterdir())) == 2, "each coordinator has its own file"
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    assert [(e.step, e.wall_time) for e in read.Scalars("train/gradient_norm")] == [
+        (1, 1000.0),
+        (2, 1001.0),
+    ]
+    assert [e.value for e in read.Scalars("train/gradient_norm")] == [1.0, math.inf]
+    assert [e.value for e in read.Scalars("eval/held_out")] == [3.0]
+    assert [repr(e.value) for e in read.Scalars("train/loss")] == ["2.5", "nan", "2.25"]
+
+
+def test_mlflow_reads_what_was_written(tmp_path: Path):
+    tracking: Any = pytest.importorskip("mlflow.tracking")
+    write("mlflow", tmp_path, *POINTS[:3])
+    write("mlflow", tmp_path, POINTS[3])
+    client = tracking.MlflowClient(tracking_uri=tmp_path.as_uri())
+    experiment = client.get_experiment_by_name("tiny")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "tiny-abcdef"
+    assert json.loads(run.data.params["training"]) == {"max_steps": 3}
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(e.step, repr(e.value)) for e in history] == [(1, "2.5"), (2, "nan"), (2, "2.25")]
+    assert run.data.metrics["eval/held_out"] == 3.0
+    assert run.info.status == "FINISHED"
+
+
+def test_wandb_writes_a_run_that_can_be_sent_later(tmp_path: Path):
+    pytest.importorskip("wandb")
+    write("wandb", tmp_path, *POINTS)
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*-tiny-abcdef")
+    (written,) = folder.glob("*.wandb")
+    content = written.read_bytes()
+    assert b"train/loss" in content
+    assert b"2.25" in content
+    assert b"eval/held_out" in content

@@ -1,0 +1,72 @@
+"""A cluster that isn't there, and a clock that stands still."""
+
+from dataclasses import dataclass, field
+
+from trainflow.errors import JobNotFoundError
+from trainflow.service.cluster import Driver, DriverState
+from trainflow.service.service_documents import ClusterDocument
+
+
+@dataclass
+class FakeClock:
+    now_s: float = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+
+@dataclass
+class FakeCluster:
+    """Remembers what it was asked.
+
+    Attributes:
+        drivers: by submission id.
+        coordinators: ids of jobs that have one.
+        stopped: ids of jobs and of drivers that were asked to stop.
+        states: of drivers, where they are not running.
+        error: raised by every call, if set.
+    """
+
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    coordinators: set[str] = field(default_factory=set)
+    stopped: list[str] = field(default_factory=list)
+    states: dict[str, DriverState] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def submit(self, driver: Driver) -> None:
+        self._fail()
+        self.drivers.setdefault(driver.submission_id, driver)
+
+    def driver_state(self, submission_id: str) -> tuple[DriverState, str]:
+        self._fail()
+        usual = DriverState.RUNNING if submission_id in self.drivers else DriverState.UNKNOWN
+        return self.states.get(submission_id, usual), "as it says"
+
+    def stop_driver(self, submission_id: str) -> bool:
+        state, _ = self.driver_state(submission_id)
+        self.stopped.append(submission_id)
+        return state in {DriverState.PENDING, DriverState.RUNNING}
+
+    def has_coordinator(self, job_id: str) -> bool:
+        self._fail()
+        return job_id in self.coordinators
+
+    def stop_job(self, job_id: str) -> None:
+        self._fail()
+        if job_id not in self.coordinators:
+            raise JobNotFoundError(f"job: got {job_id!r}")
+        self.stopped.append(job_id)
+
+    def describe(self) -> ClusterDocument:
+        self._fail()
+        return ClusterDocument(nodes=[], total={"CPU": 2.0}, available={}, as_of_s=1000.0)
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error

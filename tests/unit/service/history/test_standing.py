@@ -1,0 +1,149 @@
+"""Where a job stands, by evidence that is missing, old or contradicts itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainflow.coordination.run_state import RunState
+from trainflow.service.history.record_lines import Told
+from trainflow.service.history.records import Attempt, EventRecord
+from trainflow.service.history.standing import (
+    Evidence,
+    Fate,
+    Sight,
+    attempts_after,
+    decide_standing,
+    fate_of,
+    state_after,
+)
+
+STARTED = Attempt(1, None, None, 10.0, None, None, None, None)
+SUBMITTED = Attempt(2, "job-a2", 50.0, None, None, None, None, None)
+FAILED = Told(RunState.FAILED, 40.0, 1, "rank 0 raised")
+
+
+def event(kind: str, at_s: float = 20.0, **data: Any) -> EventRecord:
+    return EventRecord(1, at_s, kind, kind, data)
+
+
+def state_of(attempt: Attempt | None, *known: Told | Sight) -> RunState:
+    results = tuple(each for each in known if isinstance(each, Told))
+    sights = tuple(each for each in known if isinstance(each, Sight))
+    return decide_standing(Evidence(attempt, results, sights)).state
+
+
+def test_of_whom_nothing_is_heard_waits():
+    assert state_of(None) is RunState.PENDING
+    assert state_of(STARTED) is RunState.PENDING
+
+
+def test_the_newest_sight_counts():
+    early, late = Sight(RunState.RUNNING, 20.0), Sight(RunState.RECOVERING, 21.0)
+    assert state_of(STARTED, early, late) is RunState.RECOVERING
+    assert state_of(STARTED, late, early) is RunState.RECOVERING
+
+
+def test_an_ending_counts_whatever_is_seen_later():
+    assert state_of(STARTED, FAILED, Sight(RunState.RUNNING, 99.0)) is RunState.FAILED
+    assert decide_standing(Evidence(STARTED, (FAILED,), ())).told == FAILED
+
+
+def test_the_first_of_several_endings_is_believed():
+    other = Told(RunState.STOPPED, 41.0, 7, "stopped")
+    assert state_of(STARTED, other, FAILED) is RunState.STOPPED
+
+
+def test_what_is_older_than_the_newest_attempt_says_nothing_of_it():
+    old = Sight(RunState.FAILED, 41.0)
+    assert state_of(SUBMITTED, FAILED, old) is RunState.PENDING
+    assert state_of(SUBMITTED, FAILED, Sight(RunState.RUNNING, 51.0)) is RunState.RUNNING
+
+
+def test_an_attempt_begins_by_the_clock_of_its_coordinator():
+    """The service's clock is ahead: what the coordinator tells must count all the same."""
+    begun = replace(SUBMITTED, started_at_s=45.0)
+    assert state_of(begun, Sight(RunState.RUNNING, 46.0)) is RunState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        (["submitted"], RunState.PENDING),
+        (["submitted", "epoch", "failure"], RunState.RUNNING),
+        (["submitted", "epoch", "waiting"], RunState.WAITING),
+        (["submitted", "epoch", "waiting", "epoch"], RunState.RUNNING),
+        (["submitted", "epoch", "stopping", "epoch", "recovered"], RunState.STOPPING),
+        (["submitted", "stopping", "submitted"], RunState.PENDING),
+        (["submitted", "stopping", "attempt"], RunState.PENDING),
+        (["record_unwritable"], None),
+    ],
+)
+def test_events_tell_a_state(kinds: list[str], state: RunState | None):
+    told: RunState | None = None
+    for kind in kinds:
+        told = state_after(told, event(kind))
+    assert told is state
+
+
+def test_the_first_event_begins_the_first_attempt():
+    (attempt,) = attempts_after([], event("record_incomplete", 5.0))
+    assert attempt == replace(STARTED, started_at_s=5.0)
+    assert attempts_after([attempt], event("submitted", 6.0)) == [attempt]
+
+
+def test_an_attempt_that_was_submitted_is_begun_by_its_event():
+    first = replace(SUBMITTED, number=1)
+    assert attempts_after([first], event("submitted", 51.0)) == [replace(first, started_at_s=51.0)]
+
+
+def test_an_ending_ends_the_attempt_that_it_is_of():
+    ended = replace(STARTED, ended_at_s=40.0, state=RunState.FAILED, exit_code=1, reason="failed")
+    failed = event("failed", 40.0, exit_code=1)
+    assert attempts_after([STARTED], failed) == [ended]
+    # Heard of when the next attempt was submitted already.
+    assert attempts_after([STARTED, SUBMITTED], failed) == [ended, SUBMITTED]
+    assert attempts_after([ended], failed) == [ended]
+
+
+def test_an_attempt_that_fails_before_it_begins_is_ended():
+    (attempt,) = attempts_after([], event("failed", 5.0, exit_code=8))
+    assert (attempt.started_at_s, attempt.ended_at_s, attempt.exit_code) == (5.0, 5.0, 8)
+    early = attempts_after([STARTED, SUBMITTED], event("failed", 60.0))[-1]
+    assert (early.started_at_s, early.ended_at_s) == (60.0, 60.0)
+
+
+def test_who_begins_after_an_ending_is_another_attempt():
+    ended = attempts_after([STARTED], event("stopped", 40.0, exit_code=7))
+    again = attempts_after(ended, event("submitted", 70.0))
+    assert [attempt.number for attempt in again] == [1, 2]
+    assert again[1].started_at_s == 70.0
+    assert attempts_after(again, event("submitted", 71.0)) == again
+
+
+def test_an_event_that_names_an_attempt_begins_it():
+    two = attempts_after([STARTED], event("attempt", 70.0, attempt=2))
+    assert [(each.number, each.started_at_s) for each in two] == [(1, 10.0), (2, 70.0)]
+    assert attempts_after(two, event("submitted", 71.0)) == two
+    assert attempts_after(two, event("attempt", 72.0, attempt=2)) == two
+    begun = attempts_after([STARTED, SUBMITTED], event("attempt", 70.0, attempt=2))
+    assert begun == [STARTED, replace(SUBMITTED, started_at_s=70.0)]
+    assert [each.number for each in attempts_after([], event("attempt", attempt=3))] == [3]
+    assert attempts_after(two, event("attempt", 72.0, attempt="x")) == two
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "told"),
+    [
+        ("checkpoint", {"step": 3}, (Fate.MADE, (3,))),
+        ("checkpoints_removed", {"steps": [1, 2]}, (Fate.REMOVED, (1, 2))),
+        ("checkpoint_unusable", {"step": 3}, (Fate.UNUSABLE, (3,))),
+        ("drill", {"step": 3}, (Fate.VERIFIED, (3,))),
+        ("checkpoint", {}, (Fate.MADE, ())),
+        ("checkpoints_removed", {"steps": "all"}, (Fate.REMOVED, ())),
+        ("checkpoint", {"step": True}, (Fate.MADE, ())),
+        ("epoch", {"step": 3}, None),
+    ],
+)
+def test_events_tell_what_became_of_checkpoints(kind: str, data: dict[str, Any], told: object):
+    assert fate_of(event(kind, **data)) == told

@@ -1,0 +1,214 @@
+"""One reader wakes all who wait."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from tests.unit.service.fakes import FakeClock
+from trainflow.coordination.run_state import RunState
+from trainflow.errors import HistoryError, JobNotFoundError
+from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
+from trainflow.service.event_stream import EventStreams, has_all
+from trainflow.service.history.records import EventRecord, Job, JobHead
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeHistory:
+    """Events of jobs, and how often it was asked what.
+
+    Attributes:
+        events: themselves.
+        jobs: as `History.jobs` and `History.events` at once.
+        calls: by name.
+    """
+
+    def __init__(self) -> None:
+        self.state = RunState.RUNNING
+        self.kept: dict[str, list[EventRecord]] = {}
+        self.calls: Counter[str] = Counter()
+        self.error: HistoryError | None = None
+
+    @property
+    def jobs(self) -> "FakeHistory":
+        return self
+
+    @property
+    def events(self) -> "FakeHistory":
+        return self
+
+    def happen(self, job_id: str, count: int = 1, kind: str = "note") -> None:
+        events = self.kept.setdefault(job_id, [])
+        for _ in range(count):
+            events.append(EventRecord(len(events) + 1, 1.0, kind, "", {}))
+
+    def heads(self, job_ids: frozenset[str]) -> dict[str, JobHead]:
+        self.calls["heads"] += 1
+        if self.error is not None:
+            raise self.error
+        return {
+            job_id: JobHead(self.state, len(self.kept[job_id]), 0, None)
+            for job_id in job_ids
+            if job_id in self.kept
+        }
+
+    def after(self, job_id: str, number: int, *, limit: int) -> tuple[EventRecord, ...]:
+        self.calls["after"] += 1
+        if job_id not in self.kept:
+            raise JobNotFoundError(job_id)
+        return tuple(self.kept[job_id][number : number + limit])
+
+
+@pytest.fixture
+def history() -> FakeHistory:
+    fake = FakeHistory()
+    fake.happen("a")
+    return fake
+
+
+@pytest.fixture
+def streams(history: FakeHistory, clock: FakeClock) -> EventStreams:
+    any_history: Any = history
+    return EventStreams(any_history, EventFeed(any_history, 0.01, clock), 60.0, clock)
+
+
+async def begin(stream: AsyncGenerator[bytes]) -> None:
+    """Read the preface and the first event."""
+    assert (await anext(stream)).startswith(b"retry:")
+    assert (await anext(stream)).startswith(b"id: 1\n")
+
+
+async def test_a_thousand_who_wait_cost_one_question_a_look(
+    streams: EventStreams, history: FakeHistory
+):
+    followers = [streams.follow("a", 0) for _ in range(1000)]
+    with streams.feed.watch("a"):
+        await streams.feed.poll()
+        for follower in followers:
+            await begin(follower)
+    waiting = [asyncio.ensure_future(anext(follower)) for follower in followers]
+    history.calls.clear()
+
+    history.happen("a")
+    await streams.feed.poll()
+    news = await asyncio.gather(*waiting)
+    assert all(piece.startswith(b"id: 2\n") for piece in news)
+    assert history.calls == {"heads": 1, "after": 1}
+    for follower in followers:
+        await follower.aclose()
+    assert streams.feed.num_watchers == 0
+
+
+async def test_nothing_new_is_one_question_for_all_jobs(
+    streams: EventStreams, history: FakeHistory
+):
+    history.happen("b")
+    with streams.feed.watch("a"), streams.feed.watch("b"):
+        for _ in range(3):
+            await streams.feed.poll()
+        history.calls.clear()
+        await streams.feed.poll()
+    assert history.calls == {"heads": 1}
+
+
+async def test_who_has_fallen_behind_reads_the_history(streams: EventStreams, history: FakeHistory):
+    slow = streams.follow("a", 0)
+    await begin(slow)
+    await streams.feed.poll()
+    for _ in range(4):
+        history.happen("a", 900)
+        await streams.feed.poll()
+    seen = [await anext(slow) for _ in range(3600)]
+    assert [int(piece.split(b"\n")[0][4:]) for piece in seen] == list(range(2, 3602))
+    await slow.aclose()
+
+
+async def test_what_is_remembered_is_given_only_if_it_is_all(
+    streams: EventStreams, history: FakeHistory
+):
+    history.happen("a", 4)
+    with streams.feed.watch("a") as topic:
+        assert topic.after(0) is None
+        await streams.feed.poll()
+        history.happen("a", 2)
+        await streams.feed.poll()
+        known = {number: topic.after(number) for number in (3, 4, 5, 6, 7, 8)}
+    assert known[3] == known[4] is None
+    assert [[event.number for event in known[number] or []] for number in (5, 6, 7, 8)] == [
+        [6, 7],
+        [7],
+        [],
+        [],
+    ]
+
+
+async def test_a_history_that_is_silent_for_a_while_loses_nothing(
+    streams: EventStreams, history: FakeHistory
+):
+    stream = streams.follow("a", 0)
+    await begin(stream)
+    await streams.feed.poll()
+    history.error = HistoryError("no answer")
+    history.happen("a")
+    await streams.feed.poll()
+    history.error = None
+    await streams.feed.poll()
+    assert (await anext(stream)).startswith(b"id: 2\n")
+    await stream.aclose()
+
+
+async def test_the_last_word_is_waited_for_but_not_for_ever(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    stream = streams.follow("a", 0)
+    await begin(stream)
+    history.state = RunState.FAILED  # its result is written before its last event
+    for _ in range(2):
+        await streams.feed.poll()
+    end = asyncio.ensure_future(anext(stream))
+    await asyncio.wait({end}, timeout=0)
+    assert not end.done()
+    clock.now_s += LAST_WORDS_WITHIN_S + 1
+    await streams.feed.poll()
+    assert (await end).startswith(b"event: end\n")
+    await stream.aclose()
+
+
+async def test_a_stream_of_a_job_that_is_erased_ends(streams: EventStreams, history: FakeHistory):
+    stream = streams.follow("a", 0)
+    await begin(stream)
+    del history.kept["a"]
+    end = asyncio.ensure_future(anext(stream))
+    await streams.feed.poll()
+    assert (await end).startswith(b"event: end\n")
+    await stream.aclose()
+
+
+async def test_the_reader_rests_while_nobody_waits(streams: EventStreams, history: FakeHistory):
+    reader = asyncio.ensure_future(streams.feed.run())
+    await asyncio.wait({reader}, timeout=0)
+    assert history.calls == {}
+    with streams.feed.watch("a") as topic:
+        assert await topic.wait_changed(20)
+    reader.cancel()
+    await asyncio.wait({reader})
+    assert history.calls["heads"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "ended_s", "expected"),
+    [
+        (RunState.FAILED, 5, 31.0, True),
+        (RunState.FAILED, 4, 31.0, False),
+        (RunState.FAILED, 5, 29.0, False),
+        (RunState.RUNNING, 5, 31.0, False),
+    ],
+)
+async def test_who_knows_all_need_not_come_back(
+    state: RunState, known: int, ended_s: float, *, expected: bool
+):
+    job = Job("a", "a", state, {}, {}, 1, "/", 0.0, 0.0, 100.0, 1, "", 5, 0, None)
+    assert has_all(job, known, 100.0 + ended_s) == expected

@@ -1,0 +1,189 @@
+"""What has become of a job, from what its coordinator has written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.service.conftest import Client, OpenClient
+from tests.unit.service.fakes import FakeClock
+from tests.unit.service.runs import RecordedRun
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.run_state import RunState
+from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
+
+pytestmark = pytest.mark.anyio
+
+JOB = "/v1/jobs/tiny-abcdef"
+
+
+@pytest.fixture
+def ingester(history: History, clock: FakeClock) -> Ingester:
+    return Ingester(history.database, clock=clock)
+
+
+@pytest.fixture
+def run(home: Path) -> RecordedRun:
+    return RecordedRun("tiny-abcdef", {"team": "a"})
+
+
+async def get(client: Client, path: str) -> Any:
+    answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_a_run_that_nobody_submitted_is_there(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    run.train(range(1, 4))
+    ingester.catch_up()
+    async with open_client() as client:
+        job = await get(client, JOB)
+        assert (job["attempt"], job["last_step"], job["last_event"]) == (1, 3, 1)
+        assert job["labels"] == {"team": "a"}
+        assert (job["status"], job["stale_s"]) == (None, None)
+        assert job["config"]["training"]["max_steps"] > 0
+        assert [each["job_id"] for each in (await get(client, "/v1/jobs"))["jobs"]] == [run.job_id]
+        (attempt,) = await get(client, f"{JOB}/attempts")
+        assert (attempt["number"], attempt["submission_id"]) == (1, None)
+        assert (await get(client, f"{JOB}/checkpoints")) == {"checkpoints": []}
+
+
+async def test_how_it_ended_is_told(open_client: OpenClient, run: RecordedRun, ingester: Ingester):
+    run.end(RunState.FAILED)
+    ingester.catch_up()
+    async with open_client() as client:
+        job = await get(client, JOB)
+    assert (job["state"], job["reason"], job["stale_s"]) == ("failed", "so it ended", 0.0)
+
+
+async def test_events_come_in_pages_from_a_number_on(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    run.happen(5)
+    ingester.catch_up()
+    async with open_client() as client:
+        first = await get(client, f"{JOB}/events?limit=4")
+        rest = await get(client, f"{JOB}/events?after=4")
+        none = await get(client, f"{JOB}/events?after=100")
+    assert [event["number"] for event in first["events"] + rest["events"]] == [1, 2, 3, 4, 5, 6]
+    assert first["last_event"] == 6
+    assert rest["events"][-1]["data"] == {"of": 4}
+    assert none["events"] == []
+
+
+async def test_metrics_come_from_a_step_on_as_many_points_as_asked_for(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    run.train(range(1, 21))
+    ingester.catch_up()
+    async with open_client() as client:
+        late = (await get(client, f"{JOB}/metrics?since_step=18"))["points"]
+        few = (await get(client, f"{JOB}/metrics?max_points=5&name=loss"))["points"]
+    assert [point["last_step"] for point in late] == [19, 20]
+    assert late[0]["values"]["loss"]["mean"] == pytest.approx(1 / 19)
+    assert len(few) <= 5
+    assert sum(point["num_steps"] for point in few) == 20
+    assert all(point["values"].keys() == {"loss"} for point in few)
+
+
+async def test_a_loss_that_is_no_number_is_answered_as_json(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    with (run.directory / "metrics.jsonl").open("a") as metrics:
+        metrics.write(
+            '{"step": 1, "epoch": "1.1", "world_size": 1, "committed_at_s": 5.0, "loss": NaN}\n'
+        )
+    ingester.catch_up()
+    async with open_client() as client:
+        (point,) = (await get(client, f"{JOB}/metrics"))["points"]
+    assert (point["values"]["loss"]["mean"], point["values"]["loss"]["num_non_finite"]) == (None, 1)
+
+
+async def test_status_and_workers_are_told_with_their_age(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester, clock: FakeClock
+):
+    as_of_s = SYSTEM_CLOCK.unix_s() + 1  # after the attempt began
+    worker = '{"worker_id": "slot0-1.0", "rank": 0, "state": "member", "node_id": "n", "host": null'
+    (run.directory / "status.json").write_text(
+        '{"status": {"job_id": "tiny-abcdef", "state": "running", "step": 7, "ending": null,'
+        f' "as_of_s": {as_of_s!r}}}, "workers": ['
+        f'{worker}, "pid": 42, "step": 8, "phase": "compute", "lag_s": 0.1}}]}}'
+    )
+    clock.now_s = as_of_s + 10
+    ingester.catch_up()
+    async with open_client() as client:
+        job = await get(client, JOB)
+        workers = await get(client, f"{JOB}/workers")
+    assert (job["state"], job["status"]["step"], job["stale_s"]) == (
+        "running",
+        7,
+        pytest.approx(10.0),
+    )
+    assert (workers["stale_s"], workers["published_at_s"]) == (pytest.approx(10.0), as_of_s)
+    assert [row["pid"] for row in workers["workers"]] == [42]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "events?after=-1",
+        "events?after=x",
+        "events?limit=0",
+        f"events?after={10**30}",
+        "metrics?max_points=0",
+        "metrics?since_step=1.5",
+        f"metrics?since_step={2**63}",
+        "logs?offset=-1",
+        "logs?follow=perhaps",
+    ],
+)
+async def test_a_wrong_question_is_refused(
+    query: str, open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    ingester.catch_up()
+    async with open_client() as client:
+        answer = await client.get(f"{JOB}/{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["setting"].startswith("query.")
+
+
+async def test_a_wrong_last_event_id_is_refused(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    ingester.catch_up()
+    async with open_client() as client:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1; drop"}
+        answer = await client.get(f"{JOB}/events", headers=headers)
+    assert answer.status_code == 422
+
+
+async def test_a_log_is_read_from_a_byte_on(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    ingester.catch_up()
+    async with open_client() as client:
+        answer = await client.get(f"{JOB}/logs")
+        assert answer.status_code == 404
+        assert answer.json()["type"] == "urn:trainflow:problem:log-not-found"
+        (run.directory / "driver.log").write_bytes(b"\xffone\ntwo\n" + b"x" * 200_000)
+        assert len((await client.get(f"{JOB}/logs")).content) == 200_009
+        assert (await client.get(f"{JOB}/logs?offset=5")).content.startswith(b"two\n")
+        past = await client.get(f"{JOB}/logs?offset=999999")
+        assert (past.status_code, past.content) == (200, b"")
+
+
+async def test_nothing_of_jobs_is_kept_in_caches(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    ingester.catch_up()
+    async with open_client() as client:
+        for path in (JOB, f"{JOB}/workers", "/v1/jobs/nobody"):
+            assert (await client.get(path)).headers["cache-control"] == "no-store"
+
+
+async def test_the_cluster_is_described(open_client: OpenClient):
+    async with open_client() as client:
+        assert (await get(client, "/v1/cluster"))["total"] == {"CPU": 2.0}

@@ -1,0 +1,177 @@
+"""``trainflow serve``: the HTTP service on a cluster, or on a head of this machine's own.
+
+Process: driver.  Thread: main.  Blocks: until it is asked to end.
+"""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainflow.cli.job_options import Overrides
+from trainflow.cli.output import say
+from trainflow.clock import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from trainflow.service.settings import ServiceSettings
+
+_LOOK_EVERY_S = 0.25
+
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="SERVICE.yaml",
+        help="The service's settings; else TRAINFLOW_HOME/service.yaml, if it is there.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["TRAINFLOW_ADDRESS", "RAY_ADDRESS"],
+        help="The Ray cluster to serve on; without it, a head of this machine's own.",
+    ),
+]
+Cpus = Annotated[
+    float | None,
+    typer.Option(min=0, help="CPUs that this machine's own head declares; its cores if not given."),
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="With an address: leave once the service answers.")
+]
+
+
+def serve(
+    config: SettingsFile = None,
+    overrides: Overrides = None,
+    address: Address = None,
+    cpus: Cpus = None,
+    detach: Detach = False,
+) -> None:
+    """Serve jobs over HTTP: submit, follow, stop, resume, and what became of them.
+
+    Ctrl-C and SIGTERM end the service. Jobs on a cluster that was named go on; a head of this
+    machine's own ends with the service, and with it the jobs on it.
+    """
+    from trainflow.cli.home import require_home  # noqa: PLC0415
+    from trainflow.service.settings import load_settings  # noqa: PLC0415
+
+    settings = load_settings(config, overrides or [])
+    require_home()
+    _require_sense(address, cpus, detach=detach)
+    announce_access(settings)
+    raise typer.Exit(_serve(settings, address, cpus, detach=detach))
+
+
+def _require_sense(address: str | None, cpus: float | None, *, detach: bool) -> None:
+    from trainflow.errors import ConfigError  # noqa: PLC0415
+
+    if address is None and detach:
+        raise ConfigError(
+            "--detach: got it without an address, expected a cluster that outlives this command; "
+            "add --address, or leave --detach out"
+        )
+    if address is not None and cpus is not None:
+        raise ConfigError(
+            f"--cpus: got {cpus:g} with the cluster at {address}, expected none: its nodes have "
+            "declared theirs; leave --cpus out"
+        )
+
+
+def announce_access(settings: "ServiceSettings") -> None:
+    """Say who may ask: everybody on this machine, or bearers of tokens, if there are any.
+
+    Raises:
+        HistoryError: the database doesn't answer.
+        ConfigError: its URL is none.
+    """
+    from trainflow.service.history.history import open_history  # noqa: PLC0415
+
+    with open_history(settings.history.url) as history:
+        now_s = SYSTEM_CLOCK.unix_s()
+        tokens = [
+            token
+            for token in history.tokens.list()
+            if token.revoked_at_s is None
+            and (token.expires_at_s is None or token.expires_at_s > now_s)
+        ]
+    if not settings.needs_tokens:
+        say(
+            "authentication is off: everybody on this machine may submit jobs, and so run code as "
+            "you; set authentication to tokens to change that",
+            err=True,
+        )
+    elif not tokens:
+        say("there is no token yet; make one with: trainflow token create NAME", err=True)
+
+
+def _serve(
+    settings: "ServiceSettings", address: str | None, cpus: float | None, *, detach: bool
+) -> int:
+    from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
+    from trainflow.cli.stop_signals import StopSignals  # noqa: PLC0415
+    from trainflow.service.on_ray import serving  # noqa: PLC0415
+
+    serving.require_free_port(settings.http)
+    with StopSignals() as signals, _reach(address, cpus) as require_cluster:
+        signals.install()  # connecting to Ray has taken SIGTERM
+        serving.deploy(settings)
+        say(f"serving at {find_url(settings)}")
+        if detach:
+            return ExitCode.SUCCESS
+        try:
+            wait_until_asked(lambda: signals.received > 0, require_cluster, SYSTEM_CLOCK)
+            say("ending the service")
+        finally:
+            serving.undeploy()
+    return ExitCode.SUCCESS
+
+
+def find_url(settings: "ServiceSettings") -> str:
+    """Return where the service is reached."""
+    http = settings.http
+    scheme = "http" if http.certificate is None else "https"
+    host = f"[{http.host}]" if ":" in http.host else http.host
+    return f"{scheme}://{host}:{http.port}"
+
+
+def wait_until_asked(
+    is_asked: Callable[[], bool], require_cluster: Callable[[], None], clock: Clock
+) -> None:
+    """Wait until somebody asks for the end, or the cluster is gone, which is raised."""
+    while not is_asked():
+        require_cluster()
+        clock.sleep(_LOOK_EVERY_S)
+
+
+@contextmanager
+def _reach(address: str | None, cpus: float | None) -> Generator[Callable[[], None]]:
+    """Connect to a cluster, or start one; gives what raises once it is gone."""
+    from trainflow.cli.head import serving_head  # noqa: PLC0415
+    from trainflow.coordination import driver  # noqa: PLC0415
+    from trainflow.errors import UnreachableError  # noqa: PLC0415
+
+    def require_nothing() -> None:
+        pass
+
+    with ExitStack() as exits:
+        require = require_nothing
+        if address is None:
+            say("starting a head on this machine; it ends with the service, and jobs with it")
+            own = exits.enter_context(serving_head(cpus or float(os.cpu_count() or 1)))
+            address = own.address
+
+            def require_head() -> None:
+                if own.head.process.poll() is not None:
+                    raise UnreachableError(
+                        f"head: got no process {own.head.pid}, expected the one that was started "
+                        "for the service; it was killed, or ended by `trainflow down`: serve again"
+                    )
+
+            require = require_head
+        exits.callback(driver.disconnect)
+        driver.connect(address)
+        yield require

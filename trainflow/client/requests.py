@@ -1,0 +1,210 @@
+"""Requests and answers of the service, for clients of any kind. Pure.
+
+What can be asked stands here once; a client only sends it.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
+from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
+from trainflow.service.record_documents import (
+    CheckpointsDocument,
+    EventsDocument,
+    SeriesDocument,
+    WorkersDocument,
+)
+from trainflow.service.service_documents import ClusterDocument
+
+Answer = TypeVar("Answer")
+Query = Mapping[str, str | int | bool | Sequence[str]]
+
+_PAUSES_S = (0.2, 1.0, 3.0)
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Request(Generic[Answer]):
+    """Something to ask.
+
+    Attributes:
+        method: of HTTP.
+        path: under the service's URL.
+        read: makes the answer of a body.
+        query: parameters; what is None is left out.
+        body: as JSON; None: no body.
+        headers: of this request.
+        may_repeat: sending it twice does no more than sending it once.
+    """
+
+    method: str
+    path: str
+    read: Callable[[bytes], Answer]
+    query: Query = field(default_factory=dict[str, str])
+    body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    may_repeat: bool = True
+
+
+def _reader(model: type[Answer]) -> Callable[[bytes], Answer]:
+    adapter = TypeAdapter(model)
+
+    def read(body: bytes) -> Answer:
+        try:
+            return adapter.validate_json(body)
+        except ValidationError as error:
+            detail = f"service: got an answer of another form, expected a {model}: {error}"
+            raise ServiceError(Problem("", 200, detail)) from error
+
+    return read
+
+
+def _read_nothing(_body: bytes) -> None:
+    return None
+
+
+def _plain(**query: Any) -> dict[str, Any]:  # noqa: ANN401  as httpx takes it
+    return {name: value for name, value in query.items() if value is not None}
+
+
+def submit(
+    config: Mapping[str, Any] | str, working_directory: str | None, key: str | None
+) -> Request[JobDetails]:
+    """Submit a job; with a key of its own if none is given, so that it may be repeated."""
+    body: dict[str, Any] = {"config": config if isinstance(config, str) else dict(config)}
+    if working_directory is not None:
+        body["working_directory"] = working_directory
+    headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+    return Request("POST", "/v1/jobs", _reader(JobDetails), body=body, headers=headers)
+
+
+def list_jobs(
+    states: Sequence[str],
+    name: str | None,
+    labels: Mapping[str, str],
+    limit: int | None,
+    cursor: str | None,
+) -> Request[JobPageDocument]:
+    """List jobs, the newest first."""
+    query = _plain(
+        state=[str(state) for state in states],
+        name=name,
+        label=[f"{key}={value}" for key, value in labels.items()],
+        limit=limit,
+        cursor=cursor,
+    )
+    return Request("GET", "/v1/jobs", _reader(JobPageDocument), query)
+
+
+def get(job_id: str) -> Request[JobDetails]:
+    """Find a job."""
+    return Request("GET", f"/v1/jobs/{job_id}", _reader(JobDetails))
+
+
+def attempts(job_id: str) -> Request[list[AttemptDocument]]:
+    """List how often it was begun."""
+    return Request("GET", f"/v1/jobs/{job_id}/attempts", _reader(list[AttemptDocument]))
+
+
+def stop(job_id: str) -> Request[JobDetails]:
+    """Stop a job."""
+    return Request("POST", f"/v1/jobs/{job_id}/stop", _reader(JobDetails))
+
+
+def resume(job_id: str) -> Request[JobDetails]:
+    """Go on with a job; repeated after an answer that was lost it would conflict with itself."""
+    path = f"/v1/jobs/{job_id}/resume"
+    return Request("POST", path, _reader(JobDetails), may_repeat=False)
+
+
+def erase(job_id: str) -> Request[None]:
+    """Erase a job; repeated after an answer that was lost it would not be found."""
+    return Request("DELETE", f"/v1/jobs/{job_id}", _read_nothing, may_repeat=False)
+
+
+def events(job_id: str, after: int, limit: int | None) -> Request[EventsDocument]:
+    """List events after a number."""
+    query = _plain(after=after, limit=limit)
+    return Request("GET", f"/v1/jobs/{job_id}/events", _reader(EventsDocument), query)
+
+
+def metrics(
+    job_id: str, since_step: int, names: Sequence[str], max_points: int
+) -> Request[SeriesDocument]:
+    """List points after a step."""
+    query = _plain(since_step=since_step, name=list(names), max_points=max_points)
+    return Request("GET", f"/v1/jobs/{job_id}/metrics", _reader(SeriesDocument), query)
+
+
+def checkpoints(job_id: str) -> Request[CheckpointsDocument]:
+    """List checkpoints."""
+    return Request("GET", f"/v1/jobs/{job_id}/checkpoints", _reader(CheckpointsDocument))
+
+
+def workers(job_id: str) -> Request[WorkersDocument]:
+    """List workers."""
+    return Request("GET", f"/v1/jobs/{job_id}/workers", _reader(WorkersDocument))
+
+
+def cluster() -> Request[ClusterDocument]:
+    """Describe the cluster."""
+    return Request("GET", "/v1/cluster", _reader(ClusterDocument))
+
+
+def event_stream(job_id: str, after: int) -> Request[bytes]:
+    """Follow events after a number."""
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+    return Request("GET", f"/v1/jobs/{job_id}/events", bytes, headers=headers)
+
+
+def log_stream(job_id: str, offset: int, *, follow: bool) -> Request[bytes]:
+    """Read a log from a byte on."""
+    query: dict[str, str | int] = {"offset": offset, "follow": str(follow).lower()}
+    return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query)
+
+
+def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceError | None:
+    """Return the error that an answer tells of; None if it is a good one."""
+    if 200 <= status < 300:  # noqa: PLR2004  success, by HTTP
+        return None
+    text = body.decode("utf-8", "replace")
+    try:
+        document: object = json.loads(text)
+    except ValueError:
+        document = None
+    return as_error(read_problem(status, document, text, headers.get("retry-after")))
+
+
+def unreachable(url: str, error: Exception) -> ServiceError:
+    """Return the error for a service that gave no answer."""
+    return as_error(
+        Problem(
+            "",
+            0,
+            f"service: got no answer at {url} ({type(error).__name__}: {error}), expected one; "
+            "see that it serves, and mend the URL",
+        )
+    )
+
+
+def decide_pause(num_failures: int, error: ServiceError, *, may_repeat: bool) -> float | None:
+    """Return after how many seconds to ask again; None: give up.
+
+    Args:
+        num_failures: of this request so far, this one among them.
+        error: of the newest.
+        may_repeat: see `Request`.
+    """
+    is_passing = error.problem.status in {0, 429, 503}
+    # Too many requests were not looked at: whatever it was, it was not done.
+    if not is_passing or not (may_repeat or error.problem.status == 429):  # noqa: PLR2004
+        return None
+    if num_failures > len(_PAUSES_S):
+        return None
+    told_s = error.problem.retry_after_s or 0.0
+    return min(max(_PAUSES_S[num_failures - 1], told_s), _LONGEST_PAUSE_S)

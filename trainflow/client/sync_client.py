@@ -1,0 +1,286 @@
+"""A client that blocks.
+
+Process: any.  Thread: one at a time.  Blocks: until the service answers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+import trainflow.client.requests as api
+from trainflow.client.event_source import EventSource
+from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
+from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
+from trainflow.clock import SYSTEM_CLOCK, Clock
+from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
+from trainflow.service.record_documents import (
+    CheckpointDocument,
+    EventDocument,
+    PointDocument,
+    WorkersDocument,
+)
+from trainflow.service.service_documents import ClusterDocument
+
+_TIMEOUT_S = 60.0
+_SILENT_AT_MOST_S = 60.0
+_LOOK_EVERY_S = 1.0
+_COME_BACK_AFTER_S = 0.5
+
+
+class TrainFlowClient:
+    """Asks one service. A context manager.
+
+    Requests that may be repeated are, some times over some seconds, where the service gives no
+    answer or says that it can't now. Every method raises a `ServiceError`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+        transport: httpx.BaseTransport | None = None,
+    ):
+        """Make a client; nothing is asked yet.
+
+        Args:
+            url: of the service, as ``http://127.0.0.1:8000``.
+            token: that allows what is asked; None where authentication is off.
+            timeout_s: for which an answer is waited.
+            clock: paces what is asked again.
+            transport: how requests travel; for tests.
+        """
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(
+            base_url=url, headers=headers, timeout=timeout_s, transport=transport
+        )
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close connections."""
+        self._http.close()
+
+    def submit(
+        self,
+        config: Mapping[str, Any] | str,
+        *,
+        working_directory: str | None = None,
+        key: str | None = None,
+    ) -> JobDetails:
+        """Submit a job, once, however often that has to be asked.
+
+        Args:
+            config: the job file, as plain values or as text in YAML.
+            working_directory: folder on the cluster's head with the job's modules.
+            key: names this submission for whoever may repeat it; a new one if None.
+        """
+        return self._ask(api.submit(config, working_directory, key))
+
+    def list(
+        self,
+        *,
+        states: Sequence[str] = (),
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page: int | None = None,
+    ) -> Iterator[JobDocument]:
+        """Yield jobs, the newest first, asking for further pages as they are wanted."""
+        cursor = None
+        while True:
+            found = self._ask(api.list_jobs(states, name, labels or {}, page, cursor))
+            yield from found.jobs
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+    def get(self, job_id: str) -> JobDetails:
+        """Return a job with its newest status."""
+        return self._ask(api.get(job_id))
+
+    def attempts(self, job_id: str) -> Sequence[AttemptDocument]:
+        """Return how often a job was begun, and how each ended."""
+        return self._ask(api.attempts(job_id))
+
+    def wait(self, job_id: str, timeout_s: float | None = None) -> JobDetails:
+        """Return a job once it has ended.
+
+        Raises:
+            WaitedTooLongError: it has not within ``timeout_s``.
+        """
+        begun_s = self._clock.monotonic_s()
+        while not (job := self.get(job_id)).state.is_terminal:
+            if timeout_s is not None and self._clock.monotonic_s() - begun_s >= timeout_s:
+                detail = f"job {job_id}: got {job.state} after {timeout_s:g} s, expected its end"
+                raise WaitedTooLongError(Problem("", 0, f"{detail}; wait longer"))
+            self._clock.sleep(_LOOK_EVERY_S)
+        return job
+
+    def stop(self, job_id: str) -> JobDetails:
+        """Stop a job at its next step boundary."""
+        return self._ask(api.stop(job_id))
+
+    def resume(self, job_id: str) -> JobDetails:
+        """Go on with a job from its newest checkpoint."""
+        return self._ask(api.resume(job_id))
+
+    def erase(self, job_id: str) -> None:
+        """Erase what is remembered of a job that has ended."""
+        self._ask(api.erase(job_id))
+
+    def events(
+        self, job_id: str, *, after: int = 0, follow: bool = True
+    ) -> Iterator[EventDocument]:
+        """Yield a job's events in order, each once; as they happen, until it has ended.
+
+        A connection that ends is taken up where it was.
+
+        Args:
+            job_id: of the job.
+            after: number of the last event that is known.
+            follow: go on until the job has ended; else until there are no more.
+        """
+        source = EventSource(after)
+        yield from self._follow(job_id, source) if follow else self._list_events(job_id, source)
+
+    def _list_events(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
+        while found := self._ask(api.events(job_id, source.last, None)).events:
+            yield from found
+            source.last = found[-1].number
+
+    def _follow(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
+        while True:
+            source.begin_again()
+            known, is_empty = source.last, True
+            for piece in self._stream(api.event_stream(job_id, known)):
+                is_empty = False
+                yield from source.take(piece)
+            if source.has_ended or (is_empty and self._knows_all(job_id, known)):
+                return
+            if source.last == known:
+                self._clock.sleep(_COME_BACK_AFTER_S)
+
+    def _knows_all(self, job_id: str, last: int) -> bool:
+        """Whether a stream that gave nothing was that of a job that has ended long ago."""
+        job = self.get(job_id)
+        return job.state.is_terminal and job.last_event <= last
+
+    def logs(self, job_id: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
+        """Yield what a job's driver has printed, from a byte on.
+
+        Args:
+            job_id: of the job.
+            offset: of the first byte.
+            follow: go on until the job has ended.
+        """
+        while True:
+            is_over = not follow or self.get(job_id).state.is_terminal
+            num_bytes = 0
+            for piece in self._stream(api.log_stream(job_id, offset, follow=follow)):
+                num_bytes += len(piece)
+                yield piece
+            offset += num_bytes
+            if is_over and num_bytes == 0:
+                return
+
+    def metrics(
+        self,
+        job_id: str,
+        *,
+        since_step: int = 0,
+        names: Sequence[str] = (),
+        max_points: int = 1000,
+    ) -> Sequence[PointDocument]:
+        """Return a job's metrics after a step: those of ``names``, or all."""
+        return self._ask(api.metrics(job_id, since_step, names, max_points)).points
+
+    def checkpoints(self, job_id: str) -> Sequence[CheckpointDocument]:
+        """Return the checkpoints that a job has made, the newest first."""
+        return self._ask(api.checkpoints(job_id)).checkpoints
+
+    def workers(self, job_id: str) -> WorkersDocument:
+        """Return a job's workers, and how old that is."""
+        return self._ask(api.workers(job_id))
+
+    def cluster(self) -> ClusterDocument:
+        """Return the cluster's nodes and resources."""
+        return self._ask(api.cluster())
+
+    def _ask(self, request: Request[Answer]) -> Answer:
+        num_failures = 0
+        while True:
+            try:
+                return self._ask_once(request)
+            except ServiceError as error:
+                num_failures += 1
+                pause_s = decide_pause(num_failures, error, may_repeat=request.may_repeat)
+                if pause_s is None:
+                    raise
+                self._clock.sleep(pause_s)
+
+    def _ask_once(self, request: Request[Answer]) -> Answer:
+        try:
+            answer = self._http.request(
+                request.method,
+                request.path,
+                params=dict(request.query),
+                json=request.body,
+                headers=dict(request.headers),
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise unreachable(str(self._http.base_url), error) from error
+        error = error_in(answer.status_code, answer.content, answer.headers)
+        if error is not None:
+            raise error
+        return request.read(answer.content)
+
+    def _stream(self, request: Request[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of an answer; a connection that breaks ends them, like its end does."""
+        num_failures = 0
+        while True:
+            try:
+                yield from self._stream_once(request)
+            except ServiceError as error:
+                num_failures += 1
+                pause_s = decide_pause(num_failures, error, may_repeat=True)
+                if pause_s is None:
+                    raise
+                self._clock.sleep(pause_s)
+            else:
+                return
+
+    def _stream_once(self, request: Request[bytes]) -> Iterator[bytes]:
+        has_begun = False
+        timeout = httpx.Timeout(self._timeout_s, read=_SILENT_AT_MOST_S)
+        try:
+            with self._http.stream(
+                request.method,
+                request.path,
+                params=dict(request.query),
+                headers=dict(request.headers),
+                timeout=timeout,
+            ) as answer:
+                if not answer.is_success:
+                    error = error_in(answer.status_code, answer.read(), answer.headers)
+                    assert error is not None, "it is not a good one"
+                    raise error
+                has_begun = True
+                yield from answer.iter_raw()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if not has_begun:
+                raise unreachable(str(self._http.base_url), error) from error

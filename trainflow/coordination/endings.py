@@ -1,0 +1,34 @@
+"""Write down how a job ended, also where no coordinator was started for it.
+
+Process: coordinator; driver or service of a job without one.  Blocks: for local appends.
+"""
+
+from trainflow.clock import SYSTEM_CLOCK, Clock
+from trainflow.coordination.names import Attempt, run_directory
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import Ending, RunState
+from trainflow.errors import TrainFlowError
+
+
+def tell_ending(ending: Ending, record: RunRecord) -> None:
+    """Write down how the run ended, once, also if an earlier coordinator has."""
+    events = record.events_since(0)
+    if not events or events[-1]["kind"] != str(ending.state):
+        record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
+
+
+def record_refusal(attempt: Attempt, error: TrainFlowError, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Write that an attempt failed before it began, and why.
+
+    Only for an attempt that has no coordinator, and none to come: the record has one writer.
+    """
+    record_ending(attempt, Ending(RunState.FAILED, str(error), error.exit_code), clock)
+
+
+def record_ending(attempt: Attempt, ending: Ending, clock: Clock = SYSTEM_CLOCK) -> None:
+    """As `record_refusal`, of any ending. One that is written already stays."""
+    record = RunRecord(run_directory(attempt.job_id), clock)
+    record.begin_attempt(attempt.number)
+    if record.read_ending() is None:
+        record.write_ending(attempt.job_id, ending)
+        tell_ending(ending, record)

@@ -1,0 +1,185 @@
+"""Keep the ledger of where a run's time goes, from what is recorded.
+
+Every some hundred steps the ledger is kept in ``ledger.json`` beside the record. A new coordinator
+goes on from there through the events and steps that were recorded since.
+
+Process: coordinator.  Thread: its event loop.  Blocks: for a small local write.
+Fails: as a follower, which is then told no more; on a full disk nothing is kept.
+"""
+
+import heapq
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import dropwhile
+from typing import Any
+
+from trainflow.clock import Clock
+from trainflow.computation.reports import StepReport
+from trainflow.coordination.metric_export import MetricExport
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.monitoring import metrics
+from trainflow.monitoring.failure_causes import name_cause
+from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger
+
+logger = logging.getLogger(__name__)
+
+KEEP_EVERY = 500
+_SHOW_EVERY_S = 5.0
+_TOLD = "goodput"
+
+Json = Mapping[str, Any]
+
+
+class GoodputWatch:
+    """Follows one run, from its submission on."""
+
+    def __init__(self, record: RunRecord, export: MetricExport, clock: Clock):
+        self._record = record
+        self._export = export
+        self._clock = clock
+        self._path = record.directory / "ledger.json"
+        self._ledger = Ledger()
+        self._submitted_s: float = 0
+        self._last_event = 0
+        self._catch_up()
+        self._shown_ns = self._find_shown()
+        self._shown_at_s = -_SHOW_EVERY_S
+
+    def describe(self) -> dict[str, Any]:
+        """Return where the time went so far, as JSON: seconds of workers, by cause."""
+        charged_ns = self._ledger.charged_ns
+        return {
+            "ratio": self._ledger.goodput_ratio,
+            "worker_s": sum(charged_ns.values()) / NS_PER_S,
+            "seconds": {name: value / NS_PER_S for name, value in charged_ns.items() if value},
+        }
+
+    def tick(self) -> None:
+        """Show what it has come to; called about twice a second."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._shown_at_s < _SHOW_EVERY_S:
+            return
+        self._shown_at_s = now_s
+        self._ledger.advance(_to_ns(self._clock.unix_s()))
+        self._show()
+
+    def end(self, state: RunState) -> None:
+        """The run is over: tell where its time went, once."""
+        self._ledger.end(_to_ns(self._clock.unix_s()), is_failed=state is RunState.FAILED)
+        self._show()
+        ratio = self._ledger.goodput_ratio
+        if ratio is not None and not self._record.has(_TOLD):
+            self._record.add_event(_TOLD, describe_goodput(self.describe()), **self.describe())
+
+    def on_event(self, event: Json) -> None:
+        """An event was recorded."""
+        self._last_event = event["number"]
+        at_ns, data, ledger = _to_ns(event["at_s"]), event["data"], self._ledger
+        match event["kind"]:
+            case "submitted":
+                self._submitted_s = event["at_s"]
+            case "launched":
+                begun_ns = _to_ns(self._submitted_s or event["at_s"])
+                ledger.launch(data.get("workers", ()), begun_ns, at_ns)
+            case "respawned" if "worker" in data:
+                ledger.ask(data["worker"], at_ns)
+            case "warm":
+                ledger.warm(data["worker"], at_ns)
+            case "failure":
+                ledger.lose(data.get("worker"), name_cause(event["text"], data), at_ns)
+            case "waiting":
+                ledger.wait(at_ns)
+            case "epoch":
+                base = data.get("base", str(ledger.last_step))
+                ledger.form(data["members"], int(base.partition("@")[0]), at_ns)
+            case _:
+                pass
+
+    def on_step(self, report: StepReport) -> None:
+        """A committed step was recorded."""
+        before = self._ledger.last_step
+        self._ledger.commit(report.step, self._find_moment(report), report.phases_s)
+        if before // KEEP_EVERY < report.step // KEEP_EVERY:
+            self._keep(report)
+
+    def _find_moment(self, report: StepReport) -> int:
+        """Return when a step was committed: as the rank says, if its clock can be right."""
+        at_ns, now_ns = _to_ns(report.committed_at_s), _to_ns(self._clock.unix_s())
+        return at_ns if self._ledger.mark_ns <= at_ns <= now_ns else now_ns
+
+    def _show(self) -> None:
+        """Add to the counters what has come to the causes since."""
+        for cause in CAUSES:
+            if cause != PRODUCTIVE:
+                new_ns = self._ledger.charged_ns[cause] - self._shown_ns[cause]
+                self._export.add(metrics.BADPUT, new_ns / NS_PER_S, cause=cause)
+        self._shown_ns = dict(self._ledger.charged_ns)
+        ratio = self._ledger.goodput_ratio
+        if ratio is not None:
+            self._export.show(metrics.GOODPUT, ratio)
+
+    # Going on from an earlier coordinator
+
+    def _find_shown(self) -> dict[str, int]:
+        """Return what went into the causes before now, which this coordinator's counters lack."""
+        ledger = Ledger.from_json(self._ledger.to_json())
+        ledger.advance(_to_ns(self._clock.unix_s()))
+        return ledger.charged_ns
+
+    def _keep(self, report: StepReport) -> None:
+        kept = {
+            "event": self._last_event,
+            "submitted_s": self._submitted_s,
+            "step": report.step,
+            "epoch": str(report.epoch),
+            "ledger": self._ledger.to_json(),
+        }
+        part = self._path.with_suffix(".part")
+        try:
+            # Not flushed, which could hold the loop up: a loss of power may cost what was kept.
+            part.write_text(json.dumps(kept))
+            part.replace(self._path)
+        except OSError:
+            logger.exception("the ledger could not be kept")
+
+    def _catch_up(self) -> None:
+        """Take what was recorded before, from where the ledger was kept."""
+        kept: Json = {"event": 0, "step": 0, "epoch": "", "submitted_s": 0}
+        if self._path.exists():
+            try:
+                found = json.loads(self._path.read_text())
+                self._ledger, kept = Ledger.from_json(found["ledger"]), found
+            except (OSError, ValueError, KeyError):
+                logger.exception("%s is damaged: the ledger begins anew", self._path)
+        self._last_event, self._submitted_s = kept["event"], kept["submitted_s"]
+        events = ((event["at_s"], event) for event in self._record.events_since(kept["event"]))
+        steps = ((line["committed_at_s"], line) for line in self._steps_after(kept))
+        for at_s, each in heapq.merge(events, steps, key=lambda one: one[0]):
+            if "kind" in each:
+                self.on_event(each)
+            else:
+                self._ledger.commit(each["step"], _to_ns(at_s), each.get("phases_s", {}))
+
+    def _steps_after(self, kept: Json) -> Iterator[Json]:
+        """Yield the recorded steps after the one with which the ledger was kept, in their order."""
+        lines = self._record.steps_since(0)
+        newest = (kept["step"], kept["epoch"])
+        after = dropwhile(lambda line: (line["step"], line["epoch"]) != newest, lines)
+        if next(after, None) is None:
+            return iter(lines)  # nothing was kept, or it is older than what is in memory
+        return after
+
+
+def describe_goodput(goodput: Json) -> str:
+    """Say what share of the workers' time was productive, and what took most of the rest."""
+    seconds, total_s = goodput["seconds"], goodput["worker_s"]
+    others = sorted((e for e in seconds.items() if e[0] != PRODUCTIVE), key=lambda e: -e[1])
+    rest = ", ".join(f"{name} {value / total_s:.1%}" for name, value in others[:4])
+    share = f"{goodput['ratio']:.1%} of {total_s:.1f} worker-seconds went into steps that count"
+    return f"{share}; most of the rest: {rest}" if rest else share
+
+
+def _to_ns(at_s: float) -> int:
+    return round(at_s * NS_PER_S)

@@ -1,0 +1,105 @@
+"""Everything that explains a run and that it doesn't need to go on.
+
+Process: coordinator.  Thread: its event loop; sinks have threads of their own.
+Blocks: for small local writes.
+Fails: never; what raises is left out from then on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from trainflow.clock import Clock
+from trainflow.config.job import JobConfig
+from trainflow.coordination.anomaly_watch import AnomalyWatch
+from trainflow.coordination.followers import Follower
+from trainflow.coordination.goodput_watch import GoodputWatch
+from trainflow.coordination.metric_export import RayExport
+from trainflow.coordination.run_metrics import RunMetrics
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.coordination.sink_feed import SinkFeed
+
+logger = logging.getLogger(__name__)
+
+_SINKS_WITHIN_S = 5.0
+
+Watch = TypeVar("Watch", bound=Follower)
+
+
+class RunMonitor:
+    """What follows one run.
+
+    Attributes:
+        metrics: what it shows to Prometheus.
+    """
+
+    def __init__(self, job_id: str, job: JobConfig, record: RunRecord, clock: Clock):
+        self._record = record
+        self._failed: set[str] = set()
+        export = RayExport(job_id)
+        self.metrics = RunMetrics(job, export, clock, record.events_since(0))
+        record.follow(self.metrics)
+        self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
+        self._anomalies: AnomalyWatch | None = None
+        if job.monitoring.anomalies.enabled:
+            self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")
+        self._sinks: SinkFeed | None = None
+        if job.monitoring.sinks:
+            self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")
+
+    def tick(self, world_size: int, num_spares: int) -> None:
+        """Look at what changes with time alone; called about twice a second."""
+        self._try("RunMetrics.tick", lambda: self.metrics.tick(world_size, num_spares))
+        if self._goodput is not None:
+            self._try("GoodputWatch.tick", self._goodput.tick)
+        if self._sinks is not None:
+            self._try("SinkFeed.tick", self._sinks.tick)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what there is to tell of now, as JSON."""
+        return {
+            "anomalies": [] if self._anomalies is None else self._anomalies.current(),
+            "goodput": None if self._goodput is None else self._goodput.describe(),
+        }
+
+    def end(self, state: RunState) -> None:
+        """The run is over."""
+        goodput = self._goodput
+        if goodput is not None:
+            self._try("GoodputWatch.end", lambda: goodput.end(state))
+        if self._sinks is not None:
+            self._sinks.begin_closing()
+
+    async def close(self) -> None:
+        """Wait for what is on its way to sinks, within a bound."""
+        if self._sinks is not None:
+            await asyncio.to_thread(self._sinks.wait_closed, _SINKS_WITHIN_S)
+            self._try("SinkFeed.tell_end", self._sinks.tell_end)
+
+    def _open(self, make: Callable[[], Watch], name: str) -> Watch | None:
+        """Begin to follow; what an earlier coordinator has kept may be damaged."""
+        try:
+            watch = make()
+        except Exception as error:  # whatever it is, training goes on
+            logger.exception("%s is left out", name)
+            self._tell(name, error)
+            return None
+        self._record.follow(watch)
+        return watch
+
+    def _try(self, name: str, act: Callable[[], None]) -> None:
+        """Do what no recorded event or step is the occasion for, unless it has failed before."""
+        if name in self._failed:
+            return
+        try:
+            act()
+        except Exception as error:  # whatever it is, training goes on
+            logger.exception("%s is left out from here on", name)
+            self._failed.add(name)
+            self._tell(name, error)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        text = f"{name} is left out from here on: {type(error).__name__}: {error}"
+        self._record.add_event("monitoring_failed", text, follower=name)

@@ -1,0 +1,146 @@
+"""Judge whether a value is far off from those just before it. Pure.
+
+A value's residual is how far it is above the median of the newest `LOCAL` values, in the log
+domain: so a loss that falls steeply, and a norm that shrinks while the learning rate warms up, have
+residuals that stay the same. Its score is by how many spreads (1.4826 MAD) its residual is above
+the median of the newest `WINDOW` residuals.
+
+ZClip (A. Kumar, L. Owen, N. R. Chowdhury, F. Güra, "ZClip: Adaptive Spike Mitigation for LLM
+Pre-Training", arXiv:2504.02507) judges gradient norms by the z of a moving mean and variance, and
+leaves out or clips what is extreme when it updates them. Here both are medians, which spikes don't
+move, and what is extreme is left out in any case: losses and norms have heavy tails.
+"""
+
+from dataclasses import dataclass, replace
+
+from trainflow.monitoring.anomalies.robust import find_median, find_spread, from_log, to_log
+
+LOCAL, WINDOW = 16, 128
+"""Newest values that say where it is, and newest residuals that say how far it spreads."""
+
+JUDGED_FROM = 32
+"""Residuals, before which nothing is judged."""
+
+LEAST_SPREAD = 0.01
+"""Of residuals: where there is less, a hundredth is one spread."""
+
+BEGIN_AFTER, BEGIN_LOW_AFTER = 2, 8
+"""Values in a row above and below the bound after which there is something to tell of."""
+
+AT_ONCE = 3.0
+"""A value so many times as far above as the bound is told of by itself."""
+
+END_SHARE, END_AFTER = 0.5, 3
+"""Share of the bound within which values are, so many in a row, when it is over."""
+
+ACCEPTED_AFTER = 200
+"""Values after which what is told of is the norm, and judging begins anew."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is known of one series; plain numbers, so that it can be kept as JSON.
+
+    Attributes:
+        recent: newest values, in the log domain, without those that were extreme.
+        residuals: newest residuals of the same.
+        side: 1 while it is too high, -1 while it is too low, 0 while it is neither.
+        num_beyond: values in a row beyond the bound, on one side; negative if below.
+        num_calm: values in a row near what is usual, while there is something to tell of.
+        num_open: values for which there has been.
+    """
+
+    recent: tuple[float, ...] = ()
+    residuals: tuple[float, ...] = ()
+    side: int = 0
+    num_beyond: int = 0
+    num_calm: int = 0
+    num_open: int = 0
+
+    @property
+    def spread(self) -> float | None:
+        """Return the spread of residuals; None while too few are known."""
+        if len(self.residuals) < JUDGED_FROM:
+            return None
+        return max(LEAST_SPREAD, find_spread(self.residuals, find_median(self.residuals)))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a value.
+
+    Attributes:
+        series: what is known now.
+        score: by how many spreads it is above what was expected; 0 while nothing is judged.
+        expected: the value that was.
+        accepted: what was told of has lasted so long that it is the norm now.
+    """
+
+    series: Series
+    score: float = 0.0
+    expected: float = 0.0
+    accepted: bool = False
+
+
+def judge(series: Series, value: float, bound: float, *, low_is_fine: bool = False) -> Judged:
+    """Take the next value.
+
+    Args:
+        series: what is known of those before.
+        value: finite.
+        bound: score beyond which a value is extreme.
+        low_is_fine: one that is far below what was expected is what is hoped for.
+    """
+    logged = to_log(value)
+    if len(series.recent) < LOCAL:
+        return Judged(replace(series, recent=(*series.recent, logged)))
+    typical = find_median(series.recent)
+    residual = logged - typical
+    spread = series.spread
+    if spread is None:
+        return Judged(_learn(series, logged, residual))
+    center = find_median(series.residuals)
+    score, expected = (residual - center) / spread, from_log(typical + center)
+    if series.side:
+        return _judge_open(series, logged, score, bound, expected)
+    is_extreme = score >= bound or (score <= -bound and not low_is_fine)
+    learned = series if is_extreme else _learn(series, logged, residual)
+    counted = replace(learned, num_beyond=_count(series.num_beyond, score) if is_extreme else 0)
+    return Judged(_begin(counted, score, bound), score, expected)
+
+
+def _learn(series: Series, logged: float, residual: float) -> Series:
+    return replace(
+        series,
+        recent=(*series.recent[-LOCAL + 1 :], logged),
+        residuals=(*series.residuals[-WINDOW + 1 :], residual),
+    )
+
+
+def _count(num_beyond: int, score: float) -> int:
+    """Return how many in a row are beyond the bound, with this extreme one; negative if below."""
+    return max(0, num_beyond) + 1 if score > 0 else min(0, num_beyond) - 1
+
+
+def _begin(series: Series, score: float, bound: float) -> Series:
+    if series.num_beyond >= BEGIN_AFTER or score >= AT_ONCE * bound:
+        return replace(series, side=1, num_calm=0, num_open=0)
+    if series.num_beyond <= -BEGIN_LOW_AFTER:
+        return replace(series, side=-1, num_calm=0, num_open=0)
+    return series
+
+
+def _judge_open(
+    series: Series, logged: float, score: float, bound: float, expected: float
+) -> Judged:
+    """Take a value while there is something to tell of; only calm ones are learned from."""
+    num_open = series.num_open + 1
+    if num_open >= ACCEPTED_AFTER:
+        return Judged(Series(recent=(logged,)), score, expected, accepted=True)
+    is_calm = abs(score) < END_SHARE * bound
+    num_calm = series.num_calm + 1 if is_calm else 0
+    if is_calm:
+        series = _learn(series, logged, logged - find_median(series.recent))
+    if num_calm >= END_AFTER:
+        return Judged(replace(series, side=0, num_beyond=0, num_calm=0), score, expected)
+    return Judged(replace(series, num_open=num_open, num_calm=num_calm), score, expected)

@@ -1,0 +1,72 @@
+"""Tell kinds of failures apart by what events say of them. Pure.
+
+An event's text is for a person, and names a worker, a step, a number of seconds: too many values
+for a label. These are few.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class FailureCause(StrEnum):
+    """Why a worker or an epoch was lost.
+
+    Attributes:
+        DIED: the process is gone.
+        SILENT: its node was not heard within its lease.
+        HUNG: it made no progress, or all waited for one another.
+        RAISED: the job's own code did, on a worker without a rank.
+        WRONG_BITS: it computed other bits than the others.
+        COLLECTIVE: a collective failed, and nobody had died.
+        STATELESS: nobody held a state to go on from.
+        UNSEEN: it was lost while there was no coordinator.
+        PREEMPTED: its node was to go.
+        OTHER: anything else.
+    """
+
+    DIED = "died"
+    SILENT = "silent"
+    HUNG = "hung"
+    RAISED = "raised"
+    WRONG_BITS = "wrong_bits"
+    COLLECTIVE = "collective"
+    STATELESS = "stateless"
+    UNSEEN = "unseen"
+    PREEMPTED = "preempted"
+    OTHER = "other"
+
+
+# What texts say, beside what it means; the first that is found counts.
+_SAID: tuple[tuple[str, FailureCause], ...] = (
+    ("it raised:", FailureCause.RAISED),
+    ("hung: ", FailureCause.HUNG),
+    ("every member waits for another", FailureCause.HUNG),
+    ("has parked, and no epoch was being formed", FailureCause.COLLECTIVE),
+    ("a collective failed on", FailureCause.COLLECTIVE),
+    ("not been heard within its lease", FailureCause.SILENT),
+    ("its gradients are wrong", FailureCause.WRONG_BITS),
+    ("it holds no state", FailureCause.STATELESS),
+    ("when a new coordinator looked for it", FailureCause.UNSEEN),
+    ("it did not answer the new coordinator", FailureCause.UNSEEN),
+    ("while there was no coordinator", FailureCause.UNSEEN),
+    ("its training was over while the run was not", FailureCause.UNSEEN),
+    ("its actor", FailureCause.DIED),
+    ("its presence", FailureCause.DIED),
+    ("The actor", FailureCause.DIED),
+    ("ActorDied", FailureCause.DIED),
+    ("ActorUnavailable", FailureCause.DIED),
+)
+
+
+def name_cause(text: str, data: Mapping[str, Any]) -> FailureCause:
+    """Return why something was lost.
+
+    Args:
+        text: of an event of kind ``failure``, or one of the ``causes`` of a ``recovered``.
+        data: of that event; empty of the latter.
+    """
+    if data.get("preempted", False):
+        return FailureCause.PREEMPTED
+    said = (cause for words, cause in _SAID if words in text)
+    return next(said, FailureCause.OTHER)

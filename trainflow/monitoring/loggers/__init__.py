@@ -1,0 +1,1 @@
+"""Bring a run's curves to TensorBoard, Weights & Biases and MLflow."""

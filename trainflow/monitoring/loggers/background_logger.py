@@ -1,0 +1,134 @@
+"""Let a logger work on a thread of its own, so that nothing that it does holds anybody up.
+
+What waits for it is bounded. What it has no room for, and what it raises at, is dropped, counted,
+and told by whoever asks.
+
+Process: coordinator.  Thread: its own, which ends with the process at the latest.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from trainflow.monitoring.loggers.run_logger import Point, RunLogger
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 1000
+GIVEN_UP_AFTER = 20
+"""Points in a row that a logger raises at, after which it is asked no more."""
+
+
+class BackgroundLogger:
+    """One logger behind its thread.
+
+    Attributes:
+        name: for messages.
+    """
+
+    def __init__(self, name: str, open_logger: Callable[[], RunLogger]):
+        """Begin; the logger is opened on its thread, since that may take long, and may fail."""
+        self.name = name
+        self._open = open_logger
+        self._waiting: deque[Point] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = self._has_given_up = False
+        self._num_dropped = 0
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_dropped(self) -> int:
+        """Points that it has not taken."""
+        with self._changed:
+            return self._num_dropped
+
+    @property
+    def trouble(self) -> str:
+        """Why some were dropped, at first; empty if none were."""
+        with self._changed:
+            return self._trouble
+
+    def log(self, point: Point) -> None:
+        """Have a point taken soon; never waits."""
+        with self._changed:
+            if self._is_closing or self._has_given_up:
+                self._num_dropped += 1
+            elif len(self._waiting) >= MOST_WAITING:
+                self._drop(f"it is slow: {MOST_WAITING} points wait for it")
+            else:
+                self._waiting.append(point)
+                self._changed.notify_all()
+
+    def begin_closing(self) -> None:
+        """Have it end once it has taken what waits; never waits."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False if it has not in time, and what waits for it is lost."""
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            return True
+        with self._changed:
+            self._drop("it did not end in time", len(self._waiting))
+            self._waiting.clear()
+        return False
+
+    def _drop(self, trouble: str, number: int = 1) -> None:
+        self._num_dropped += number
+        self._trouble = self._trouble or trouble
+
+    # On its thread
+
+    def _run(self) -> None:
+        try:
+            opened = self._open()
+        except Exception as error:  # whatever its library raises
+            logger.exception("%s could not be opened", self.name)
+            self._give_up(f"{type(error).__name__}: {error}")
+            return
+        num_failed = 0
+        while num_failed < GIVEN_UP_AFTER:
+            point = self._take()
+            if point is None:
+                self._close(opened)
+                return
+            num_failed = 0 if self._pass_on(opened, point) else num_failed + 1
+        self._give_up(self.trouble)
+        self._close(opened)
+
+    def _take(self) -> Point | None:
+        """Wait for the next point; None once there are no more."""
+        with self._changed:
+            while not self._waiting and not self._is_closing:
+                self._changed.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    def _pass_on(self, opened: RunLogger, point: Point) -> bool:
+        try:
+            opened.log(point)
+        except Exception as error:  # whatever its library raises
+            logger.exception("%s raised", self.name)
+            with self._changed:
+                self._drop(f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _close(self, opened: RunLogger) -> None:
+        try:
+            opened.close()
+        except Exception as error:  # as above
+            logger.exception("%s could not be closed", self.name)
+            with self._changed:
+                self._drop(f"{type(error).__name__}: {error}", 0)
+
+    def _give_up(self, trouble: str) -> None:
+        logger.error("%s is asked no more", self.name)
+        with self._changed:
+            self._has_given_up = True
+            self._drop(trouble, len(self._waiting))
+            self._waiting.clear()

@@ -1,0 +1,54 @@
+"""Write curves into MLflow's store of files: ``mlflow ui --backend-store-uri FOLDER`` shows them.
+
+Process: coordinator.  Thread: its logger's own.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from mlflow.entities import Metric
+from mlflow.tracking import MlflowClient
+
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+
+_JOB = "trainflow.job"
+_MS_PER_S = 1000
+_ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # else it asks for a database, which needs a server's packages
+_MOST_CHARACTERS = 500  # of a parameter, in any of MLflow's stores
+
+
+class MlflowLogger:
+    """One run in its experiment."""
+
+    def __init__(self, client: MlflowClient, run_id: str):
+        self._client = client
+        self._run_id = run_id
+
+    def log(self, point: Point) -> None:
+        """Take one point."""
+        at_ms = round(point.at_s * _MS_PER_S)
+        metrics = [Metric(name, value, at_ms, point.step) for name, value in point.values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Say that the run is over."""
+        self._client.set_terminated(self._run_id)
+
+
+def open_logger(run: LoggedRun, folder: str) -> MlflowLogger:
+    """Open a run; one that was logged before goes on."""
+    os.environ.setdefault(_ALLOW, "true")
+    client = MlflowClient(tracking_uri=Path(folder).as_uri())
+    experiment = client.get_experiment_by_name(run.project)
+    experiment_id = (
+        client.create_experiment(run.project) if experiment is None else experiment.experiment_id
+    )
+    found = client.search_runs([experiment_id], f"tags.`{_JOB}` = '{run.job_id}'", max_results=1)
+    if found:
+        return MlflowLogger(client, found[0].info.run_id)
+    made = client.create_run(experiment_id, tags={_JOB: run.job_id}, run_name=run.job_id)
+    run_id: str = made.info.run_id
+    for name, value in run.settings.items():
+        client.log_param(run_id, name, json.dumps(value)[:_MOST_CHARACTERS])
+    return MlflowLogger(client, run_id)

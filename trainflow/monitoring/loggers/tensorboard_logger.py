@@ -1,0 +1,42 @@
+"""Write curves as TensorBoard's event files, ``FOLDER/PROJECT/JOB``, without torch or TensorFlow.
+
+Process: coordinator.  Thread: its logger's own.
+"""
+
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
+)
+from tensorboard.compat.proto.summary_pb2 import (
+    Summary,  # pyright: ignore[reportAttributeAccessIssue]  as above
+)
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+
+_FLUSH_EVERY_S = 10
+
+
+class TensorBoardLogger:
+    """One run's files; a run that comes again adds another, which TensorBoard reads as one."""
+
+    def __init__(self, folder: Path):
+        self._writer = EventFileWriter(str(folder), flush_secs=_FLUSH_EVERY_S)
+
+    def log(self, point: Point) -> None:
+        """Take one point."""
+        values = [
+            Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
+        ]
+        summary = Summary(value=values)
+        self._writer.add_event(Event(wall_time=point.at_s, step=point.step, summary=summary))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def open_logger(run: LoggedRun, folder: str) -> TensorBoardLogger:
+    """Open a run's files."""
+    return TensorBoardLogger(Path(folder, run.project, run.job_id))

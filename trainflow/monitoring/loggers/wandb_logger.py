@@ -1,0 +1,57 @@
+"""Write curves for Weights & Biases, offline: ``wandb sync FOLDER/wandb/offline-run-*`` sends them.
+
+Process: coordinator.  Thread: its logger's own; the library has a process of its own beside it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import wandb
+
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+
+_STEP = "step"
+
+
+class _Run(Protocol):
+    """What is used of ``wandb.Run``."""
+
+    def define_metric(self, name: str, *, step_metric: str) -> object: ...
+    def log(self, data: Mapping[str, float]) -> None: ...
+    def finish(self) -> None: ...
+
+
+class WandbLogger:
+    """One run; its curves are over the step, which the library would not let come again."""
+
+    def __init__(self, run: _Run):
+        self._run = run
+        run.define_metric("*", step_metric=_STEP)
+
+    def log(self, point: Point) -> None:
+        """Take one point."""
+        self._run.log({_STEP: point.step, **point.values})
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
+def open_logger(run: LoggedRun, folder: str) -> WandbLogger:
+    """Open a run; one that comes again is sent to the same."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    settings: Any = wandb.Settings(
+        console="off", disable_git=True, save_code=False, silent=True, x_disable_stats=True
+    )
+    opened: Any = wandb.init(
+        project=run.project,
+        id=run.job_id,
+        name=run.job_id,
+        config=dict(run.settings),
+        dir=folder,
+        mode="offline",
+        resume="allow",
+        settings=settings,
+    )
+    return WandbLogger(opened)

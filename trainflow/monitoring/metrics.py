@@ -1,0 +1,346 @@
+"""Every metric that a run exports: its name, kind, unit, labels and meaning.
+
+Nothing is exported, drawn or alerted on that isn't in this table, and docs/metrics.md is made from
+it (``python -m trainflow.monitoring.metrics_page``). Names follow
+https://prometheus.io/docs/practices/naming: base units, which the name ends in; ``_total`` at the
+end of a counter; ``_ratio`` for what is a share of one. Each metric has the label ``job`` and never
+one a rank: a run of a thousand ranks has as many series as a run of two.
+
+Pure: plain values.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from trainflow.config.sinks import PACKAGES
+from trainflow.epochs import Phase
+from trainflow.monitoring.anomalies.kinds import AnomalyKind
+from trainflow.monitoring.failure_causes import FailureCause
+from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
+
+PREFIX = "trainflow_"
+"""What each name begins with where it is made; Ray puts ``ray_`` before it in Prometheus."""
+
+JOB_LABEL = "job"
+"""Names the run, by its job id."""
+
+_STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
+_RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+STEP_PHASES = tuple(phase for phase in Phase if phase.is_of_step)
+"""What a training thread does in a step that counts."""
+
+RECOVERY_PHASES = ("decide", "form", "heal", "step")
+"""Of a recovery: until members are asked to form an epoch; until they are released into it; until
+all hold its base version; until all have committed a step."""
+
+SUM_PHASES = ("before", "link", "after")
+"""Of a sum of gradients: before, on and after the link."""
+
+SPREAD = ("min", "p50", "p99", "max")
+"""How values of all ranks are told without a series for each."""
+
+
+class Kind(StrEnum):
+    """What a metric's value does over time, as Prometheus tells kinds apart."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One line of the table.
+
+    Attributes:
+        suffix: its name without `PREFIX`.
+        kind: what its value does.
+        unit: of its value; ``1`` for what is a count or a bare number.
+        meaning: for a person, in a sentence.
+        labels: beside ``job``: of each name the values that it takes.
+        buckets: upper bounds of a histogram's, in its unit.
+    """
+
+    suffix: str
+    kind: Kind
+    unit: str
+    meaning: str
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    buckets: Sequence[float] = ()
+
+    @property
+    def name(self) -> str:
+        """Return its name where it is made."""
+        return PREFIX + self.suffix
+
+    @property
+    def shown_name(self) -> str:
+        """Return its name in Prometheus."""
+        return f"ray_{self.name}"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the names of all its labels."""
+        return (JOB_LABEL, *self.labels)
+
+    @property
+    def num_series(self) -> int:
+        """How many series it makes of a run at most, in Prometheus."""
+        num_series = len(self.buckets) + 3 if self.kind is Kind.HISTOGRAM else 1
+        for values in self.labels.values():
+            num_series *= len(values)
+        return num_series
+
+
+# What training comes to
+
+LOSS = Metric(
+    "loss", Kind.GAUGE, "1", "Mean loss over the global batch, in the newest committed step."
+)
+GRADIENT_NORM = Metric(
+    "gradient_norm", Kind.GAUGE, "1", "2-norm of the newest step's mean gradient, before clipping."
+)
+LEARNING_RATE = Metric("learning_rate", Kind.GAUGE, "1", "Learning rate of the newest step.")
+STEP = Metric("step", Kind.GAUGE, "1", "Number of the newest committed step; falls if a run does.")
+STEPS_COMMITTED = Metric(
+    "steps_committed_total", Kind.COUNTER, "1", "Steps committed, also those that were skipped."
+)
+STEPS_SKIPPED = Metric(
+    "steps_skipped_total",
+    Kind.COUNTER,
+    "1",
+    "Steps whose loss or gradient was not finite, so that nothing was applied.",
+)
+STEPS_LOST = Metric(
+    "steps_lost_total", Kind.COUNTER, "1", "Steps that were committed and had to be done again."
+)
+SAMPLES = Metric("samples_total", Kind.COUNTER, "1", "Samples in committed steps.")
+TARGETS = Metric(
+    "targets_total",
+    Kind.COUNTER,
+    "1",
+    "Sum of the weights that losses are means over: predicted tokens, where a job weighs by these.",
+)
+
+TOKENS = Metric(
+    "tokens_total", Kind.COUNTER, "1", "Tokens in committed steps; absent where it is not known."
+)
+ANOMALIES = Metric(
+    "anomalies_total",
+    Kind.COUNTER,
+    "1",
+    "Anomalies of losses and gradient norms that were found.",
+    {"kind": tuple(AnomalyKind)},
+)
+
+# Where the time goes
+
+STEP_DURATION = Metric(
+    "step_duration_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "One committed step on rank 0, from its begin until it was applied; abandoned tries left out.",
+    buckets=_STEP_BUCKETS_S,
+)
+PHASE_DURATION = Metric(
+    "phase_duration_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "What rank 0 spent in each phase from one committed step to the next.",
+    {"phase": tuple(STEP_PHASES)},
+    _STEP_BUCKETS_S,
+)
+RANK_COMPUTE = Metric(
+    "rank_compute_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "What ranks computed in a step until they had but to wait for each other, over all ranks.",
+    {"statistic": SPREAD},
+)
+SHORTEST_WAIT = Metric(
+    "shortest_wait_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "What the rank waited that came last: about what communication takes that computing does not "
+    "hide.",
+)
+
+GOODPUT = Metric(
+    "goodput_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of the workers' time so far that went into steps that count.",
+)
+MFU = Metric(
+    "mfu_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of the devices' peak that the model's own operations came to in the newest step; absent "
+    "where either is unknown.",
+)
+HFU = Metric(
+    "hfu_ratio", Kind.GAUGE, "ratio", "The same with what is computed again to save memory."
+)
+BADPUT = Metric(
+    "badput_seconds_total",
+    Kind.COUNTER,
+    "seconds",
+    "Seconds of workers that went into anything else.",
+    {"cause": tuple(cause for cause in CAUSES if cause != PRODUCTIVE)},
+)
+
+# Communication
+
+WIRE_BYTES = Metric(
+    "wire_bytes_total",
+    Kind.COUNTER,
+    "bytes",
+    "Bytes that all ranks sent for gradients, taken as those of the rank that told, a rank.",
+)
+GRADIENT_WIRE_BYTES = Metric(
+    "gradient_wire_bytes_total", Kind.COUNTER, "bytes", "Bytes that rank 0 sent for gradients."
+)
+GRADIENT_PLAIN_BYTES = Metric(
+    "gradient_plain_bytes_total",
+    Kind.COUNTER,
+    "bytes",
+    "Bytes that rank 0 would have sent for gradients without compression.",
+)
+GRADIENT_SUM_SECONDS = Metric(
+    "gradient_sum_seconds_total",
+    Kind.COUNTER,
+    "seconds",
+    "Seconds that rank 0 spent on sums of gradients: before, on and after the link.",
+    {"phase": SUM_PHASES},
+)
+RESIDUAL = Metric(
+    "residual_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "What compression has left out on rank 0, over its share of the gradients' norm.",
+)
+SLOW_KERNELS = Metric(
+    "compression_slow_kernels",
+    Kind.GAUGE,
+    "1",
+    "1 while some rank compresses in plain torch, for want of compiled kernels.",
+)
+
+# What explains the run
+
+SINK_DROPPED = Metric(
+    "sink_points_dropped_total",
+    Kind.COUNTER,
+    "1",
+    "Points of curves that a sink has not taken: it was slow, or failed.",
+    {"sink": tuple(PACKAGES)},
+)
+
+# Members, and what befalls them
+
+WORLD_SIZE = Metric("world_size", Kind.GAUGE, "1", "Members of the current epoch.")
+SPARES = Metric("spares", Kind.GAUGE, "1", "Warm workers without a rank.")
+EPOCHS = Metric("epochs_total", Kind.COUNTER, "1", "Epochs formed.")
+FAILURES = Metric(
+    "failures_total",
+    Kind.COUNTER,
+    "1",
+    "Workers and epochs lost, preemptions among them.",
+    {"cause": tuple(FailureCause)},
+)
+RECOVERIES = Metric(
+    "recoveries_total", Kind.COUNTER, "1", "Recoveries that ended in a step of all ranks."
+)
+RECOVERY_DURATION = Metric(
+    "recovery_duration_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "Phases of a recovery, from the first word of a loss to a step of all ranks.",
+    {"phase": RECOVERY_PHASES},
+    _RECOVERY_BUCKETS_S,
+)
+COPY_LAG = Metric(
+    "copy_lag_steps",
+    Kind.GAUGE,
+    "steps",
+    "Steps that a run with sharded state would go back by if a node were lost now.",
+)
+
+# Checkpoints
+
+CHECKPOINTS = Metric("checkpoints_total", Kind.COUNTER, "1", "Checkpoints made.")
+CHECKPOINTS_SKIPPED = Metric(
+    "checkpoints_skipped_total",
+    Kind.COUNTER,
+    "1",
+    "Checkpoints that were due and not made: the store was slow, or memory short.",
+)
+CHECKPOINT_STEP = Metric("checkpoint_step", Kind.GAUGE, "1", "Step of the newest checkpoint.")
+CHECKPOINT_AGE = Metric(
+    "checkpoint_age_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "Seconds since the newest checkpoint was made; absent before the first.",
+)
+CHECKPOINT_BYTES = Metric(
+    "checkpoint_written_bytes_total",
+    Kind.COUNTER,
+    "bytes",
+    "Bytes of checkpoints that were new to the store.",
+)
+
+TABLE: Mapping[str, tuple[Metric, ...]] = {
+    "What training comes to": (
+        LOSS,
+        GRADIENT_NORM,
+        LEARNING_RATE,
+        STEP,
+        STEPS_COMMITTED,
+        STEPS_SKIPPED,
+        STEPS_LOST,
+        SAMPLES,
+        TARGETS,
+        TOKENS,
+        ANOMALIES,
+    ),
+    "Where the time goes": (
+        STEP_DURATION,
+        PHASE_DURATION,
+        RANK_COMPUTE,
+        SHORTEST_WAIT,
+        MFU,
+        HFU,
+        GOODPUT,
+        BADPUT,
+    ),
+    "Communication": (
+        WIRE_BYTES,
+        GRADIENT_WIRE_BYTES,
+        GRADIENT_PLAIN_BYTES,
+        GRADIENT_SUM_SECONDS,
+        RESIDUAL,
+        SLOW_KERNELS,
+    ),
+    "Members, and what befalls them": (
+        WORLD_SIZE,
+        SPARES,
+        EPOCHS,
+        FAILURES,
+        RECOVERIES,
+        RECOVERY_DURATION,
+        COPY_LAG,
+    ),
+    "What explains the run": (SINK_DROPPED,),
+    "Checkpoints": (
+        CHECKPOINTS,
+        CHECKPOINTS_SKIPPED,
+        CHECKPOINT_STEP,
+        CHECKPOINT_AGE,
+        CHECKPOINT_BYTES,
+    ),
+}
+"""All of them, by what they tell of."""
+
+METRICS: tuple[Metric, ...] = tuple(each for section in TABLE.values() for each in section)

@@ -1,0 +1,58 @@
+"""Make docs/metrics.md from the table of metrics.
+
+    python -m trainflow.monitoring.metrics_page > docs/metrics.md
+
+Pure, but for that last line.
+"""
+
+import sys
+from collections.abc import Iterator
+
+from trainflow.monitoring.metrics import JOB_LABEL, METRICS, TABLE, Kind, Metric
+
+_HEAD = """\
+# Metrics
+
+Made from the table in [trainflow/monitoring/metrics.py](../trainflow/monitoring/metrics.py) by
+`python -m trainflow.monitoring.metrics_page > docs/metrics.md`; a test fails while the two differ.
+
+The coordinator exports them through Ray's metrics agent on its node, whose address Ray writes for
+Prometheus into `prom_metrics_service_discovery.json` of its session folder. A value is there some
+ten seconds later. Each has the label `{job}`, the job's id, beside those named here (and Ray's own:
+component, node, session). None has one a rank: a run makes at most {num_series} series, however
+many ranks it has.
+
+Counters begin at 0 again with a new coordinator, as with any process that restarts; `rate` and
+`increase` allow for it.
+"""
+
+
+def render_page() -> str:
+    """Return the page, as Markdown."""
+    num_series = sum(metric.num_series for metric in METRICS)
+    return "\n".join([_HEAD.format(job=JOB_LABEL, num_series=num_series), *_render_sections()])
+
+
+def _render_sections() -> Iterator[str]:
+    for title, metrics in TABLE.items():
+        yield f"## {title}\n"
+        yield "| Name in Prometheus | Kind | Unit | Labels | Meaning |"
+        yield "|---|---|---|---|---|"
+        yield from map(_render_row, metrics)
+        yield ""
+
+
+def _render_row(metric: Metric) -> str:
+    labels = "; ".join(
+        f"`{name}`: {', '.join(f'`{value}`' for value in values)}"
+        for name, values in metric.labels.items()
+    )
+    unit = "" if metric.unit == "1" else metric.unit
+    kind = metric.kind.value
+    if metric.kind is Kind.HISTOGRAM:
+        kind += f", {metric.buckets[0]:g} to {metric.buckets[-1]:g}"
+    return f"| `{metric.shown_name}` | {kind} | {unit} | {labels} | {metric.meaning} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_page())

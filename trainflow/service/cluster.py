@@ -1,0 +1,76 @@
+"""What the service needs of the cluster that jobs run on.
+
+The app knows only this; `ray_cluster` is the real one.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from trainflow.service.service_documents import ClusterDocument
+
+
+class DriverState(StrEnum):
+    """How a submitted driver stands; unknown: the cluster has no such submission."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver to be run.
+
+    Attributes:
+        submission_id: names it; the cluster runs one of an id once.
+        command: for a shell.
+        variables: of its environment.
+        working_directory: folder whose content the driver and the job's workers, on whatever node,
+            find where they are; None: the command says where it runs.
+    """
+
+    submission_id: str
+    command: str
+    variables: dict[str, str]
+    working_directory: str | None
+
+
+class Cluster(Protocol):
+    """The cluster. Every call blocks until it answers, for seconds at most.
+
+    All raise UnreachableError if it doesn't.
+    """
+
+    def submit(self, driver: Driver) -> None:
+        """Run a driver, unless one was submitted under its id.
+
+        Raises:
+            CoordinationError: the cluster refuses it.
+        """
+        ...
+
+    def driver_state(self, submission_id: str) -> tuple[DriverState, str]:
+        """Return how a driver stands, and what the cluster says about it."""
+        ...
+
+    def stop_driver(self, submission_id: str) -> bool:
+        """Ask a driver to end; False if there is none that could."""
+        ...
+
+    def has_coordinator(self, job_id: str) -> bool:
+        """Whether a job's coordinator is there, at work or with a result to tell."""
+        ...
+
+    def stop_job(self, job_id: str) -> None:
+        """Have a job's coordinator stop it at the next step boundary; returns once it has agreed.
+
+        Raises:
+            JobNotFoundError: there is none.
+        """
+        ...
+
+    def describe(self) -> ClusterDocument:
+        """Return its nodes and resources."""
+        ...

@@ -1,0 +1,90 @@
+"""What routes work with: made once a replica, found through the request.
+
+Process: a replica of the service.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Path
+from starlette.requests import Request
+
+from trainflow.clock import Clock
+from trainflow.coordination import names
+from trainflow.service.admission import Caller
+from trainflow.service.cluster import Cluster
+from trainflow.service.event_feed import EventFeed
+from trainflow.service.event_stream import EventStreams
+from trainflow.service.history.history import History
+from trainflow.service.job_desk import JobDesk
+from trainflow.service.page.files import PageFile, load_page
+from trainflow.service.settings import ServiceSettings
+from trainflow.service.streams import OpenStreams
+
+
+@dataclass(frozen=True)
+class Context:
+    """A replica's collaborators.
+
+    Attributes:
+        settings: the service's.
+        history: of all jobs.
+        cluster: that they run on.
+        desk: takes requests that change something.
+        feed: has the newest events.
+        events: streams of them.
+        streams: that are open.
+        page: files of the live page, by path.
+        clock: measures.
+    """
+
+    settings: ServiceSettings
+    history: History
+    cluster: Cluster
+    desk: JobDesk
+    feed: EventFeed
+    events: EventStreams
+    streams: OpenStreams
+    page: Mapping[str, PageFile]
+    clock: Clock
+
+    @classmethod
+    def of(
+        cls, settings: ServiceSettings, history: History, cluster: Cluster, clock: Clock
+    ) -> "Context":
+        """Build what the given ones need between them."""
+        feed = EventFeed(history, settings.history.poll_every_s, clock)
+        return cls(
+            settings=settings,
+            history=history,
+            cluster=cluster,
+            desk=JobDesk(history, cluster, tuple(settings.roots), clock),
+            feed=feed,
+            events=EventStreams(history, feed, settings.limits.heartbeat_s, clock),
+            streams=OpenStreams(settings.limits),
+            page=load_page(),
+            clock=clock,
+        )
+
+
+def find_context(request: Request) -> Context:
+    """Return the replica's."""
+    return cast("Context", request.app.state.context)
+
+
+def find_caller(request: Request) -> Caller:
+    """Return who asks, as `admission` has found."""
+    return cast("Caller", request.state.caller)
+
+
+Here = Annotated[Context, Depends(find_context)]
+Who = Annotated[Caller, Depends(find_caller)]
+JobId = Annotated[
+    str,
+    Path(
+        pattern=names.JOB_ID_PATTERN,
+        description="Id of the job.",
+        examples=["pretrain-lm-k3v7qz"],
+    ),
+]

@@ -1,0 +1,1 @@
+"""What became of every job, in a database that outlives Ray."""

@@ -1,0 +1,1 @@
+"""Changes of the tables, from release to release."""

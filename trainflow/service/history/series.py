@@ -1,0 +1,84 @@
+"""Metric series of jobs: loss, gradient norm, learning rate, times, and what the job logs itself.
+
+Process: any that serves the history.  Thread: any.  Blocks: on the database.  Fails: HistoryError.
+"""
+
+from collections.abc import Collection
+
+from sqlalchemy import select
+
+from trainflow.errors import ConfigError
+from trainflow.service.history import schema
+from trainflow.service.history.database import Database
+from trainflow.service.history.downsampling import Point, Tally, thin
+from trainflow.service.history.events import require_count
+from trainflow.service.history.jobs import require_job
+from trainflow.service.history.point_rows import to_point
+from trainflow.service.history.records import Aggregate, SeriesPoint
+
+MAX_POINTS = 10_000
+
+
+class MetricSeries:
+    """The metrics of all jobs' committed steps.
+
+    A metric's name is that of its field in ``metrics.jsonl``: ``loss``, ``grad_norm``, ``lr``,
+    ``compute_s``, ``wait_s``, ``weight``, ``world_size``, ``wire_bytes``, ...; ``scalars.NAME`` is
+    what the training function logs as NAME, and ``sums.link_s`` a field of another.
+    """
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    def since(
+        self,
+        job_id: str,
+        step: int = 0,
+        *,
+        metrics: Collection[str] | None = None,
+        max_points: int = 1000,
+    ) -> tuple[SeriesPoint, ...]:
+        """Return the history that counts of a job, by ascending steps.
+
+        Args:
+            job_id: of the job.
+            step: points that end after it; 0 for all.
+            metrics: names of those that are wanted; all if None. One that a step lacks is left out.
+            max_points: how many at most, 1 to ``MAX_POINTS``: neighbouring steps become one point.
+
+        Raises:
+            JobNotFoundError: there is none of that id.
+            ConfigError: the step or the maximum is wrong.
+            HistoryError: the database doesn't answer.
+        """
+        if not 1 <= max_points <= MAX_POINTS:
+            raise ConfigError(f"max_points: got {max_points}, expected 1 to {MAX_POINTS}")
+        require_count("step", step)
+        table = schema.points
+        query = select(table).where(table.c.job_id == job_id, table.c.last_step > step)
+        with self._database.read() as connection:
+            require_job(connection, job_id)
+            rows = connection.execute(query.order_by(table.c.last_step))
+            points = [to_point(row) for row in rows]
+        wanted = None if metrics is None else frozenset(metrics)
+        return tuple(_describe(point, wanted) for point in thin(points, max_points))
+
+
+def _describe(point: Point, wanted: frozenset[str] | None) -> SeriesPoint:
+    values = {
+        name: _summarise(tally)
+        for name, tally in point.metrics.items()
+        if wanted is None or name in wanted
+    }
+    return SeriesPoint(
+        point.first_step, point.last_step, point.num_steps, point.committed_at_s, values
+    )
+
+
+def _summarise(tally: Tally) -> Aggregate:
+    num = tally.num_values
+    if num == 0:
+        return Aggregate(None, None, None, 0, tally.num_non_finite)
+    # A mean lies between its values, also where the rounding of their sum says otherwise.
+    mean = min(max(tally.total / num, tally.minimum), tally.maximum)
+    return Aggregate(mean, tally.minimum, tally.maximum, num, tally.num_non_finite)

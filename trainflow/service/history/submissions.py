@@ -1,0 +1,218 @@
+"""Attempts that the service submits, and the keys by which a request that is repeated is one.
+
+Process: any that serves the history.  Thread: any.  Blocks: on the database.  Fails: HistoryError.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from trainflow.clock import Clock
+from trainflow.config.masking import mask_variables
+from trainflow.coordination.run_state import RunState
+from trainflow.errors import ConfigError, ConflictError, JobNotFoundError
+from trainflow.service.history import schema
+from trainflow.service.history.database import Database, insert_if_absent
+from trainflow.service.history.jobs import (
+    is_erased,
+    lock_job,
+    to_attempt,
+    unknown_job,
+    write_labels,
+)
+from trainflow.service.history.records import Attempt, Claim, Submission
+from trainflow.service.history.storable import storable_object, storable_text
+
+KEYS_KEPT_S = 7 * 86_400.0
+_MAX_KEY = 255
+_MAX_FINGERPRINT = 128
+_MAX_OWNER = 64
+
+
+class Submissions:
+    """What is submitted, and under which keys."""
+
+    def __init__(self, database: Database, clock: Clock):
+        self._database = database
+        self._clock = clock
+
+    def claim(self, key: str, fingerprint: str, job_id: str, *, owner: str = "") -> Claim:
+        """Have a key stand for a job that is about to be made; the first who asks is new.
+
+        The claim is there before the job is, so that of two requests at once one makes it. Whoever
+        is told an id of which `Jobs.get` knows nothing may make that job: the first has died. A key
+        is forgotten after a week.
+
+        Args:
+            key: chosen by whoever asks; 1 to 255 characters.
+            fingerprint: hash of the request, at most 128 characters.
+            job_id: that the job would have.
+            owner: whose key it is, such as a token's id: keys of others are others.
+
+        Raises:
+            ConfigError: the key is empty or too long.
+            ConflictError: it stands for another request.
+            HistoryError: the database doesn't answer.
+        """
+        _require_key(key)
+        assert len(fingerprint) <= _MAX_FINGERPRINT, "the caller hashes"
+        assert len(owner) <= _MAX_OWNER, "the caller has its id"
+        table = schema.idempotency_keys
+        now_s = self._clock.unix_s()
+        row = {
+            "owner": owner,
+            "key": key,
+            "fingerprint": fingerprint,
+            "job_id": job_id,
+            "claimed_at_s": now_s,
+        }
+        with self._database.write() as connection:
+            connection.execute(delete(table).where(table.c.claimed_at_s < now_s - KEYS_KEPT_S))
+            is_new = insert_if_absent(connection, table, row)
+            query = select(table).where(table.c.owner == owner, table.c.key == key)
+            known = connection.execute(query).one()
+        if known.fingerprint != fingerprint:
+            raise ConflictError(
+                f"Idempotency-Key: got {key!r}, which stands for another request, that made job "
+                f"{known.job_id}; expected one that was not used for a week"
+            )
+        return Claim(known.job_id, is_new)
+
+    def release(self, key: str, *, owner: str = "") -> None:
+        """Let a key stand for nothing again: its job was refused before there was anything of it.
+
+        Raises:
+            HistoryError: the database doesn't answer.
+        """
+        table = schema.idempotency_keys
+        with self._database.write() as connection:
+            connection.execute(delete(table).where(table.c.owner == owner, table.c.key == key))
+
+    def begin(self, submission: Submission, *, takes_over: bool = False) -> Attempt:
+        """Keep that an attempt is about to be submitted: a job's first, or one that resumes it.
+
+        Args:
+            submission: what it is.
+            takes_over: the job may be unfinished, since it is known that its coordinator is gone.
+
+        Returns:
+            The attempt; `Attempt.submission_id` is what it is to be submitted as.
+
+        Raises:
+            ConflictError: the job has not finished, or was erased.
+            HistoryError: the database doesn't answer.
+        """
+        now_s = self._clock.unix_s()
+        with self._database.write() as connection:
+            is_new = insert_if_absent(connection, schema.jobs, _as_row(submission, now_s))
+            row = lock_job(connection, submission.job_id)
+            assert row is not None, "it was inserted, or there"
+            if is_erased(connection, submission.job_id):
+                raise ConflictError(
+                    f"job: got {submission.job_id}, which was erased; choose another id"
+                )
+            if not (is_new or takes_over or RunState(row["state"]).is_terminal):
+                raise ConflictError(
+                    f"job: got {submission.job_id}, which is {row['state']}, expected one that has "
+                    "finished; stop it first"
+                )
+            return _add_attempt(connection, row, submission, now_s)
+
+    def fail(self, job_id: str, number: int, reason: str, exit_code: int = 1) -> None:
+        """Keep that an attempt came to nothing before its coordinator began; else nothing changes.
+
+        Args:
+            job_id: of the job.
+            number: of the attempt.
+            reason: for a person.
+            exit_code: that `trainflow run` would leave with.
+
+        Raises:
+            JobNotFoundError: there is no job of that id, or no such attempt.
+            HistoryError: the database doesn't answer.
+        """
+        now_s = self._clock.unix_s()
+        ended: dict[str, Any] = {
+            "state": str(RunState.FAILED),
+            "ended_at_s": now_s,
+            "exit_code": exit_code,
+            "reason": storable_text(reason),
+        }
+        with self._database.write() as connection:
+            row = lock_job(connection, job_id)
+            if row is None:
+                raise unknown_job(job_id)
+            attempt = _find_attempt(connection, job_id, number)
+            if attempt.started_at_s is not None or attempt.ended_at_s is not None:
+                return
+            table = schema.attempts
+            is_this = (table.c.job_id == job_id) & (table.c.number == number)
+            connection.execute(update(table).where(is_this).values(ended))
+            if row["attempt"] == number:
+                change = update(schema.jobs).where(schema.jobs.c.job_id == job_id)
+                connection.execute(change.values(ended | {"updated_at_s": now_s}))
+
+
+def _require_key(key: str) -> None:
+    if not (1 <= len(key) <= _MAX_KEY and key.isprintable() and key.isascii()):
+        raise ConfigError(
+            f"Idempotency-Key: got {key[:40]!r}, expected 1 to {_MAX_KEY} printable ASCII ones"
+        )
+
+
+def _as_row(submission: Submission, now_s: float) -> dict[str, Any]:
+    """Return the row of a job of which nothing else is known yet."""
+    config = storable_object(mask_variables(dict(submission.config)))
+    return {
+        "job_id": submission.job_id,
+        "name": submission.name,
+        "state": str(RunState.PENDING),
+        "config": config,
+        "labels": config.get("labels", {}),
+        "directory": submission.directory,
+        "attempt": 1,
+        "created_at_s": now_s,
+        "updated_at_s": now_s,
+        "last_event": 0,
+        "last_step": 0,
+        "farthest_step": 0,
+        "cuts": [],
+        "workers": [],
+    }
+
+
+def _add_attempt(
+    connection: Connection, job: Mapping[str, Any], submission: Submission, now_s: float
+) -> Attempt:
+    job_id, newest = submission.job_id, job["attempt"]
+    number = newest if _is_untried(connection, job_id) else newest + 1
+    known = _as_row(submission, now_s)
+    pending = {key: known[key] for key in ("state", "config", "labels", "updated_at_s")}
+    ended = {"ended_at_s": None, "exit_code": None, "reason": None, "result": None}
+    change = update(schema.jobs).where(schema.jobs.c.job_id == job_id)
+    connection.execute(change.values(pending | ended | {"attempt": number}))
+    write_labels(connection, job_id, known["labels"])
+    connection.execute(
+        insert(schema.attempts).values(
+            job_id=job_id,
+            number=number,
+            submission_id=f"{job_id}-a{number}",
+            submitted_at_s=now_s,
+        )
+    )
+    return _find_attempt(connection, job_id, number)
+
+
+def _is_untried(connection: Connection, job_id: str) -> bool:
+    table = schema.attempts.c
+    return connection.execute(select(table.number).where(table.job_id == job_id)).first() is None
+
+
+def _find_attempt(connection: Connection, job_id: str, number: int) -> Attempt:
+    table = schema.attempts
+    query = select(table).where(table.c.job_id == job_id, table.c.number == number)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFoundError(f"attempt: got {number}, expected one of job {job_id}")
+    return to_attempt(row)

@@ -1,0 +1,52 @@
+"""Keep the history: read in what jobs have written, and notice those that came to nothing.
+
+One process does it, whatever the number of replicas that answer. It holds nothing: what it has read
+is in the database, and another one goes on where it was.
+
+Process: the one that keeps the history.  Thread: two of its own.  Blocks: nobody but them.
+"""
+
+import logging
+import threading
+
+from trainflow.clock import Clock
+from trainflow.service.cluster import Cluster
+from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.ingest_thread import IngestThread
+from trainflow.service.submission_watch import SubmissionWatch
+
+logger = logging.getLogger(__name__)
+
+_WATCH_EVERY_S = 5.0
+
+
+class HistoryKeeping:
+    """What keeps one history."""
+
+    def __init__(self, history: History, cluster: Cluster, clock: Clock, look_every_s: float):
+        ingester = Ingester(history.database, clock=clock)
+        self._reading = IngestThread(ingester, look_every_s)
+        self._watch = SubmissionWatch(history, cluster, clock)
+        self._stopping = threading.Event()
+        self._watching = threading.Thread(
+            target=self._keep_watch, name="submission-watch", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._reading.start()
+        self._watching.start()
+
+    def stop(self) -> None:
+        """End, and wait for what is under way."""
+        self._stopping.set()
+        self._reading.stop()
+        self._watching.join()
+
+    def _keep_watch(self) -> None:
+        while not self._stopping.wait(_WATCH_EVERY_S):
+            try:
+                self._watch.look()
+            except Exception:
+                logger.exception("submissions were not looked after")

@@ -1,0 +1,278 @@
+"""Have jobs run, stopped, resumed and erased.
+
+A job is in the history before its driver is anywhere, and what a driver needs is on the disk before
+it is submitted. So whoever dies in between leaves something to go on with: a request that is
+repeated submits again, under the same id, and the cluster runs a driver of one id once.
+
+Process: a replica of the service, on the cluster's head.  Thread: any.  Blocks: on the history, the
+disk and the cluster, for seconds at most.
+"""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainflow.clock import Clock
+from trainflow.config import JobConfig
+from trainflow.config.masking import kept_settings
+from trainflow.coordination import names
+from trainflow.coordination.endings import record_ending
+from trainflow.coordination.names import Attempt
+from trainflow.coordination.run_state import STOPPED, RunState
+from trainflow.errors import ConflictError, CoordinationError, JobNotFoundError, UnreachableError
+from trainflow.service.cluster import Cluster, Driver, DriverState
+from trainflow.service.documents import SubmitRequest
+from trainflow.service.history import records
+from trainflow.service.history.history import History
+from trainflow.service.history.records import JobStatus, Submission
+from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.submission_files import (
+    KeptSubmission,
+    keep_submission,
+    locate_submission,
+    read_or_adopt_submission,
+    remove_submission,
+)
+from trainflow.service.submitted_config import fingerprint, read_job_file
+from trainflow.service.working_directory import contain
+
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    """A key that makes a request happen once.
+
+    Attributes:
+        key: as it was sent.
+        owner: whose it is: a token's id; empty without tokens.
+    """
+
+    key: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class JobDesk:
+    """Who takes requests that change something.
+
+    Attributes:
+        history: where jobs are remembered.
+        cluster: where they run.
+        roots: folders in which their working directories may lie.
+        clock: tells the time.
+    """
+
+    history: History
+    cluster: Cluster
+    roots: tuple[str, ...]
+    clock: Clock
+
+    def submit(self, request: SubmitRequest, key: IdempotencyKey | None) -> tuple[JobStatus, bool]:
+        """Have a job run; returns it, and whether this request has made it.
+
+        Raises:
+            SettingsError: its configuration is wrong.
+            ProblemError: so is something else of the request.
+            UnreachableError: the cluster doesn't answer. The job may run all the same: repeat the
+                request with the same key.
+            CoordinationError: the cluster refuses the job.
+        """
+        job_file = read_job_file(request)
+        directory = None
+        if request.working_directory is not None:
+            directory = str(contain(request.working_directory, self.roots))
+        job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
+        kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
+        is_new = self._begin(job_id, job_file.config) and is_new
+        found = self.history.jobs.get(job_id)
+        if found.job.attempt == 1 and found.job.state is RunState.PENDING:
+            self._start(Attempt(job_id), kept, key)
+        return found, is_new
+
+    def _begin(self, job_id: str, config: JobConfig) -> bool:
+        """Enter a job in the history; False if a request with the same key has."""
+        with suppress(JobNotFoundError):
+            self.history.jobs.get(job_id)
+            return False
+        submission = Submission(
+            job_id=job_id,
+            name=config.name,
+            config=kept_settings(config),
+            directory=str(names.run_directory(job_id).absolute()),
+        )
+        try:
+            self.history.submissions.begin(submission)
+        except ConflictError:
+            return False
+        return True
+
+    def _claim(
+        self, request: SubmitRequest, key: IdempotencyKey | None, job_id: str
+    ) -> tuple[str, bool]:
+        if key is None:
+            return job_id, True
+        asked = fingerprint(request)
+        try:
+            claim = self.history.submissions.claim(key.key, asked, job_id, owner=key.owner)
+        except ConflictError as error:
+            raise ProblemError(ProblemType.KEY_REUSED, str(error)) from error
+        return claim.job_id, claim.is_new
+
+    def _start(
+        self, attempt: Attempt, kept: KeptSubmission, key: IdempotencyKey | None = None
+    ) -> None:
+        """Submit a driver; if the cluster refuses it for good, the attempt has failed."""
+        driver = Driver(
+            submission_id=names.submission_id(attempt.job_id, attempt.number),
+            command=driver_command(attempt, kept),
+            variables={"TRAINFLOW_HOME": str(names.home().absolute())},
+            working_directory=kept.working_directory,
+        )
+        try:
+            self.cluster.submit(driver)
+        except UnreachableError:
+            raise  # it may have been heard
+        except CoordinationError as error:
+            self.history.submissions.fail(attempt.job_id, attempt.number, str(error))
+            if key is not None:
+                self.history.submissions.release(key.key, owner=key.owner)
+            raise
+
+    def stop(self, job_id: str) -> JobStatus:
+        """Have a job stopped at its next step boundary; of one that is stopped nothing is asked.
+
+        Raises:
+            JobNotFoundError: there is none.
+            ConflictError: it has ended otherwise.
+            UnreachableError: the cluster doesn't answer.
+        """
+        found = self.history.jobs.get(job_id)
+        if found.job.state is RunState.STOPPED:
+            return found
+        if found.job.is_finished:
+            raise ConflictError(
+                f"job {job_id}: got one that has {found.job.state}, expected one that goes on; "
+                "there is nothing to stop"
+            )
+        try:
+            self.cluster.stop_job(job_id)
+        except JobNotFoundError:
+            self._stop_without_coordinator(found.job)
+        return found
+
+    def _stop_without_coordinator(self, job: records.Job) -> None:
+        """Stop a driver that has yet to start a coordinator; end a job that has neither."""
+        submission_id = names.submission_id(job.job_id, job.attempt)
+        if self.cluster.stop_driver(submission_id):
+            return
+        state, _ = self.cluster.driver_state(submission_id)
+        if state in {DriverState.ENDED, DriverState.UNKNOWN}:
+            record_ending(Attempt(job.job_id, job.attempt), STOPPED)
+
+    def resume(self, job_id: str) -> JobStatus:
+        """Go on with a job from its newest checkpoint, as a new attempt.
+
+        Raises:
+            JobNotFoundError: there is none.
+            ConflictError: it goes on already, or has succeeded.
+            ProblemError: NOT_RESUMABLE; or its working directory is no longer allowed.
+            UnreachableError: the cluster doesn't answer.
+            CoordinationError: the cluster refuses the job.
+        """
+        self.history.jobs.get(job_id)
+        with self._alone_with(job_id):
+            job = self.history.jobs.get(job_id).job
+            self._require_resumable(job)
+            kept = self._find_submission(job_id)
+            submission = Submission(job_id, job.name, job.config, job.directory)
+            attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
+            self._start(Attempt(job_id, attempt.number), kept)
+        return self.history.jobs.get(job_id)
+
+    @contextmanager
+    def _alone_with(self, job_id: str) -> Generator[None]:
+        """Resume a job alone, over all replicas: of a dead one it is seen only when it is done.
+
+        Who dies meanwhile is in nobody's way a minute later.
+
+        Raises:
+            ConflictError: another request does.
+        """
+        claims, owner = self.history.submissions, f"@{job_id}"
+        key = f"resume-{int(self.clock.unix_s() // _MINUTE_S)}"
+        if not claims.claim(key, "", job_id, owner=owner).is_new:
+            raise ConflictError(
+                f"job {job_id}: got one that another request resumes, expected one at rest; see "
+                "what becomes of it"
+            )
+        try:
+            yield
+        finally:
+            claims.release(key, owner=owner)
+
+    def _find_submission(self, job_id: str) -> KeptSubmission:
+        try:
+            kept = read_or_adopt_submission(job_id)
+        except ConflictError as error:
+            raise ProblemError(ProblemType.NOT_RESUMABLE, str(error)) from error
+        if kept.working_directory is not None:
+            contain(kept.working_directory, self.roots)
+        return kept
+
+    def _require_resumable(self, job: records.Job) -> None:
+        if job.state is RunState.SUCCEEDED:
+            raise ConflictError(
+                f"job {job.job_id}: got one that has succeeded, expected one with steps left; "
+                "submit it anew with more training.max_steps"
+            )
+        if not job.is_finished and self._goes_on(job):
+            raise ConflictError(
+                f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
+                "stop it first"
+            )
+        if job.config.get("checkpoint", {}).get("url") is None:
+            raise ProblemError(
+                ProblemType.NOT_RESUMABLE,
+                f"job {job.job_id}: got no checkpoint.url, expected one: nothing of its training "
+                "was kept; submit it anew, with checkpoint.url",
+            )
+
+    def _goes_on(self, job: records.Job) -> bool:
+        """Whether an unfinished job has somebody who sees to it; its cluster may be a new one."""
+        if self.cluster.has_coordinator(job.job_id):
+            return True
+        state, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
+        return state in {DriverState.PENDING, DriverState.RUNNING}
+
+    def erase(self, job_id: str) -> None:
+        """Erase what is remembered of a finished job, its record and what was submitted.
+
+        Its checkpoints stay.
+
+        Raises:
+            JobNotFoundError: there is none.
+            ConflictError: it has not finished.
+        """
+        directory = Path(self.history.jobs.erase(job_id))
+        remove_submission(job_id)
+        if directory.absolute() == names.run_directory(job_id).absolute():
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def driver_command(attempt: Attempt, kept: KeptSubmission) -> str:
+    """Return the shell command that runs an attempt's driver."""
+    folder = locate_submission(attempt.job_id).absolute()
+    words = [sys.executable, "-m", "trainflow", "run", str(folder / kept.job_file)]
+    words += ["--job-id", attempt.job_id, "--attempt", str(attempt.number)]
+    if attempt.number > 1:
+        words += ["--resume", "auto"]
+    # exec: whoever signals the command signals the driver.
+    command = f"exec {shlex.join(words)}"
+    if kept.working_directory is None:
+        return f"cd {shlex.quote(str(folder))} && {command}"
+    return command

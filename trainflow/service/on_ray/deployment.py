@@ -1,0 +1,105 @@
+"""The service as a Ray Serve application: replicas that answer, and one that keeps the history.
+
+All of them are on the head's node, where jobs' records are. They reserve no CPU: jobs have those.
+
+    serve deploy jobs/serve.yaml        # or: trainflow serve
+
+Process: whoever deploys; each class is one of the processes.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve import Application
+
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import names
+from trainflow.service.app import create_app
+from trainflow.service.history.history import open_history
+from trainflow.service.history_keeping import HistoryKeeping
+from trainflow.service.on_ray.ray_cluster import RayCluster
+from trainflow.service.settings import ServiceSettings, load_settings
+
+logger = logging.getLogger(__name__)
+
+APPLICATION = "trainflow"
+_ON_HEAD = {"node:__internal_head__": 0.001}
+# A stream is a request that goes on; what bounds them is `limits.streams`.
+_ONGOING = 100_000
+_LEAVES_WITHIN_S = 5.0
+
+
+@serve.deployment(name="history", num_replicas=1, graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
+class HistoryReplica:
+    """The process that keeps the history. Serve starts it again if it dies."""
+
+    def __init__(self, settings_json: str):
+        settings = ServiceSettings.model_validate_json(settings_json)
+        self._history = open_history(settings.history.url)
+        self._keeping = HistoryKeeping(
+            self._history, RayCluster(SYSTEM_CLOCK), SYSTEM_CLOCK, settings.history.poll_every_s
+        )
+        self._keeping.start()
+
+    def __del__(self) -> None:
+        """End in order, when Serve asks for it."""
+        self._keeping.stop()
+        self._history.close()
+
+
+@serve.deployment(
+    name="api",
+    max_ongoing_requests=_ONGOING,
+    graceful_shutdown_timeout_s=_LEAVES_WITHIN_S,
+    logging_config={"enable_access_log": False},
+)
+@serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]  Serve says Callable
+class Api:
+    """One of the processes that answer."""
+
+    def __init__(self, settings_json: str, history: Any):  # noqa: ANN401  a handle
+        self._settings = ServiceSettings.model_validate_json(settings_json)
+        del history  # deployed with this one, and never asked anything
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return what answers; called by Serve, once."""
+        history = open_history(self._settings.history.url)
+        return create_app(self._settings, history, RayCluster(SYSTEM_CLOCK))
+
+
+class DeploymentArgs(BaseModel):
+    """What a Serve config file may say under ``args``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    settings: str | None = None
+    """Path of the service's settings; null: TRAINFLOW_HOME/service.yaml, if it is there."""
+
+
+def build(args: DeploymentArgs) -> Application:
+    """Return the application, for a Serve config file.
+
+    Where it listens is said there, under ``http_options``: ``http`` of the settings tells the app
+    by which names it is called.
+
+    Raises:
+        SettingsError: the settings are wrong.
+    """
+    return build_application(load_settings(None if args.settings is None else Path(args.settings)))
+
+
+def build_application(settings: ServiceSettings) -> Application:
+    """Return the application with the given settings."""
+    actor: dict[str, Any] = {
+        "num_cpus": 0,
+        "resources": _ON_HEAD,
+        "runtime_env": {"env_vars": {"TRAINFLOW_HOME": str(names.home().absolute())}},
+    }
+    text = settings.model_dump_json()
+    history = HistoryReplica.options(ray_actor_options=actor).bind(text)
+    api = Api.options(ray_actor_options=actor, num_replicas=settings.replicas)
+    return api.bind(text, history)

@@ -1,0 +1,168 @@
+"""The Ray cluster that the service runs on and submits jobs to.
+
+Process: a replica of the service.  Thread: any.  Blocks: for seconds at most; a call to Ray's
+dashboard, which has no time limit of its own, is left behind then.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from trainflow.clock import Clock
+from trainflow.coordination import names
+from trainflow.coordination.driver import find_run
+from trainflow.errors import CoordinationError, UnreachableError
+from trainflow.service.cluster import Driver, DriverState
+from trainflow.service.service_documents import ClusterDocument, NodeDocument
+
+logger = logging.getLogger(__name__)
+
+_ANSWERS_WITHIN_S = 15.0
+_SUBMITS_WITHIN_S = 60.0  # with the copy of a folder
+_CALLS_AT_ONCE = 16
+_DESCRIBED_EVERY_S = 1.0
+_STATES = {JobStatus.PENDING: DriverState.PENDING, JobStatus.RUNNING: DriverState.RUNNING}
+_ABSENT = "status code 404"
+_SERVER_AT_FAULT = "status code 5"
+
+Answer = TypeVar("Answer")
+
+
+class RayCluster:
+    """See `trainflow.service.cluster.Cluster`."""
+
+    def __init__(self, clock: Clock):
+        self._clock = clock
+        self._calls = ThreadPoolExecutor(_CALLS_AT_ONCE, "ray-jobs")
+        self._lock = threading.Lock()
+        self._client: JobSubmissionClient | None = None
+        self._described: ClusterDocument | None = None
+        self._described_at_s = 0.0
+
+    def submit(self, driver: Driver) -> None:
+        """Run a driver, unless one was submitted under its id. Ray takes a copy of its folder."""
+        environment: dict[str, Any] = {"env_vars": driver.variables}
+        if driver.working_directory is not None:
+            environment["working_dir"] = driver.working_directory
+        try:
+            self._ask(
+                lambda jobs: jobs.submit_job(
+                    entrypoint=driver.command,
+                    submission_id=driver.submission_id,
+                    runtime_env=environment,
+                ),
+                _SUBMITS_WITHIN_S,
+            )
+        except UnreachableError:
+            raise
+        except CoordinationError:
+            if self.driver_state(driver.submission_id)[0] is DriverState.UNKNOWN:
+                raise
+
+    def driver_state(self, submission_id: str) -> tuple[DriverState, str]:
+        """Return how a driver stands, and what Ray says about it."""
+        try:
+            details = self._ask(lambda jobs: jobs.get_job_info(submission_id))
+        except CoordinationError as error:
+            if isinstance(error, UnreachableError) or _ABSENT not in str(error):
+                raise
+            return DriverState.UNKNOWN, "the cluster has no such submission"
+        state = _STATES.get(details.status, DriverState.ENDED)
+        return state, details.message or str(details.status)
+
+    def stop_driver(self, submission_id: str) -> bool:
+        """Ask a driver to end; False if there is none that could."""
+        if self.driver_state(submission_id)[0] not in _STATES.values():
+            return False
+        return self._ask(lambda jobs: jobs.stop_job(submission_id))
+
+    def has_coordinator(self, job_id: str) -> bool:
+        """Whether a job's coordinator is there."""
+        try:
+            ray.get_actor(names.coordinator_name(job_id), names.NAMESPACE)
+        except ValueError:
+            return False
+        except RayError as error:
+            raise _unreachable(error) from error
+        return True
+
+    def stop_job(self, job_id: str) -> None:
+        """Have a job stopped at its next step boundary."""
+        find_run(job_id).stop()
+
+    def describe(self) -> ClusterDocument:
+        """Return nodes and resources, as of a second ago at most."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._described is None or now_s - self._described_at_s >= _DESCRIBED_EVERY_S:
+                self._described, self._described_at_s = self._describe(), now_s
+            return self._described
+
+    def _describe(self) -> ClusterDocument:
+        try:
+            nodes = [
+                NodeDocument(
+                    node_id=node["NodeID"],
+                    host=node["NodeManagerAddress"],
+                    is_alive=node["Alive"],
+                    resources=_plain(node["Resources"]),
+                )
+                for node in ray.nodes()
+            ]
+            return ClusterDocument(
+                nodes=nodes,
+                total=_plain(ray.cluster_resources()),
+                available=_plain(ray.available_resources()),
+                as_of_s=self._clock.unix_s(),
+            )
+        except RayError as error:
+            raise _unreachable(error) from error
+
+    def _ask(
+        self, call: Callable[[JobSubmissionClient], Answer], within_s: float = _ANSWERS_WITHIN_S
+    ) -> Answer:
+        """Ask Ray's job submission.
+
+        Raises:
+            UnreachableError: it doesn't answer in time, or only that it fails.
+            CoordinationError: it refuses.
+        """
+        answer: Future[Answer] = self._calls.submit(lambda: call(self._reach()))
+        try:
+            return answer.result(within_s)
+        except TimeoutError as error:
+            self._client = None
+            raise _unreachable(error) from error
+        except (OSError, ConnectionError, RayError) as error:
+            self._client = None  # the head may be back at another address
+            raise _unreachable(error) from error
+        except (RuntimeError, ValueError) as error:
+            if _SERVER_AT_FAULT in str(error) and "already exists" not in str(error):
+                raise _unreachable(error) from error
+            raise CoordinationError(
+                f"Ray's job submission: got a refusal, expected it to take the job: {error}"
+            ) from error
+
+    def _reach(self) -> JobSubmissionClient:
+        if self._client is None:
+            self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
+        return self._client
+
+
+def _plain(resources: dict[str, Any]) -> dict[str, float]:
+    """Leave out what Ray counts for itself: a resource a node, by its address."""
+    return {name: float(each) for name, each in resources.items() if not name.startswith("node:")}
+
+
+def _unreachable(error: Exception) -> UnreachableError:
+    return UnreachableError(
+        f"Ray: got no answer ({type(error).__name__}: {' '.join(str(error).split())[:300]}), "
+        "expected one of its job submission, which runs where the head was started with its "
+        "dashboard; try again"
+    )

@@ -1,0 +1,50 @@
+// What a job's state and its status say. Pure.
+
+const ENDED = new Set(["succeeded", "failed", "stopped"]);
+const STALE_AFTER_S = 5;
+
+/** Whether nothing follows, unless the job is resumed. */
+export function hasEnded(job) {
+  return ENDED.has(job.state);
+}
+
+/** Return how old a job's status is now; null before the first one. */
+export function ageOf(job, sinceReceivedS) {
+  if (job.stale_s === null) {
+    return null;
+  }
+  return hasEnded(job) ? 0 : job.stale_s + sinceReceivedS;
+}
+
+/** Whether a status is so old that it may be wrong: coordinators publish each second. */
+export function isStale(job, sinceReceivedS) {
+  const age = ageOf(job, sinceReceivedS);
+  return age !== null && age > STALE_AFTER_S;
+}
+
+/** Return how long the phases of a recovery took, out of its event; all in seconds. */
+export function measureRecovery(event) {
+  const { data } = event;
+  const between = (from, to) =>
+    typeof data[from] === "number" && typeof data[to] === "number" ? data[to] - data[from] : null;
+  return {
+    number: event.number,
+    atS: event.at_s,
+    tookS: between("noticed_at_s", "committed_at_s"),
+    regroupS: between("noticed_at_s", "begun_at_s"),
+    healS: between("begun_at_s", "healed_at_s"),
+    stepS: between("healed_at_s", "committed_at_s"),
+    stepsLost: data.steps_lost ?? null,
+    causes: Array.isArray(data.causes) ? data.causes.map(String).join("; ") : "",
+  };
+}
+
+/** Return the middle one of some numbers; null of none. */
+export function medianOf(values) {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  if (sorted.length === 0) {
+    return null;
+  }
+  return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}

@@ -1,0 +1,170 @@
+"""What has become of a job: events, metrics, checkpoints, workers, log.
+
+All of it is in the history; the job's coordinator is never asked.
+
+Process: a replica of the service.  Thread: one of its pool; of streams, its event loop.
+"""
+
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query, Response
+from starlette.requests import Request
+
+from trainflow.service import sse
+from trainflow.service.context import Here, JobId
+from trainflow.service.event_stream import has_all
+from trainflow.service.log_stream import follow_log, locate_log, read_log
+from trainflow.service.openapi import problems_for
+from trainflow.service.record_documents import (
+    CheckpointDocument,
+    CheckpointsDocument,
+    EventDocument,
+    EventsDocument,
+    PointDocument,
+    SeriesDocument,
+    WorkerDocument,
+    WorkersDocument,
+)
+from trainflow.service.streams import StreamResponse
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["reading"])
+
+_MOST = 2**53
+
+After = Annotated[
+    int, Query(ge=0, le=_MOST, description="Number of the last event known; 0 for all.")
+]
+
+
+@router.get(
+    "/events",
+    response_model=EventsDocument,
+    responses={
+        200: {
+            "description": "Events; as a stream that goes on, if the request accepts that.",
+            "content": {sse.MEDIA_TYPE: {"schema": {"type": "string"}}},
+        },
+        204: {"description": "Of a stream: the job has ended, and all its events are known."},
+        **problems_for(404, 422, 503),
+    },
+)
+async def list_events(
+    job_id: JobId,
+    request: Request,
+    here: Here,
+    after: After = 0,
+    limit: Annotated[int | None, Query(ge=1, le=1000, description="Events, at most.")] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            pattern=r"^[0-9]{1,15}$",
+            description="Of a stream: number of the last event known, instead of `after`.",
+        ),
+    ] = None,
+) -> Response | EventsDocument:
+    """Return a job's events after a number, the oldest first.
+
+    With `Accept: text/event-stream` they come as server-sent events, and go on as they happen: the
+    id of each is its number, a comment comes in silence, and an event named `end` once the job has
+    ended. A stream may end at any time; taken up with Last-Event-ID, no event is lost or doubled.
+    """
+    history = here.history
+    found = await to_thread.run_sync(history.jobs.get, job_id)
+    if sse.MEDIA_TYPE in request.headers.get("accept", ""):
+        known = after if last_event_id is None else int(last_event_id)
+        if has_all(found.job, known, here.clock.unix_s()):
+            return Response(status_code=204)
+        return StreamResponse(
+            here.events.follow(job_id, known), here.streams, media_type=sse.MEDIA_TYPE
+        )
+    most = limit or here.settings.limits.page
+    events = await to_thread.run_sync(lambda: history.events.after(job_id, after, limit=most))
+    return EventsDocument(
+        events=[EventDocument.model_validate(event) for event in events],
+        last_event=max([found.job.last_event, *(event.number for event in events)]),
+    )
+
+
+@router.get("/metrics", response_model=SeriesDocument, responses=problems_for(404, 422))
+def list_metrics(
+    job_id: JobId,
+    here: Here,
+    since_step: Annotated[
+        int, Query(ge=0, le=_MOST, description="Last step known; 0 for all.")
+    ] = 0,
+    name: Annotated[
+        list[str] | None,
+        Query(max_length=100, description="Only these metrics; repeatable."),
+    ] = None,
+    max_points: Annotated[
+        int, Query(ge=1, le=10_000, description="Points, at most: neighbouring steps become one.")
+    ] = 1000,
+) -> SeriesDocument:
+    """Return a job's metrics after a step, by ascending steps: the history that counts.
+
+    Steps that were done again after a failure are there once.
+    """
+    points = here.history.series.since(
+        job_id, since_step, metrics=name or None, max_points=max_points
+    )
+    return SeriesDocument(points=[PointDocument.model_validate(point) for point in points])
+
+
+@router.get("/checkpoints", response_model=CheckpointsDocument, responses=problems_for(404, 422))
+def list_checkpoints(job_id: JobId, here: Here) -> CheckpointsDocument:
+    """Return the checkpoints that a job has made, the newest first."""
+    found = here.history.checkpoints.of(job_id)
+    return CheckpointsDocument(
+        checkpoints=[CheckpointDocument.model_validate(each) for each in found]
+    )
+
+
+@router.get("/workers", response_model=WorkersDocument, responses=problems_for(404, 422))
+def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
+    """Return a job's workers as its coordinator published them last, and how old that is."""
+    found = here.history.jobs.get(job_id)
+    return WorkersDocument(
+        workers=[WorkerDocument.model_validate(row) for row in found.workers],
+        published_at_s=found.job.published_at_s,
+        stale_s=found.stale_s,
+    )
+
+
+@router.get(
+    "/logs",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The log, from the byte asked for.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **problems_for(404, 422, 503),
+    },
+)
+async def read_logs(
+    job_id: JobId,
+    here: Here,
+    offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    follow: Annotated[
+        bool, Query(description="Go on as more is printed, until the job has ended.")
+    ] = False,
+) -> Response:
+    """Return what a job's driver has printed: its progress, its events, and why it failed.
+
+    A stream may end at any time: come back with the bytes that were read as `offset`.
+    """
+    history = here.history
+    await to_thread.run_sync(history.jobs.get, job_id)
+    path = await to_thread.run_sync(locate_log, job_id)
+
+    def is_over() -> bool:
+        return history.jobs.get(job_id).job.is_finished
+
+    every_s = here.settings.history.poll_every_s
+    pieces = (
+        follow_log(path, offset, every_s=every_s, is_over=is_over)
+        if follow
+        else read_log(path, offset)
+    )
+    return StreamResponse(pieces, here.streams, media_type="text/plain; charset=utf-8")

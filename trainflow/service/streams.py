@@ -1,0 +1,120 @@
+"""Answer with a stream that a client may read for as long as it likes, at a bounded cost.
+
+A client that takes nothing is dropped after a while. That is seen where this process writes to the
+client itself; where Serve's proxy stands between, which takes all it is given, a stream ends after
+so many bytes: who reads takes it up again where it ended, and who doesn't costs no more than that.
+
+Process: a replica of the service.  Thread: its event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trainflow.errors import TrainFlowError
+from trainflow.service.problem_responses import respond
+from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.settings import LimitSettings
+
+logger = logging.getLogger(__name__)
+
+_COME_BACK_AFTER_S = 5
+
+
+class OpenStreams:
+    """How many streams of a replica are open.
+
+    Attributes:
+        limits: the service's.
+        num_open: at the moment.
+    """
+
+    def __init__(self, limits: LimitSettings):
+        self.limits = limits
+        self.num_open = 0
+
+
+class StreamResponse(Response):
+    """A response whose body comes bit by bit."""
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes],
+        streams: OpenStreams,
+        *,
+        media_type: str,
+    ):
+        """Answer with ``pieces``, none of which is empty; closed whatever happens."""
+        self._pieces = pieces
+        self._streams = streams
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        self.init_headers({"X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the pieces end, the client leaves or stalls, or a bound is reached."""
+        limits = self._streams.limits
+        if self._streams.num_open >= limits.streams:
+            await self._pieces.aclose()
+            await respond(_too_many(limits))(scope, receive, send)
+            return
+        self._streams.num_open += 1
+        try:
+            await self._send_while_wanted(receive, send)
+        finally:
+            self._streams.num_open -= 1
+
+    async def _send_while_wanted(self, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(_wait_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait({sending, leaving})
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_all(self, send: Send) -> None:
+        limits = self._streams.limits
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        num_bytes = 0
+        try:
+            async with aclosing(self._pieces) as pieces:
+                async for piece in pieces:
+                    num_bytes += len(piece)
+                    async with asyncio.timeout(limits.stalled_s):
+                        await send(_body(piece, more=True))
+                    if num_bytes >= limits.stream_bytes:
+                        break
+        except TimeoutError:
+            logger.info("dropped a stream whose client took nothing for %g s", limits.stalled_s)
+            return
+        except TrainFlowError as error:
+            logger.warning("a stream ends, to be taken up again: %s", error)
+        await send(_body(b"", more=False))
+
+
+async def _wait_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(piece: bytes, *, more: bool) -> dict[str, object]:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
+
+
+def _too_many(limits: LimitSettings) -> ProblemError:
+    return ProblemError(
+        ProblemType.TOO_MANY_STREAMS,
+        f"streams: got {limits.streams} open ones, expected fewer; close some, come back in "
+        f"{_COME_BACK_AFTER_S} s, or raise limits.streams of the service",
+        headers={"Retry-After": str(_COME_BACK_AFTER_S)},
+    )
