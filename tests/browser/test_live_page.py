@@ -55,7 +55,7 @@ def test_jobs_are_listed_and_lead_to_each(serve: Serve, run: WatchedRun, open_pa
         page.get_by_label("State").select_option("")
         page.get_by_role("link", name=JOB).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(JOB)
-        expect(page).to_have_title(f"{JOB} – TrainFlow")
+        expect(page).to_have_title(f"{JOB} · TrainFlow")
         page.get_by_role("link", name="All jobs").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
         run.end()
@@ -313,6 +313,6 @@ def test_long_and_hostile_names_are_texts(serve: Serve, open_page: OpenPage, hom
         expect(page.locator(".events li").first).to_contain_text(HOSTILE)
         expect(page.get_by_text(f"note={HOSTILE}")).to_be_visible()
         assert page.locator("img").count() == 0
-        assert page.title() == f"{run.job_id} – TrainFlow"
+        assert page.title() == f"{run.job_id} · TrainFlow"
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, "the page itself scrolls sideways"

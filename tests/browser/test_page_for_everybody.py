@@ -1,5 +1,6 @@
 """The live page with a keyboard, read aloud, in the dark, and without motion."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_every_part_has_a_name_and_a_place(serve: Serve, run: WatchedRun, open_p
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         headings = page.locator("h1, h2, h3")
         levels = headings.evaluate_all("all => all.map(e => Number(e.tagName[1]))")
-        assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+        assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
         ids = page.locator("[id]").evaluate_all("all => all.map(e => e.id)")
         assert len(ids) == len(set(ids))
         for each in page.locator("button, a, input, select, [role], table").all():

@@ -1,5 +1,6 @@
 """Modules of the page that compute, with plain values, in the engine that runs them."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,9 +89,7 @@ def test_a_series_stays_small_and_whole(run: Run):
     assert sum(each["num_steps"] for each in found) == 10_000
     edges = [(each["first_step"], each["last_step"]) for each in found]
     assert edges[0][0] == 1
-    assert all(
-        after[0] == before[1] + 1 for before, after in zip(edges, edges[1:], strict=False)
-    )
+    assert all(after[0] == before[1] + 1 for before, after in itertools.pairwise(edges))
 
 
 def test_a_point_that_stands_for_known_steps_too_replaces_them(run: Run):

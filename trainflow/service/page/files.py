@@ -98,6 +98,6 @@ def load_page() -> Mapping[str, PageFile]:
 
 
 def _load(name: str) -> PageFile:
-    body = (resources.files(__package__) / "static" / name).read_bytes()
+    body = (resources.files(__name__.rpartition(".")[0]) / "static" / name).read_bytes()
     digest = hashlib.sha256(body).hexdigest()[:32]
     return PageFile(body, _MEDIA_TYPES[PurePosixPath(name).suffix], f'"{digest}"')

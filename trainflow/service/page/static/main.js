@@ -71,7 +71,7 @@ function show(view, { isAsked }) {
   const { signal } = current;
   shared.notices.clear();
   forget.hidden = readToken() === null;
-  document.title = `${view.title} – TrainFlow`;
+  document.title = `${view.title} · TrainFlow`;
   main.replaceChildren(view.element);
   if (isAsked) {
     view.element.querySelector("h1").focus();
