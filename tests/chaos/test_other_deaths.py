@@ -40,7 +40,7 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
     hang = events_of(status, "hang")[0]
     assert hang["text"].startswith(f"{worker['worker_id']}: no progress in data of step 25")
     assert "rank 1: hang_once (tests/chaos/chaos_job.py:" in hang["text"]
-    assert "ranks 0, 2: train (tests/chaos/chaos_job.py:" in hang["text"]
+    assert "ranks 0, 2: commit (tests/chaos/chaos_job.py:" in hang["text"]
     (stacks,) = (Path(status["directory"], name).read_text() for name in hang["data"]["stacks"])
     for rank, member in members.items():
         assert f"{member['worker_id']}, rank {rank}, process {member['pid']}" in stacks

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     FAILED = 1, "the job failed; the reason, with the rank's traceback, is on stderr"
     USAGE = 2, "wrong usage or configuration; nothing was started"
     NOT_FOUND = 3, "no such run on the cluster"
+    TOKEN_REFUSED = 4, "the service refuses the access token, or it does not allow this"
     UNREACHABLE = 5, "no cluster, or no coordinator, answers"
     CONFLICT = 6, "something is already there: a head of another run"
     STOPPED = 7, "the run was stopped: by Ctrl-C, SIGTERM or `trainflow stop`"

@@ -67,7 +67,9 @@ class Metric:
     kind: Kind
     unit: str
     meaning: str
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    labels: Mapping[str, Sequence[str]] = field(
+        default_factory=dict[str, Sequence[str]], hash=False
+    )
     buckets: Sequence[float] = ()
 
     @property

@@ -88,28 +88,25 @@ class JobDesk:
             directory = str(contain(request.working_directory, self.roots))
         job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
         kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
-        is_new = self._begin(job_id, job_file.config) and is_new
+        self._begin(job_id, job_file.config)
         found = self.history.jobs.get(job_id)
         if found.job.attempt == 1 and found.job.state is RunState.PENDING:
             self._start(Attempt(job_id), kept, key)
         return found, is_new
 
-    def _begin(self, job_id: str, config: JobConfig) -> bool:
-        """Enter a job in the history; False if a request with the same key has."""
+    def _begin(self, job_id: str, config: JobConfig) -> None:
+        """Enter a job in the history, unless a request with the same key has."""
         with suppress(JobNotFoundError):
             self.history.jobs.get(job_id)
-            return False
+            return
         submission = Submission(
             job_id=job_id,
             name=config.name,
             config=kept_settings(config),
             directory=str(names.run_directory(job_id).absolute()),
         )
-        try:
+        with suppress(ConflictError):
             self.history.submissions.begin(submission)
-        except ConflictError:
-            return False
-        return True
 
     def _claim(
         self, request: SubmitRequest, key: IdempotencyKey | None, job_id: str

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainflow.coordination.hang_detection import Progress, judge_progress
+from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
 from trainflow.coordination.hang_response import _DEADLOCK
 from trainflow.epochs import EpochId, Phase
 from trainflow.monitoring.failure_causes import FailureCause, name_cause
@@ -38,8 +38,8 @@ def test_a_text_is_understood(text: str, cause: FailureCause):
 @pytest.mark.parametrize("pulse_age_s", [0.0, 99.0])
 def test_a_hang_is_understood_as_the_detector_words_it(pulse_age_s: float):
     progress = Progress(1, 3, EpochId(1, 1), Phase.COMPUTE, 99.0, pulse_age_s)
-    (evidence,) = judge_progress({"a": progress}, 10.0).hung.values()
-    assert name_cause(f"{LOST}hung: {evidence}", {}) is FailureCause.HUNG
+    (hang,) = judge_progress({"a": progress}, Limits(10.0)).hung.values()
+    assert name_cause(f"{LOST}hung: {hang.text}", {}) is FailureCause.HUNG
 
 
 def test_a_preemption_is_one_whatever_was_seen_of_it():

@@ -34,8 +34,9 @@ class WandbLogger:
         self._run.log({_STEP: point.step, **point.values})
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left; returns when the library's process has written it, and ended."""
         self._run.finish()
+        wandb.teardown()
 
 
 def open_logger(run: LoggedRun, folder: str) -> WandbLogger:

@@ -6,6 +6,7 @@ Fails: HistoryError.
 
 import hashlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select
@@ -109,6 +110,9 @@ class Jobs:
     def attempts(self, job_id: str) -> tuple[Attempt, ...]:
         """Return a job's attempts, the first one first.
 
+        Where the job has ended and no event tells so, or not yet, its newest attempt has ended as
+        the job has.
+
         Raises:
             JobNotFoundError: there is none of that id.
             HistoryError: the database doesn't answer.
@@ -116,8 +120,13 @@ class Jobs:
         table = schema.attempts
         query = select(table).where(table.c.job_id == job_id).order_by(table.c.number)
         with self._database.read() as connection:
-            require_job(connection, job_id)
-            return tuple(to_attempt(row) for row in connection.execute(query))
+            job = connection.execute(select(*_JOB_COLUMNS).where(_T.job_id == job_id)).one_or_none()
+            attempts = [to_attempt(row) for row in connection.execute(query)]
+        if job is None:
+            raise unknown_job(job_id)
+        if attempts:
+            attempts[-1] = _ended_with(_to_job(job), attempts[-1])
+        return tuple(attempts)
 
     def heads(self, job_ids: Collection[str]) -> Mapping[str, JobHead]:
         """Return how far jobs go, in one query; ids that are unknown are left out.
@@ -253,6 +262,19 @@ def _is_after(position: Position):  # noqa: ANN202  SQLAlchemy's own
 
 def _digest_label(key: str, value: str) -> str:
     return hashlib.sha256(f"{len(key)}:{key}{value}".encode()).hexdigest()
+
+
+def _ended_with(job: Job, newest: Attempt) -> Attempt:
+    if not job.is_finished or newest.ended_at_s is not None:
+        return newest
+    return replace(
+        newest,
+        started_at_s=job.ended_at_s if newest.started_at_s is None else newest.started_at_s,
+        ended_at_s=job.ended_at_s,
+        state=job.state,
+        exit_code=job.exit_code,
+        reason=job.reason,
+    )
 
 
 def _to_job(row: Row[tuple[Any, ...]]) -> Job:

@@ -236,6 +236,13 @@ def test_an_ending_that_found_no_room_is_known_by_the_status(
         0,
         "every step is done",
     )
+    (attempt,) = history.jobs.attempts(JOB_ID)
+    assert (attempt.state, attempt.exit_code, attempt.reason, attempt.ended_at_s) == (
+        RunState.SUCCEEDED,
+        0,
+        "every step is done",
+        job.ended_at_s,
+    )
 
 
 def test_a_run_whose_head_died_stays_as_it_was_and_grows_old(
