@@ -50,7 +50,9 @@ def serve_runs(*, port: int = 0, **changes: Any) -> Generator[Served]:
     """Serve the runs under TRAINFLOW_HOME; without tokens, unless the settings ask for them."""
     given = {"authentication": "off", "history": {"poll_every_s": LOOK_EVERY_S}} | changes
     with open_history() as history:
-        keeping = IngestThread(Ingester(history.database), LOOK_EVERY_S)
+        ingester = Ingester(history.database)
+        ingester.catch_up()  # so that a page which is opened at once finds what is there
+        keeping = IngestThread(ingester, LOOK_EVERY_S)
         keeping.start()
         app = create_app(ServiceSettings.model_validate(given), history, FakeCluster())
         try:

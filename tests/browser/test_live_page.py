@@ -176,7 +176,8 @@ def test_a_lost_connection_is_told_and_taken_up_without_a_gap(
     run.happen(5)
     with serve_runs(port=port):
         expect(page.locator(".events li")).to_have_count(12, timeout=30_000)
-        expect(page.locator(".notice")).to_have_count(0, timeout=30_000)
+        lost = page.get_by_text("The connection to the service is lost")
+        expect(lost).to_have_count(0, timeout=30_000)
         shown = page.locator(".events li").evaluate_all("all => all.map(e => e.dataset.number)")
     assert shown == [str(number) for number in range(12, 0, -1)]
 
