@@ -121,7 +121,7 @@ def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: s
     assert hang["data"]["worker"] == worker["worker_id"]
     assert str(worker["pid"]) in hang["text"]
     assert "rank 1: its process is stopped" in hang["text"]
-    assert "ranks 0, 2: train (tests/chaos/chaos_job.py:" in hang["text"]
+    assert "ranks 0, 2: commit (tests/chaos/chaos_job.py:" in hang["text"]
     expect_seen_as_a_hang(status)
     expect_as_undisturbed(run, undisturbed)
     assert not Path(f"/proc/{worker['pid']}").exists(), "the stopped process was left behind"
