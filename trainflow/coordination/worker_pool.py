@@ -156,11 +156,17 @@ class WorkerPool:
             await asyncio.wait(waits, timeout=timeout_s)
 
     async def close(self, timeout_s: float) -> None:
-        """End every worker, gently within ``timeout_s``, and give the bundles back."""
+        """End every worker, gently within ``timeout_s``, and give the bundles back.
+
+        One that is still starting holds nothing, and would answer only once it has imported
+        everything: it is ended at once.
+        """
         for task in self._tasks:
             task.cancel()
         closing = [
-            asyncio.ensure_future(entry.actor.close.remote()) for entry in self.entries.values()
+            asyncio.ensure_future(entry.actor.close.remote())
+            for entry in self.entries.values()
+            if entry.description is not None
         ]
         if closing:
             await asyncio.wait(closing, timeout=timeout_s)
