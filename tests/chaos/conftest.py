@@ -33,7 +33,8 @@ def cluster(
 @pytest.fixture(scope="session")
 def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the digest of the weights of a run in which nothing fails."""
-    test = RunUnderTest.start(cluster, tmp_path_factory.mktemp("undisturbed"), sleep_s=0.0)
+    work_dir = tmp_path_factory.mktemp("undisturbed")
+    test = RunUnderTest.start(cluster, work_dir, spares=0, sleep_s=0.0)
     status = test.finish()
     assert status["state"] == "succeeded", status["ending"]
     digests = test.final_digests()
@@ -45,10 +46,8 @@ def undisturbed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return the digests of the shards of a run in which nothing fails, by rank."""
-    parallel = {"mode": "fsdp"}
-    test = RunUnderTest.start(
-        cluster, tmp_path_factory.mktemp("smooth"), sleep_s=0.0, parallel=parallel
-    )
+    work_dir, parallel = tmp_path_factory.mktemp("smooth"), {"mode": "fsdp"}
+    test = RunUnderTest.start(cluster, work_dir, spares=0, sleep_s=0.0, parallel=parallel)
     status = test.finish()
     assert status["state"] == "succeeded", status["ending"]
     assert test.used_samples() == test.expected_samples()
