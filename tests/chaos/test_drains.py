@@ -98,7 +98,8 @@ def test_sharded_state_goes_with_the_rank(
 def test_without_a_spare_the_world_is_smaller_until_the_notice_is_taken_back(
     cluster: LocalCluster, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    run = start(cluster, tmp_path, spares=0, minimum=2, max_steps=400, **settings)
+    slow = {"sleep_s": 0.25, "sleep_from": 10, "max_steps": 100}
+    run = start(cluster, tmp_path, spares=0, minimum=2, **slow, **settings)
     run.wait_training(step=10)
     before = run.pids()
     path = give_notice(run, 1, "")

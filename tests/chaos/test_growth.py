@@ -12,7 +12,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 NODE_CPUS = 2
-SLOW = {"sleep_s": 0.1, "max_steps": 600}  # until the test lets it hurry
+SLOW = {"sleep_s": 0.4, "sleep_from": 5, "max_steps": 150}  # until the test lets it hurry
 
 
 def expect_grown(run: RunUnderTest, before: dict[int, int], world_size: int) -> None:

@@ -17,9 +17,8 @@ def test_a_flapping_node_takes_no_ranks_until_it_has_shown_that_it_is_well(
 ) -> None:
     """Every CPU has a worker, so that the node's bundles have nowhere else to go."""
     failures = {"isolate_after": 2, "probe_after_s": 15.0}
-    run = RunUnderTest.start(
-        cluster, tmp_path, spares=3, max_steps=600, sleep_s=0.1, failures=failures
-    )
+    slow = {"sleep_s": 0.4, "sleep_from": 5, "max_steps": 150}  # until the test lets it hurry
+    run = RunUnderTest.start(cluster, tmp_path, spares=3, failures=failures, **slow)
     run.wait_training(step=5, spares=3)
     before, node = run.members(), run.node_of(1)
     node.kill()

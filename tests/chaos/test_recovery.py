@@ -143,7 +143,8 @@ def test_node_killed(run: RunUnderTest, undisturbed: str) -> None:
 
 
 def test_world_shrinks_and_grows_back(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, spares=0, max_steps=400)
+    slow = {"sleep_s": 0.08, "max_steps": 120}  # a new worker arrives before the end
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, **slow)
     run.wait_training(step=20)
     before = run.pids()
     run.kill(1)
