@@ -30,7 +30,7 @@ class Args(BaseModel):
     work_dir: Path
     hidden: int = 256
     """Width of the model."""
-    sleep_s: float = 0.01
+    sleep_s: float = 0.04
     """A microbatch waits for so long, until there is a file named hurry."""
     sleep_from: int = 1
     """Step from which on it does."""

@@ -40,7 +40,7 @@ TERMINAL = {"succeeded", "failed", "stopped"}
 def make_job(
     work_dir: Path,
     *,
-    max_steps: int = 150,
+    max_steps: int = 80,
     target: int = 3,
     spares: int = 2,
     minimum: int = 1,

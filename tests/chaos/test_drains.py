@@ -16,7 +16,7 @@ from trainflow.coordination.ray_drains import find_draining_nodes
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 NODE_CPUS = 2
-SLOW = {"sleep_s": 0.05}  # until the test lets it hurry
+SLOW = {"sleep_s": 0.12}  # until the test lets it hurry
 
 
 def start(cluster: LocalCluster, work_dir: Path, **settings: Any) -> RunUnderTest:

@@ -66,7 +66,8 @@ def lives(events: list[dict[str, Any]], end_s: float) -> dict[str, float]:
 
 
 def test_the_ledger_is_the_workers_time(cluster: LocalCluster, tmp_path: Path):
-    run = RunUnderTest.start(cluster, tmp_path)
+    slow = {"sleep_s": 0.15, "sleep_from": 20}  # a new spare is warm before the end
+    run = RunUnderTest.start(cluster, tmp_path, **slow)
     run.wait_training(step=20, spares=2)
     run.kill(1)
     run.wait_recovered()

@@ -105,7 +105,8 @@ def test_a_worker_that_starts_while_the_coordinator_dies_takes_part(
 def test_a_rank_killed_after_its_last_step_is_made_up_for(
     cluster: LocalCluster, tmp_path: Path, spares: int
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, max_steps=30, spares=spares, hold_after_loop=1)
+    short = {"max_steps": 30, "sleep_s": 0.01, "hold_after_loop": 1}
+    run = RunUnderTest.start(cluster, tmp_path, spares=spares, **short)
     run.wait_training(step=0, spares=spares)
     first = run.wait_file("holding-*")
     victim = int(first.name.removeprefix("holding-"))
@@ -134,7 +135,7 @@ def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_
 def test_a_coordinator_killed_after_the_end_comes_back_with_the_result(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, max_steps=10)
+    run = RunUnderTest.start(cluster, tmp_path, max_steps=10, sleep_s=0.01)
     before = run.wait(lambda s: s["ending"] is not None)
     pid = run.run.coordinator_pid()
     os.kill(pid, signal.SIGKILL)

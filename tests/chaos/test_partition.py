@@ -23,6 +23,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
     job = make_job(
         tmp_path,
         max_steps=100_000,
+        sleep_s=0.01,
         target=3,
         spares=1,
         failures={"lease_s": 4.0, "hang_timeout_s": 60.0},

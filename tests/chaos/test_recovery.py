@@ -90,7 +90,8 @@ def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ) -> None:
     at, parallel = 25, {"mode": mode}
-    run = RunUnderTest.start(cluster, tmp_path, die_after=at, max_steps=60, parallel=parallel)
+    settings = {"max_steps": 60, "sleep_s": 0.01, "parallel": parallel}
+    run = RunUnderTest.start(cluster, tmp_path, die_after=at, **settings)
     run.wait_recovered()
     status = run.finish()
     assert status["state"] == "succeeded", status["ending"]

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 FSDP = {"parallel": {"mode": "fsdp"}}
 NODE_CPUS = 2
 EVERY_STEPS = 20
-SLOW = {"sleep_s": 0.1}  # until the test lets it hurry: a new worker arrives before the end
+# Until the test lets it hurry: a new worker arrives before the end.
+SLOW = {"sleep_s": 0.25, "sleep_from": 10}
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
 ) -> None:
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     checkpoint = {"url": store.url, "every_steps": EVERY_STEPS}
-    slow = {"sleep_s": 0.05, "spares": 0}  # an interval takes seconds, and bringing them less
+    slow = {"sleep_s": 0.1, "spares": 0}  # an interval takes seconds, and bringing them less
     run = RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, **slow, **FSDP)
     run.wait_checkpoint(40)
     run.lose_all()

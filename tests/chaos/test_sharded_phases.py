@@ -39,7 +39,8 @@ def test_a_keeper_that_dies_while_it_streams_a_copy_goes_on_with_it(
     """The rank whose shards it was to copy dies with it."""
     # Longer than a Keeper takes to be back: a node that is given up has no memory to go on from.
     lease = {"lease_s": 25.0}
-    run = RunUnderTest.start(cluster, tmp_path, minimum=3, sleep_s=0.2, failures=lease, **FSDP)
+    slow = {"sleep_s": 0.4, "sleep_from": STEP}
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, failures=lease, **slow, **FSDP)
     run.wait_training(step=STEP, spares=2)
     keeper = run.keeper_of(1)
     assert keeper is not None

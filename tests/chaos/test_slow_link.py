@@ -26,6 +26,7 @@ def test_a_host_whose_link_falls_to_a_tenth_of_its_speed_is_named_and_nobody_bef
     job = make_job(
         tmp_path,
         max_steps=100_000,
+        sleep_s=0.01,
         minimum=NUM_NODES,
         target=NUM_NODES,
         spares=0,

@@ -16,7 +16,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow, pytest.mark.storage]
 
-EVERY_STEPS = 10
+EVERY_STEPS = 7
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def start(cluster: LocalCluster, tmp_path: Path) -> Callable[[str], RunUnderTest
         checkpoint = {"url": url, "every_steps": EVERY_STEPS}
         # Slow steps: a server is back after ten seconds, and the run is not to be over by then.
         return RunUnderTest.start(
-            cluster, tmp_path, minimum=3, spares=0, checkpoint=checkpoint, sleep_s=0.1
+            cluster, tmp_path, minimum=3, spares=0, checkpoint=checkpoint, sleep_s=0.2
         )
 
     return start
