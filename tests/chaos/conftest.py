@@ -56,5 +56,11 @@ def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> l
 
 @pytest.fixture
 def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
-    """Start a run with two spares."""
-    return RunUnderTest.start(cluster, tmp_path)
+    """Start a run with a spare."""
+    return RunUnderTest.start(cluster, tmp_path, spares=1)
+
+
+@pytest.fixture
+def well_staffed(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
+    """Start a run with two spares, on two nodes: for two deaths, or one of a whole node."""
+    return RunUnderTest.start(cluster, tmp_path, spares=2)

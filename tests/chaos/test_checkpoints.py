@@ -103,7 +103,7 @@ def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_ke
     cluster: LocalCluster, tmp_path: Path, store: CheckpointStore
 ) -> None:
     checkpoint = {"url": store.url, "every_steps": 4, "keep_last": 1, "drill_every_s": 0.05}
-    run = RunUnderTest.start(cluster, tmp_path, checkpoint=checkpoint)
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, checkpoint=checkpoint)
     run.wait_checkpoint(20)
     pid = run.coordinator_pid()
     assert pid is not None

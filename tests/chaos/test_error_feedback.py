@@ -22,7 +22,8 @@ def test_a_spare_takes_over_what_compression_left_out(cluster: LocalCluster, tmp
     folders = [tmp_path / name for name in ("undisturbed", "killed")]
     for folder in folders:
         folder.mkdir()
-    calm = RunUnderTest.start(cluster, folders[0], communication=FED_BACK, sleep_s=0.0)
+    calm_settings = {"spares": 0, "sleep_s": 0.0}
+    calm = RunUnderTest.start(cluster, folders[0], communication=FED_BACK, **calm_settings)
     assert calm.finish()["state"] == "succeeded"
     run = RunUnderTest.start(cluster, folders[1], communication=FED_BACK)
     run.wait_training(step=20, spares=2)

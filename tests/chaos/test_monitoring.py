@@ -44,8 +44,8 @@ def missing(run: RunUnderTest) -> list[str]:
 
 def test_every_metric_of_a_run_with_a_kill_is_shown(cluster: LocalCluster, tmp_path: Path):
     checkpoint = {"url": str(tmp_path / "store"), "every_steps": 10}
-    run = RunUnderTest.start(cluster, tmp_path, checkpoint=checkpoint)
-    run.wait_training(step=20, spares=2)
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, checkpoint=checkpoint)
+    run.wait_training(step=20, spares=1)
     run.kill(1)
     run.wait_recovered()
     wait_until(lambda: not missing(run), lambda: missing(run))
@@ -66,12 +66,12 @@ def lives(events: list[dict[str, Any]], end_s: float) -> dict[str, float]:
 
 
 def test_the_ledger_is_the_workers_time(cluster: LocalCluster, tmp_path: Path):
-    slow = {"sleep_s": 0.15, "sleep_from": 20}  # a new spare is warm before the end
+    slow = {"spares": 1, "sleep_s": 0.15, "sleep_from": 20}  # a new spare is warm before the end
     run = RunUnderTest.start(cluster, tmp_path, **slow)
-    run.wait_training(step=20, spares=2)
+    run.wait_training(step=20, spares=1)
     run.kill(1)
     run.wait_recovered()
-    run.wait_training(step=40, spares=2)
+    run.wait_training(step=40, spares=1)
     run.kill(2)
     run.wait_recovered(2)
     status = run.finish()

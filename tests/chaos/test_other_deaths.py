@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 
 def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=20, spares=2)
+    run.wait_training(step=20, spares=1)
     pids = run.pids()
     keeper = run.keeper_of(1)
     assert keeper is not None
@@ -32,8 +32,8 @@ def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -
 def test_a_thread_that_stands_still_in_a_step_is_found(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, hang_at=25)
-    run.wait_training(step=20, spares=2)
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, hang_at=25)
+    run.wait_training(step=20, spares=1)
     members = run.members()
     worker = members[1]
     status = run.wait_recovered()
@@ -70,8 +70,9 @@ def signal_tree(node: LocalNode, number: signal.Signals) -> None:
 
 
 def test_a_node_that_falls_silent_is_given_up_and_its_workers_die_when_it_is_back(
-    run: RunUnderTest, undisturbed: str
+    well_staffed: RunUnderTest, undisturbed: str
 ) -> None:
+    run = well_staffed
     run.wait_training(step=20, spares=2)
     before, node = run.pids(), run.node_of(1)
     signal_tree(node, signal.SIGSTOP)
@@ -125,7 +126,7 @@ def test_a_rank_killed_after_its_last_step_is_made_up_for(
 
 
 def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, nan_at=(5, 6), max_steps=30)
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, nan_at=(5, 6), max_steps=30)
     status = run.finish()
     assert status["state"] == "failed"
     assert "training.max_skipped_steps = 2" in status["ending"]["reason"]
@@ -135,7 +136,7 @@ def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_
 def test_a_coordinator_killed_after_the_end_comes_back_with_the_result(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, max_steps=10, sleep_s=0.01)
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, max_steps=10, sleep_s=0.01)
     before = run.wait(lambda s: s["ending"] is not None)
     pid = run.run.coordinator_pid()
     os.kill(pid, signal.SIGKILL)

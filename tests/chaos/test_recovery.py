@@ -41,7 +41,8 @@ def expect_starts_are_told(run: RunUnderTest, status: dict[str, Any]) -> None:
     assert min(frozen) > 100_000, "collections go over modules"
 
 
-def test_worker_killed_is_replaced_by_a_spare(run: RunUnderTest, undisturbed: str) -> None:
+def test_worker_killed_is_replaced_by_a_spare(well_staffed: RunUnderTest, undisturbed: str) -> None:
+    run = well_staffed
     expect_starts_are_told(run, run.wait_training(step=20, spares=2))
     before = run.pids()
     run.kill(1)
@@ -52,7 +53,8 @@ def test_worker_killed_is_replaced_by_a_spare(run: RunUnderTest, undisturbed: st
     expect_as_undisturbed(run, undisturbed)
 
 
-def test_two_members_killed_at_once(run: RunUnderTest, undisturbed: str) -> None:
+def test_two_members_killed_at_once(well_staffed: RunUnderTest, undisturbed: str) -> None:
+    run = well_staffed
     run.wait_training(step=20, spares=2)
     before = run.pids()
     run.kill(0, 2)
@@ -62,7 +64,7 @@ def test_two_members_killed_at_once(run: RunUnderTest, undisturbed: str) -> None
 
 
 def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str) -> None:
-    before = run.wait_training(step=20, spares=2)
+    before = run.wait_training(step=20, spares=1)
     pids = run.pids()
     os.kill(run.run.coordinator_pid(), signal.SIGKILL)
     after = run.wait(lambda s: s["incarnation"] > before["incarnation"] and s["state"] == "running")
@@ -72,7 +74,7 @@ def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str
 
 
 def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=20, spares=2)
+    run.wait_training(step=20, spares=1)
     before, victim = run.pids(), run.members()[2]["worker_id"]
     os.kill(run.run.coordinator_pid(), signal.SIGKILL)
     os.kill(before[2], signal.SIGKILL)
@@ -90,7 +92,7 @@ def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ) -> None:
     at, parallel = 25, {"mode": mode}
-    settings = {"max_steps": 60, "sleep_s": 0.01, "parallel": parallel}
+    settings = {"spares": 1, "max_steps": 60, "sleep_s": 0.01, "parallel": parallel}
     run = RunUnderTest.start(cluster, tmp_path, die_after=at, **settings)
     run.wait_recovered()
     status = run.finish()
@@ -114,7 +116,7 @@ def expect_seen_as_a_hang(status: dict[str, Any]) -> None:
 
 
 def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: str) -> None:
-    run.wait_training(step=20, spares=2)
+    run.wait_training(step=20, spares=1)
     worker = run.members()[1]
     run.kill(1, with_signal=signal.SIGSTOP)
     status = run.wait_recovered()
@@ -128,7 +130,8 @@ def test_stopped_worker_is_killed_and_replaced(run: RunUnderTest, undisturbed: s
     assert not Path(f"/proc/{worker['pid']}").exists(), "the stopped process was left behind"
 
 
-def test_node_killed(run: RunUnderTest, undisturbed: str) -> None:
+def test_node_killed(well_staffed: RunUnderTest, undisturbed: str) -> None:
+    run = well_staffed
     run.wait_training(step=20, spares=2)
     before = run.members()
     lost = [rank for rank, worker in before.items() if worker["host"] == before[2]["host"]]
@@ -162,7 +165,7 @@ def test_world_shrinks_and_grows_back(cluster: LocalCluster, tmp_path: Path) -> 
 
 
 def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, raise_at=5)
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, raise_at=5)
     status = run.finish()
     assert status["state"] == "failed"
     assert "rank 1" in status["ending"]["reason"]
@@ -171,7 +174,7 @@ def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_pat
 
 
 def test_nan_is_skipped_on_all_ranks(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, nan_at=(7,), max_steps=12)
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, nan_at=(7,), max_steps=12)
     status = run.finish()
     assert status["state"] == "succeeded"
     assert [step["step"] for step in status["steps"] if not step["applied"]] == [7]

@@ -20,7 +20,14 @@ SLOW = {"sleep_s": 0.25, "sleep_from": 10}
 
 @pytest.fixture
 def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
-    return RunUnderTest.start(cluster, tmp_path, minimum=3, **FSDP)
+    """Start a sharded run with a spare."""
+    return RunUnderTest.start(cluster, tmp_path, minimum=3, spares=1, **FSDP)
+
+
+@pytest.fixture
+def well_staffed(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
+    """Start one with two spares, on two nodes: for two deaths, or one of a whole node."""
+    return RunUnderTest.start(cluster, tmp_path, minimum=3, spares=2, **FSDP)
 
 
 def remove_chunks(store: CheckpointStore) -> int:
@@ -34,7 +41,7 @@ def remove_chunks(store: CheckpointStore) -> int:
 def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     run: RunUnderTest, smooth: list[str]
 ) -> None:
-    run.wait_training(step=30, spares=2)
+    run.wait_training(step=30, spares=1)
     pids = run.pids()
     run.kill(1)
     (recovered,) = events_of(run.wait_recovered(), "recovered")
@@ -51,8 +58,8 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
 def test_so_it_is_where_layers_stay_gathered_and_are_computed_again(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str], parallel: dict[str, str]
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, minimum=3, parallel=parallel)
-    run.wait_training(step=30, spares=2)
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, spares=1, parallel=parallel)
+    run.wait_training(step=30, spares=1)
     run.kill(1)
     (recovered,) = events_of(run.wait_recovered(), "recovered")
     assert recovered["data"]["steps_lost"] == 0
@@ -86,7 +93,8 @@ def test_a_group_goes_on_with_a_spare_and_else_another_alone(
     assert run.used_samples() == run.expected_samples()
 
 
-def test_two_ranks_killed_at_once(run: RunUnderTest, smooth: list[str]) -> None:
+def test_two_ranks_killed_at_once(well_staffed: RunUnderTest, smooth: list[str]) -> None:
+    run = well_staffed
     run.wait_training(step=30, spares=2)
     run.kill(0, 2)
     run.wait_recovered()
@@ -96,8 +104,9 @@ def test_two_ranks_killed_at_once(run: RunUnderTest, smooth: list[str]) -> None:
 
 
 def test_what_a_lost_node_held_another_has(
-    run: RunUnderTest, cluster: LocalCluster, smooth: list[str]
+    well_staffed: RunUnderTest, cluster: LocalCluster, smooth: list[str]
 ) -> None:
+    run = well_staffed
     run.wait_training(step=30, spares=2)
     node = run.node_of(1)
     node.kill()
@@ -117,7 +126,7 @@ def test_every_worker_killed_goes_on_from_memory(run: RunUnderTest, smooth: list
 
 
 def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, smooth: list[str]) -> None:
-    run.wait_training(step=30, spares=2)
+    run.wait_training(step=30, spares=1)
     keeper = run.keeper_of(1)
     assert keeper is not None
     run.kill(1)
@@ -180,8 +189,8 @@ def test_the_world_shrinks_and_grows_back_from_memory(
 def test_a_rank_that_stands_still_is_told_from_those_that_wait_for_its_parameters(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, minimum=3, hang_at=25, **FSDP)
-    run.wait_training(step=20, spares=2)
+    run = RunUnderTest.start(cluster, tmp_path, minimum=3, spares=1, hang_at=25, **FSDP)
+    run.wait_training(step=20, spares=1)
     worker = run.members()[1]["worker_id"]
     hangs = events_of(run.wait_recovered(), "hang")
     assert [event["text"].split(":")[0] for event in hangs] == [worker]

@@ -14,7 +14,7 @@ def test_a_rank_whose_microbatches_take_longer_is_named_until_they_do_not(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     run = RunUnderTest.start(
-        cluster, tmp_path, max_steps=5000, sleep_s=0.04, slow_rank=2, slow_s=0.08
+        cluster, tmp_path, spares=0, max_steps=5000, sleep_s=0.04, slow_rank=2, slow_s=0.08
     )
     told = run.wait(lambda s: bool(events_of(s, "straggler")))
     member = run.members()[2]
@@ -40,6 +40,7 @@ def test_a_stragglers_rank_goes_to_a_spare_between_two_steps(
     run = RunUnderTest.start(
         cluster,
         tmp_path,
+        spares=1,
         max_steps=600,
         sleep_s=0.04,
         slow_rank=2,
