@@ -33,6 +33,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
     try:
         for number, (sends, hears) in enumerate(directions, start=1):
             run.wait(lambda count=number: has_trained(run, 10 * count))
+            run.wait(lambda count=number: len(run.events("warm")) >= count)  # costs it nothing
             run.wait(lambda: has_a_spare(run))
             before = run.workers()
             victim = before[1]

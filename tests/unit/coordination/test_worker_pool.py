@@ -25,12 +25,12 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
         ended.append(actor.name)
 
     monkeypatch.setattr(module, "ray", SimpleNamespace(kill=kill))
-    monkeypatch.setattr(module, "wait_gone", lambda *_: asyncio.Event().wait())
+    monkeypatch.setattr(module, "wait_gone", _wait_for_ever)
 
     def make_actor(name: str) -> Any:
         return SimpleNamespace(
             name=name,
-            wait_exit=Method(lambda: asyncio.Event().wait()),
+            wait_exit=Method(_wait_for_ever),
             close=Method(lambda: asked.append(name)),
         )
 
@@ -45,6 +45,10 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
     asyncio.run(act())
     assert asked == [WARM]
     assert ended == [STARTING, WARM]
+
+
+async def _wait_for_ever(*_: object) -> None:
+    await asyncio.Event().wait()
 
 
 def _make_pool() -> WorkerPool:
