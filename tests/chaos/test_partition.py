@@ -1,6 +1,7 @@
 """A host that the network loses, whole or in one direction, on hosts in network namespaces."""
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
     job = make_job(
         tmp_path,
         max_steps=100_000,
-        sleep_s=0.01,
+        sleep_s=0.1,  # leaves a new spare the cores to start on
         target=3,
         spares=1,
         failures={"lease_s": 4.0, "hang_timeout_s": 60.0},
@@ -33,9 +34,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
     try:
         for number, (sends, hears) in enumerate(directions, start=1):
             run.wait(lambda count=number: has_trained(run, 10 * count))
-            run.wait(lambda count=number: len(run.events("warm")) >= count)  # costs it nothing
-            run.wait(lambda: has_a_spare(run))
-            before = run.workers()
+            before = wait_for_spare(run, number)
             victim = before[1]
             host = hosts.number_of(victim["host"])
             hosts.cut(host, sends=sends, hears=hears)
@@ -60,5 +59,17 @@ def has_trained(run: NetRun, num_steps: int) -> bool:
     return len(run.read("metrics")) >= num_steps
 
 
-def has_a_spare(run: NetRun) -> bool:
-    return [each["state"] for each in run.workers()] == ["member"] * 3 + ["spare"]
+def wait_for_spare(run: NetRun, num_warm: int) -> list[dict[str, Any]]:
+    """Return the workers once so many have been warm, and one of them is a spare now.
+
+    Before that nobody is asked, as this takes a core that the spare starts on.
+    """
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        found[:] = run.workers()
+        return [each["state"] for each in found] == ["member"] * 3 + ["spare"]
+
+    run.wait(lambda: len(run.events("warm")) >= num_warm)
+    run.wait(look)
+    return found
