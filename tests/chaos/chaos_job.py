@@ -22,7 +22,7 @@ from trainflow.computation.step import Step
 from trainflow.data.batch import Batch
 from trainflow.epochs import INITIAL_EPOCH, EpochId
 
-NUM_SAMPLES = 5000
+NUM_SAMPLES = 1500
 WIDTH = 64
 
 
