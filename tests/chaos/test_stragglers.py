@@ -41,7 +41,7 @@ def test_a_stragglers_rank_goes_to_a_spare_between_two_steps(
         cluster,
         tmp_path,
         spares=1,
-        max_steps=600,
+        max_steps=250,
         sleep_s=0.04,
         slow_rank=2,
         failures={"replace_stragglers": True},
