@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
 
 _START_WITHIN_S = 60.0
+_STOPS_WITHIN_S = 10.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -51,23 +52,15 @@ class LocalNode:
 
     def kill(self) -> None:
         """End every process of the node at once, as a power cut does."""
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(self.tree())
         self.process.wait()
 
     def stop(self) -> None:
         """End the node in order; what does not end is killed."""
-        tree = self._tree()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(tree, timeout=10)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
+        _stop([self])
 
-    def _tree(self) -> list[psutil.Process]:
+    def tree(self) -> list[psutil.Process]:
+        """Return all of the node's processes."""
         try:
             root = psutil.Process(self.process.pid)
             return [*root.children(recursive=True), root]
@@ -151,9 +144,10 @@ class LocalCluster:
         return self.nodes[index]
 
     def stop(self) -> None:
-        """End every process of the cluster, nodes first, and remove its files."""
+        """End every process of the cluster, all nodes before the head, and remove its files."""
+        _stop(self.nodes)
+        _stop([self.head])
         for node in [*self.nodes, self.head]:
-            node.stop()
             shutil.rmtree(node.temp_dir, ignore_errors=True)
 
     def kill(self) -> None:
@@ -170,6 +164,24 @@ class LocalCluster:
     def _begin_node(self, index: int, cpus: float) -> LocalNode:
         arguments = [f"--address={self.address}", f"--num-cpus={cpus:g}"]
         return _start_node(self.sites, 1 + index, arguments, bound=self.dies_with_starter)
+
+
+def _stop(nodes: Sequence[LocalNode]) -> None:
+    """End nodes in order, side by side: each takes seconds, and most of them by waiting."""
+    processes = [process for node in nodes for process in node.tree()]
+    for node in nodes:
+        with contextlib.suppress(ProcessLookupError):
+            node.process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=_STOPS_WITHIN_S)
+    _kill(alive)
+    for node in nodes:
+        node.process.wait()
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _wait_head(node: LocalNode) -> str:
