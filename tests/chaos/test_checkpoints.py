@@ -39,7 +39,8 @@ def start(cluster: LocalCluster, tmp_path: Path, store: CheckpointStore) -> Call
 def test_every_worker_and_all_memory_lost_goes_on_from_storage(
     start: Any, undisturbed: str
 ) -> None:
-    run = start(sleep_s=0.1)  # an interval takes seconds, and bringing a checkpoint less
+    # From the first on an interval takes seconds, and bringing a checkpoint less.
+    run = start(sleep_s=0.1, sleep_from=EVERY_STEPS)
     run.wait_checkpoint(40)
     run.lose_all()
     status = run.wait_recovered()

@@ -145,7 +145,8 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
 ) -> None:
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     checkpoint = {"url": store.url, "every_steps": EVERY_STEPS}
-    slow = {"sleep_s": 0.1, "spares": 0}  # an interval takes seconds, and bringing them less
+    # From the first on an interval takes seconds, and bringing them less.
+    slow = {"sleep_s": 0.1, "sleep_from": EVERY_STEPS, "spares": 0}
     run = RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, **slow, **FSDP)
     run.wait_checkpoint(40)
     run.lose_all()
