@@ -42,7 +42,6 @@ from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPla
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
 
 
@@ -369,9 +368,11 @@ class EpochControl:
             reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
             self._superior.end(Ending(RunState.FAILED, reason, 1))
             return
-        await asyncio.sleep(_RETRY_AFTER_S)
+        cut_off = await self.troubles.on_unformed(spec.members, self._num_attempts)
         self._forming = None
         self._broken = True
+        if cut_off is not None:
+            self._superior.lose(*cut_off)
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:

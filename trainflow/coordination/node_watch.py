@@ -234,6 +234,32 @@ class NodeWatch:
         done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
         return {asked[task]: task.result() for task in done if task.exception() is None}
 
+    async def ask_unreachable(
+        self, addresses: Mapping[str, PeerAddress], timeout_s: float
+    ) -> dict[str, list[str]]:
+        """Ask nodes which others they can't reach; returns what those say that answer in time.
+
+        Args:
+            addresses: by node id, of all of them.
+            timeout_s: how long to wait for the slowest.
+        """
+        node_at = {address: node_id for node_id, address in addresses.items()}
+        asked = {
+            asyncio.ensure_future(
+                self._keepers[node_id].find_unreachable.remote(
+                    [each for other, each in addresses.items() if other != node_id]
+                )
+            ): node_id
+            for node_id in addresses
+            if node_id in self._keepers
+        }
+        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
+        return {
+            asked[task]: [node_at[each] for each in task.result()]
+            for task in done
+            if task.exception() is None
+        }
+
     def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""
         for node_id, keeper in self._keepers.items():

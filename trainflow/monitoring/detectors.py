@@ -14,6 +14,7 @@ class Detector(StrEnum):
         DIFFERENCES: names ranks that came to other bits.
         HANGS: finds workers that stand still.
         DRAINS: hears of nodes that are to go.
+        CUTS: finds nodes that can't reach each other.
         ROOM: finds room for more workers.
         ANOMALIES: finds losses and gradient norms that are wrong.
     """
@@ -23,6 +24,7 @@ class Detector(StrEnum):
     DIFFERENCES = "differences"
     HANGS = "hangs"
     DRAINS = "drains"
+    CUTS = "cuts"
     ROOM = "room"
     ANOMALIES = "anomalies"
 
@@ -48,6 +50,7 @@ DUTIES: Mapping[Detector, Duty] = {
     Detector.DIFFERENCES: Duty("who came to other bits, and is to lose its rank", 1),
     Detector.HANGS: Duty("workers that stand still, and ranks that wait for one another", 30),
     Detector.DRAINS: Duty("nodes that are to go", 30),
+    Detector.CUTS: Duty("nodes that can't reach each other", 30),
     Detector.ROOM: Duty("room for workers that are wanted", 30),
     Detector.ANOMALIES: Duty("losses and gradient norms that are wrong"),
 }

@@ -184,6 +184,7 @@ class FakeSuperior:
     endings: list[Ending] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     lost: list[tuple[str, ...]] = field(default_factory=list)
+    on_lost: Callable[[WorkerEntry, str], None] = lambda entry, cause: None
 
     def end(self, ending: Ending) -> None:
         self.endings.append(ending)
@@ -194,8 +195,10 @@ class FakeSuperior:
 
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:
         self.lost.append(tuple(worker_ids))
-        for worker_id in worker_ids:
-            self.pool.entries.pop(worker_id, None)
+        gone = [self.pool.entries.pop(each, None) for each in worker_ids]
+        for entry in gone:
+            if entry is not None:
+                self.on_lost(entry, cause)
 
 
 def guard_of(record: RunRecord) -> DetectorGuard:

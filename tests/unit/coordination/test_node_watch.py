@@ -252,3 +252,29 @@ def test_links_are_measured_by_those_that_are_named_and_who_fails_is_left_out(
 
     assert asyncio.run(act()) == {"a": speed}
     assert sorted(asked) == [(each, f"beside {each}") for each in ("a", "fails", "silent")]
+
+
+def test_nodes_are_asked_for_all_others_that_they_can_t_reach(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        async def find_unreachable(targets: list[PeerAddress]) -> list[PeerAddress]:
+            assert node_id not in [each.host for each in targets]
+            if node_id == "fails":
+                raise RayError
+            return [each for each in targets if {node_id, each.host} == {"a", "b"}]
+
+        ignore = SimpleNamespace(remote=nothing)
+        find = SimpleNamespace(remote=find_unreachable)
+        return SimpleNamespace(introduce=ignore, find_unreachable=find)
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+
+    async def act() -> dict[str, list[str]]:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        nodes.ensure({"a", "b", "c", "fails"})
+        assert await nodes.ask_unreachable({}, 0.05) == {}
+        asked = {each: PeerAddress(each, 1, "") for each in ("a", "b", "c", "fails", "unknown")}
+        return await nodes.ask_unreachable(asked, 5.0)
+
+    assert asyncio.run(act()) == {"a": ["b"], "b": ["a"], "c": []}

@@ -20,6 +20,7 @@ LOST = "lost slot1-1.1 (rank 1): "
         (LOST + "its presence port refused a connection (refused)", FailureCause.DIED),
         (LOST + "its node has not been heard within its lease", FailureCause.SILENT),
         (LOST + "it raised:\nRuntimeError: its actor exited", FailureCause.RAISED),
+        (LOST + "nodes a and b can't reach each other", FailureCause.CUT_OFF),
         (LOST + "its gradients are wrong: step 4: rank 1", FailureCause.WRONG_BITS),
         (LOST + "it holds no state, and no step is committed", FailureCause.STATELESS),
         (LOST + "it was gone when a new coordinator looked for it", FailureCause.UNSEEN),
