@@ -159,8 +159,9 @@ class Keeper:
             return before
 
     @ray.method(concurrency_group="control")
-    def introduce(self, peers: list[Any]) -> None:
-        """Name the Keepers of the other nodes."""
+    def introduce(self, keepers: dict[str, Any]) -> None:
+        """Name the Keepers of all nodes, by node id."""
+        peers = [keeper for node_id, keeper in keepers.items() if node_id != self._node_id]
         with self._lock:
             self._peers = peers
 
