@@ -45,6 +45,7 @@ _SAID: tuple[tuple[str, FailureCause], ...] = (
     ("hung: ", FailureCause.HUNG),
     ("every member waits for another", FailureCause.HUNG),
     ("has parked, and no epoch was being formed", FailureCause.COLLECTIVE),
+    ("has parked, as a collective failed", FailureCause.COLLECTIVE),
     ("a collective failed on", FailureCause.COLLECTIVE),
     ("not been heard within its lease", FailureCause.SILENT),
     ("can't reach each other", FailureCause.CUT_OFF),

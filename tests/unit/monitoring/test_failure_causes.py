@@ -28,6 +28,7 @@ LOST = "lost slot1-1.1 (rank 1): "
         (LOST + "its training was over while the run was not", FailureCause.UNSEEN),
         ("a collective failed on slot0-1.0: Connection closed", FailureCause.COLLECTIVE),
         ("slot0-1.0 has parked, and no epoch was being formed", FailureCause.COLLECTIVE),
+        ("slot0-1.0 has parked, as a collective failed: reset", FailureCause.COLLECTIVE),
         (_DEADLOCK, FailureCause.HUNG),
         (LOST + "struck by lightning", FailureCause.OTHER),
     ],
