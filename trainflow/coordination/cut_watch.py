@@ -71,7 +71,7 @@ class CutWatch:
             would be left: then only trying again is left too.
         """
         node_of = self._pool.nodes_of(each for each in members if each in self._pool.entries)
-        cuts = await self._ask(set(node_of.values()))
+        cuts = find_cuts(await self._ask(set(node_of.values())))
         if not cuts:
             return None
         ranks_on: dict[str, list[int]] = {}
@@ -96,10 +96,11 @@ class CutWatch:
         self._is_asking = True
         try:
             gone = [cut for cut in due if not set(cut) <= self._nodes.node_ids]
-            cut_off = await self._ask({node for cut in due for node in cut if cut not in gone})
+            answers = await self._ask({node for cut in due for node in cut if cut not in gone})
         finally:
             self._is_asking = False
-        over = [cut for cut in due if cut in gone or (cut_off is not None and cut not in cut_off)]
+        answered, cuts = answers.keys(), find_cuts(answers)
+        over = [cut for cut in due if cut in gone or (answered >= set(cut) and cut not in cuts)]
         for cut in due:
             known = self._known[cut]
             known.look_at_s = self._clock.monotonic_s() + known.pause_s
@@ -109,13 +110,11 @@ class CutWatch:
             self._mark()
             self._control.advance()
 
-    async def _ask(self, node_ids: set[str]) -> frozenset[Cut] | None:
-        """Return which of these nodes are cut from each other; None if not all have answered."""
+    async def _ask(self, node_ids: set[str]) -> dict[str, list[str]]:
+        """Return whom of these nodes each can't reach, of those that answer in time."""
         holdings = await self._nodes.ask_holdings(_ASKED_WITHIN_S)
         addresses = {each.node_id: each.address for each in holdings if each.node_id in node_ids}
-        answers = await self._nodes.ask_unreachable(addresses, _ANSWER_WITHIN_S)
-        cuts = find_cuts(answers)
-        return cuts if cuts or answers.keys() == node_ids else None
+        return await self._nodes.ask_unreachable(addresses, _ANSWER_WITHIN_S)
 
     def _count_others(self, leaving: Sequence[str]) -> int:
         """Return how many warm workers are neither on nodes that leave, nor on unfit ones."""

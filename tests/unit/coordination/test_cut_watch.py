@@ -158,6 +158,19 @@ def test_a_node_that_does_not_answer_is_not_taken_back(scene: Scene):
     assert scene.unfit.all() == {"c"}
 
 
+def test_one_cut_that_lasts_says_nothing_of_another_whose_nodes_do_not_answer(scene: Scene):
+    scene.cut = {("a", "b"), ("b", "c")}
+    scene.find()
+    scene.cut, scene.silent = {("a", "b")}, {"c"}
+    scene.tick(after_s=5.0)
+    assert "link_cut_over" not in scene.kinds()
+    scene.silent = set()
+    scene.tick(after_s=5.0)
+    (over,) = [each["data"]["nodes"] for each in scene.events() if each["kind"] == "link_cut_over"]
+    assert over == ["b", "c"]
+    assert scene.unfit.all() == {"b"}, "it is still cut from the other"
+
+
 def test_with_a_node_that_is_gone_its_cuts_are_over(scene: Scene):
     scene.cut = {("b", "c")}
     scene.find()
