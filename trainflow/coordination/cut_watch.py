@@ -24,6 +24,8 @@ KIND, OVER = "link_cut", "link_cut_over"
 
 _ASKED_WITHIN_S = 3.0
 _ANSWER_WITHIN_S = REACHED_WITHIN_S + 3.0
+_LATE_AFTER_S = 5.0
+_FIND_EVERY_S = 5.0
 _AGAIN_AFTER_S = 5.0
 _AGAIN_AT_MOST_S = 300.0
 
@@ -39,7 +41,7 @@ class _Known:
 
 
 class CutWatch:
-    """Finds cuts when an epoch can't be formed; what an earlier coordinator found still holds."""
+    """Finds cuts where an epoch is not formed; what an earlier coordinator found still holds."""
 
     def __init__(
         self,
@@ -57,11 +59,38 @@ class CutWatch:
         self._record = record
         self._clock = clock
         self._is_asking = False
+        self._find_at_s = 0.0
         self._known: dict[Cut, _Known] = {}
         self._num_times: dict[tuple[str, str], int] = {}  # by hosts: a node may come back
         for event in record.lasting_events:
             self._remember(event)
         self._mark()
+
+    async def tick(self) -> None:
+        """Look for cuts while an epoch is not formed, and whether they are mended; called often."""
+        if self._is_asking:
+            return
+        self._is_asking = True
+        try:
+            await self._look_for_cuts()
+            await self._look_after_cuts()
+        finally:
+            self._is_asking = False
+
+    async def _look_for_cuts(self) -> None:
+        """Have who is cut off be lost, where members have waited for the next epoch for long.
+
+        Who connects may wait for a node that it can't reach for two minutes, until its kernel gives
+        up, whatever time it was given.
+        """
+        left_for_s = self._control.left_for_s()
+        now_s = self._clock.monotonic_s()
+        if max(left_for_s.values(), default=0.0) < _LATE_AFTER_S or now_s < self._find_at_s:
+            return
+        cut_off = await self.find_cut_off(tuple(left_for_s))
+        self._find_at_s = self._clock.monotonic_s() + _FIND_EVERY_S
+        if cut_off is not None and self._control.left_for_s().keys() == left_for_s.keys():
+            self._control.superior.lose(*cut_off)
 
     async def find_cut_off(self, members: Sequence[str]) -> tuple[list[str], str] | None:
         """Ask the nodes of members that could not be brought together who reaches whom.
@@ -71,7 +100,10 @@ class CutWatch:
             would be left: then only trying again is left too.
         """
         node_of = self._pool.nodes_of(each for each in members if each in self._pool.entries)
-        cuts = find_cuts(await self._ask(set(node_of.values())))
+        nodes = set(node_of.values())
+        cuts = find_cuts(await self._ask(nodes))
+        if cuts:  # a packet may have been lost
+            cuts &= find_cuts(await self._ask(nodes))
         if not cuts:
             return None
         ranks_on: dict[str, list[int]] = {}
@@ -87,18 +119,14 @@ class CutWatch:
         named = "; ".join(_name(self._hosts(cut)) for cut in sorted(cuts))
         return (lost, f"nodes {named} can't reach each other") if lost else None
 
-    async def tick(self) -> None:
-        """See whether cuts are mended; called about twice a second."""
+    async def _look_after_cuts(self) -> None:
+        """See whether cuts are mended."""
         now_s = self._clock.monotonic_s()
         due = [cut for cut, known in self._known.items() if now_s >= known.look_at_s]
-        if self._is_asking or not due:
+        if not due:
             return
-        self._is_asking = True
-        try:
-            gone = [cut for cut in due if not set(cut) <= self._nodes.node_ids]
-            answers = await self._ask({node for cut in due for node in cut if cut not in gone})
-        finally:
-            self._is_asking = False
+        gone = [cut for cut in due if not set(cut) <= self._nodes.node_ids]
+        answers = await self._ask({node for cut in due for node in cut if cut not in gone})
         answered, cuts = answers.keys(), find_cuts(answers)
         over = [cut for cut in due if cut in gone or (answered >= set(cut) and cut not in cuts)]
         for cut in due:

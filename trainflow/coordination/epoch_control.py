@@ -42,6 +42,7 @@ from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPla
 
 logger = logging.getLogger(__name__)
 
+_RETRY_AFTER_S = 0.05
 _MAX_ATTEMPTS = 20
 
 
@@ -55,6 +56,7 @@ class EpochControl:
         candidacy: who may be a member.
         running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
         troubles: hears of what breaks it beside deaths.
+        superior: is told who is lost, and what ends the run.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class EpochControl:
         self._record = record
         self._recovery = RecoveryLog(record, clock)
         self._clock = clock
-        self._superior = superior
+        self.superior = superior
         self._is_open = False
         self._broken = False
         self._member_lost = False
@@ -292,7 +294,7 @@ class EpochControl:
         if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
-        self._superior.spend(text)
+        self.superior.spend(text)
         self._broken = True
         self._notice(text)
         if self._forming is not None and self._forms_at_boundary:  # which may never come
@@ -347,7 +349,7 @@ class EpochControl:
         except Exception:
             logger.exception("epoch %s could not be formed", spec.epoch)
             reason = f"epoch {spec.epoch} could not be formed:\n{traceback.format_exc()}"
-            self._superior.end(Ending(RunState.FAILED, reason, 1))
+            self.superior.end(Ending(RunState.FAILED, reason, 1))
         else:
             self._on_formed(formed)
 
@@ -355,10 +357,10 @@ class EpochControl:
         """Every rank that held a state is gone; before the first commit nothing is lost by that."""
         self._forming = None
         if self._record.last_step > 0:
-            self._superior.end(Ending(RunState.FAILED, str(error), 1))
+            self.superior.end(Ending(RunState.FAILED, str(error), 1))
             return
         cause = "it holds no state, and no step is committed: another one begins anew"
-        self._superior.lose(spec.members, cause)
+        self.superior.lose(spec.members, cause)
 
     async def _retry_forming(self, spec: EpochSpec, error: RayError) -> None:
         """A member failed while the epoch was formed; its death is usually heard of in a moment."""
@@ -366,13 +368,11 @@ class EpochControl:
         self._num_attempts += 1
         if self._num_attempts > _MAX_ATTEMPTS:
             reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
-            self._superior.end(Ending(RunState.FAILED, reason, 1))
+            self.superior.end(Ending(RunState.FAILED, reason, 1))
             return
-        cut_off = await self.troubles.on_unformed(spec.members, self._num_attempts)
+        await asyncio.sleep(_RETRY_AFTER_S)
         self._forming = None
         self._broken = True
-        if cut_off is not None:
-            self._superior.lose(*cut_off)
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:

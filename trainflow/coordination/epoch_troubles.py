@@ -5,7 +5,7 @@ task.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from trainflow.clock import Clock
@@ -16,8 +16,6 @@ from trainflow.epochs import EpochId
 
 _GRACE_S = 0.03
 _ANSWER_WITHIN_S = 2.0
-_RETRY_AFTER_S = 0.05
-_CUTS_FROM_ATTEMPT = 2  # a death, which explains the first, is heard of by then
 
 
 class RunningEpoch(Protocol):
@@ -45,23 +43,10 @@ class RunningEpoch(Protocol):
         ...
 
 
-class Separation(Protocol):
-    """Who knows whether nodes can reach each other."""
-
-    async def find_cut_off(self, members: Sequence[str]) -> tuple[list[str], str] | None:
-        """Return the workers that are to be lost as their nodes can't reach others, and why."""
-        ...
-
-
 class EpochTroubles:
-    """Breaks the epoch, if no death explains soon what is heard.
-
-    Attributes:
-        separation: is asked where members could not be brought together; None: nobody is.
-    """
+    """Breaks the epoch, if no death explains soon what is heard."""
 
     def __init__(self, running: RunningEpoch, pool: WorkerPool, clock: Clock):
-        self.separation: Separation | None = None
         self._running = running
         self._pool = pool
         self._clock = clock
@@ -76,20 +61,6 @@ class EpochTroubles:
             self._failed_early = (epoch, text)
         elif epoch == self._running.epoch:
             self._break_soon(epoch, text)
-
-    async def on_unformed(
-        self, members: Sequence[str], num_attempts: int
-    ) -> tuple[list[str], str] | None:
-        """An epoch of these could not be formed, so many times now; wait before it is tried again.
-
-        Returns:
-            The workers that are to be lost for it, and why; None if it is to be tried again as it
-            was.
-        """
-        await asyncio.sleep(_RETRY_AFTER_S)
-        if self.separation is None or num_attempts < _CUTS_FROM_ATTEMPT:
-            return None
-        return await self.separation.find_cut_off(members)
 
     def on_running(self, epoch: EpochId) -> None:
         """An epoch is known to run: what was heard of it before counts now."""

@@ -3,8 +3,6 @@
 Process: coordinator.  Thread: its event loop; what takes time is a task.
 """
 
-from collections.abc import Sequence
-
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.cut_watch import CutWatch
@@ -45,24 +43,12 @@ class NodeChanges:
         self.staffing = Staffing(job, pool, nodes, self._isolation, record, clock)
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
         self._cuts = CutWatch(job, pool, nodes, control, record, clock)
-        control.troubles.separation = self
         self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)
 
     async def begin(self) -> None:
         """Learn which nodes there are, and take no ranks, before anything depends on it."""
         await self._guard.attend(Detector.DRAINS, self._drains.tick)
         self._isolation.tick()
-
-    async def find_cut_off(self, members: Sequence[str]) -> tuple[list[str], str] | None:
-        """Return who is to be lost as members can't reach each other; see `CutWatch`."""
-        found: list[tuple[list[str], str]] = []
-
-        async def look() -> None:
-            cut_off = await self._cuts.find_cut_off(members)
-            found.extend([] if cut_off is None else [cut_off])
-
-        await self._guard.attend(Detector.CUTS, look)
-        return found[0] if found else None
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper tells of its node."""

@@ -1,63 +1,67 @@
 """An epoch that can't be formed as members can't reach each other is formed without one of them."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from ray.exceptions import RayError
-
-from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, until
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
-from trainflow.epochs import INITIAL_VERSION, EpochSpec, MemberReport
+from trainflow.coordination.cut_watch import CutWatch
+from trainflow.coordination.messages import Holding
+from trainflow.coordination.unfit_nodes import UnfitNodes
+from trainflow.epochs import PeerAddress
 
 
 class CutScene(Scene):
-    """The second member can't reach the third; there is a spare."""
+    """Each worker has a node of its own; the second and the third can't connect."""
 
     def __init__(self, directory: Path):
         super().__init__(directory, FRESH)
-        self.asked: list[tuple[str, ...]] = []
-        self.can_tell = True
         self.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
-        self.control.troubles.separation = SimpleNamespace(find_cut_off=self.find_cut_off)
-        self.workers[1].form = Method(self.form)
-        self.superior.on_lost = self.control.on_gone
+        for number, entry in enumerate(self.pool.entries.values()):
+            described = replace(describe(entry.worker_id), node_id="abcd"[number])
+            entry.description = entry.actor.description = described
+        self.workers[1].stuck = self.workers[2].stuck = True
+        self.superior.on_lost = self.on_lost
+        self.unfit = self.control.candidacy.unfit = UnfitNodes()
+        nodes: Any = SimpleNamespace(
+            unfit=self.unfit,
+            host_of=lambda node: node,
+            ask_holdings=self.ask_holdings,
+            ask_unreachable=self.ask_unreachable,
+        )
+        any_pool: Any = self.pool
+        parts = any_pool, nodes, self.control, self.record, self.clock
+        self.watch = CutWatch(make_job(world=3, minimum=2), *parts)
 
-    async def find_cut_off(self, members: tuple[str, ...]) -> tuple[list[str], str] | None:
-        self.asked.append(members)
-        return ([self.ids[2]], "they can't reach each other") if self.can_tell else None
+    def on_lost(self, entry: Any, cause: str) -> None:
+        self.workers[1].stuck = False
+        self.control.on_gone(entry, cause)
 
-    def form(self, spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
-        if self.ids[2] in spec.members:
-            raise RayError
-        return MemberReport(self.ids[1], INITIAL_VERSION, tail_done=True)
+    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+        return [Holding(each, PeerAddress(each, 1, ""), None) for each in "abcd"]
+
+    async def ask_unreachable(self, addresses: Any, timeout_s: float) -> dict[str, list[str]]:
+        return {each: ["c"] if each == "b" else [] for each in addresses}
 
 
 def test_who_is_cut_off_is_lost_and_a_spare_is_taken(tmp_path: Path):
     async def main() -> CutScene:
         scene = CutScene(tmp_path)
         scene.control.open()
-        await until(lambda: scene.control.is_whole and scene.control.members)
+        await settle()
+        assert not scene.control.members, "two of them wait for each other"
+        scene.clock.now_s += 6.0
+        await scene.watch.tick()
+        await settle()
         scene.control.close()
         return scene
 
     scene = asyncio.run(main())
-    assert scene.asked == [scene.ids], "from the second attempt on: a death explains the first"
-    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
     assert scene.superior.lost == [(scene.ids[2],)]
+    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
+    assert scene.unfit.all() == {"c"}
     assert not scene.superior.endings
-
-
-def test_where_nobody_is_to_be_lost_it_is_tried_a_bounded_number_of_times(tmp_path: Path):
-    async def main() -> CutScene:
-        scene = CutScene(tmp_path)
-        scene.can_tell = False
-        scene.control.open()
-        await until(lambda: scene.superior.endings)
-        scene.control.close()
-        return scene
-
-    scene = asyncio.run(main())
-    assert scene.superior.lost == []
-    assert scene.superior.endings[0].reason.startswith("no epoch could be formed in 20 attempts")
-    assert len(scene.asked) == 19

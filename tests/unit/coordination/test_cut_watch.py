@@ -38,11 +38,20 @@ class Scene:
         self.watch = self.open()
 
     def open(self) -> CutWatch:
-        parts: Any = (self.pool, self, SimpleNamespace(advance=self.advance), self.record)
+        self.left_for_s: dict[str, float] = {}
+        self.lost: list[tuple[list[str], str]] = []
+        control = SimpleNamespace(
+            advance=self.advance, left_for_s=lambda: self.left_for_s, superior=self
+        )
+        parts: Any = (self.pool, self, control, self.record)
         return CutWatch(make_job(world=3, minimum=2), *parts, self.clock)
 
     def advance(self) -> None:
         self.num_advanced += 1
+
+    def lose(self, worker_ids: list[str], cause: str) -> None:
+        self.lost.append((worker_ids, cause))
+        self.left_for_s = {}
 
     def host_of(self, node_id: str) -> str:
         return f"10.0.0.{node_id}"
@@ -101,6 +110,19 @@ def test_one_of_two_that_do_not_gives_its_rank_up_and_both_are_named(scene: Scen
     }
     assert scene.unfit.all() == {"c"}
     assert "c" in scene.unfit
+
+
+def test_one_look_is_not_enough(scene: Scene):
+    ask = scene.ask_unreachable
+
+    async def ask_once(*asked: Any) -> dict[str, list[str]]:
+        answers = await ask(*asked)
+        scene.cut = set()
+        return answers
+
+    scene.cut = {("b", "c")}
+    scene.watch._nodes.ask_unreachable = ask_once
+    assert scene.find() is None
 
 
 def test_a_node_that_does_not_answer_is_not_called_cut_off(scene: Scene):
@@ -205,3 +227,39 @@ def test_another_coordinator_goes_on_from_what_was_told(scene: Scene):
     assert scene.kinds() == ["link_cut", "link_cut_over"]
     scene.watch = scene.open()
     assert scene.unfit.all() == frozenset()
+
+
+def test_members_that_wait_for_their_next_epoch_for_long_are_looked_at(scene: Scene):
+    scene.cut = {("b", "c")}
+    scene.tick()
+    assert scene.num_asked == 0, "none is formed"
+    scene.left_for_s = dict.fromkeys(MEMBERS, 4.9)
+    scene.tick()
+    assert scene.num_asked == 0, "it may take a moment"
+    scene.left_for_s = dict.fromkeys(MEMBERS, 5.0)
+    scene.tick()
+    assert [worker_ids for worker_ids, _ in scene.lost] == [["slot2-1.2"]]
+
+
+def test_they_are_looked_at_again_and_again_while_none_is_cut_off(scene: Scene):
+    scene.left_for_s = dict.fromkeys(MEMBERS, 20.0)
+    for _ in range(3):
+        scene.tick()
+    assert scene.num_asked == 1
+    scene.cut = {("b", "c")}
+    scene.tick(after_s=5.0)
+    assert len(scene.lost) == 1
+
+
+def test_nobody_is_lost_for_an_epoch_that_others_are_to_form_by_now(scene: Scene):
+    scene.left_for_s = dict.fromkeys(MEMBERS, 20.0)
+    scene.cut = {("b", "c")}
+    ask = scene.ask_unreachable
+
+    async def ask_late(*asked: Any) -> dict[str, list[str]]:
+        scene.left_for_s = {}  # it is formed meanwhile, or one of them has died
+        return await ask(*asked)
+
+    scene.watch._nodes.ask_unreachable = ask_late
+    scene.tick()
+    assert scene.lost == []

@@ -29,7 +29,6 @@ def open_changes(directory: Path) -> tuple[NodeChanges, Any, RunRecord]:
         members=(),
         empty_nodes=lambda: False,
         advance=lambda: None,
-        troubles=SimpleNamespace(separation=None),
     )
     record = RunRecord(directory, SYSTEM_CLOCK)
     parts: Any = (FakePool(), control, nodes, record, guard_of(record))
