@@ -284,6 +284,7 @@ def simulated(job: JobConfig, workers_a_node: int, directory: str) -> Generator[
         mock.patch.object(expansion, "find_room", return_value={}),
         mock.patch.object(worker_pool, "Bundles", _Bundles),
         mock.patch.object(worker_pool.ray, "kill", mock.Mock()),
+        mock.patch.object(node_watch.ray, "put", lambda value: value),
     ):
         cluster = SimulatedCluster(job, workers_a_node, directory)
         _Pool.cluster = _Bundles.cluster = cluster

@@ -288,7 +288,7 @@ class Phase(StrEnum):
     @property
     def is_of_step(self) -> bool:
         """Whether it is a part of a step, or of what the job does between two."""
-        return self not in {Phase.STARTING, Phase.PARKED, Phase.HEALING}
+        return self not in {Phase.STARTING, Phase.PARKED, Phase.HEALING, Phase.RESTORING}
 
     @property
     def is_judged(self) -> bool:

@@ -1,4 +1,7 @@
-"""A host that the network loses, whole or in one direction, on hosts in network namespaces."""
+"""Hosts that the network loses, on hosts in network namespaces.
+
+Whole, in one direction, or for one other alone.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,48 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
             hosts.shape(None, host)
         assert run.stop() == ExitCode.STOPPED
         assert len(run.events("failure")) == len(directions)
+        used = find_used(tmp_path)
+        assert used == find_expected(job, max(used))
+    finally:
+        run.kill()
+
+
+def test_two_hosts_that_lose_each_other_alone_go_on_without_one_of_them(
+    hosts: NetHosts, net: LocalCluster, tmp_path: Path
+) -> None:
+    """Both reach the head all the while: only their ranks can't be brought together."""
+    job = make_job(
+        tmp_path,
+        max_steps=100_000,
+        minimum=2,
+        target=3,
+        spares=1,
+        failures={"lease_s": 30.0, "hang_timeout_s": 5.0},
+    )
+    run = NetRun(hosts, net, tmp_path, job)
+    try:
+        run.wait(lambda: has_trained(run, 10))
+        run.wait(lambda: has_a_spare(run))
+        before = run.workers()
+        spare = before[3]
+        one, other = (hosts.number_of(before[rank]["host"]) for rank in (1, 2))
+        hosts.cut_between(one, other)
+        run.wait(lambda: run.events("link_cut"))
+        (cut,) = run.events("link_cut")
+        assert set(cut["data"]["hosts"]) == {hosts.address(one), hosts.address(other)}
+        assert cut["data"]["ranks"] == [2], "of two with one rank each the higher one goes"
+        run.wait(lambda: run.workers()[2]["worker_id"] == spare["worker_id"])
+        num_steps = len(run.read("metrics"))
+        run.wait(lambda: has_trained(run, num_steps + 10))
+        after = run.workers()
+        assert [each["pid"] for each in after[:2]] == [each["pid"] for each in before[:2]]
+        assert len(run.events("link_cut")) == 1
+        hosts.mend_between(one, other)
+        run.wait(lambda: run.events("link_cut_over"))
+        run.wait(lambda: has_a_spare(run))
+        assert run.stop() == ExitCode.STOPPED
+        lost = [each for each in run.events("failure") if "worker" in each["data"]]
+        assert [each["data"]["worker"] for each in lost] == [before[2]["worker_id"]]
         used = find_used(tmp_path)
         assert used == find_expected(job, max(used))
     finally:

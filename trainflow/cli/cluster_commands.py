@@ -98,6 +98,7 @@ def list_runs() -> list[Answer]:
 def format_status(status: Answer) -> str:
     """Return a run's status as text: figures first, then its newest events."""
     lists = {"events", "steps", "ending", "stragglers", "slow_network", "anomalies", "goodput"}
+    lists |= {"detectors_off"}
     figures = {key: value for key, value in status.items() if key not in lists}
     slow = [f"rank {each['rank']}, {each['ratio']:.1f} times" for each in status["stragglers"]]
     figures["stragglers"] = "; ".join(slow) or None
@@ -105,6 +106,8 @@ def format_status(status: Answer) -> str:
     figures["slow_network"] = "; ".join(links) or None
     odd = [f"{each['anomaly']} since step {each['since_step']}" for each in status["anomalies"]]
     figures["anomalies"] = "; ".join(odd) or None
+    unwatched = [each["unwatched"] for each in status["detectors_off"]]
+    figures["not_watched"] = "; ".join(unwatched) or None
     goodput = status["goodput"] or {"ratio": None}
     figures["goodput"] = None if goodput["ratio"] is None else f"{goodput['ratio']:.1%}"
     width = max(map(len, figures))

@@ -2,19 +2,18 @@
 
 The step in which they did was applied on none, and comes again.
 
-Process: coordinator.  Thread: its event loop.  Fails: never; the run goes on without it.
+Process: coordinator.  Thread: its event loop.  Fails: never; the run goes on without it, and
+says so.
 """
-
-import logging
 
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.consistency import decide_losses, describe_difference
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerPool
-
-logger = logging.getLogger(__name__)
+from trainflow.monitoring.detectors import Detector
 
 _KIND = "ranks_differ"
 
@@ -23,22 +22,28 @@ class ConsistencyWatch:
     """Acts on what ranks tell; what an earlier coordinator was told still counts."""
 
     def __init__(
-        self, pool: WorkerPool, control: EpochControl, record: RunRecord, superior: Superior
+        self,
+        pool: WorkerPool,
+        control: EpochControl,
+        record: RunRecord,
+        superior: Superior,
+        guard: DetectorGuard,
     ):
         self._pool = pool
         self._control = control
         self._record = record
         self._superior = superior
+        self._guard = guard
 
     def on_difference(self, message: RanksDiffer) -> None:
         """One rank tells of all, of each try of a step: once, or again if it was not answered."""
         if message.epoch != self._control.epoch:
             return  # who had these ranks then has been judged by what came of that epoch
-        try:
-            if not self._is_told(message):
-                self._judge(message)
-        except Exception:  # a detector that fails stops nothing
-            logger.exception("what differs on ranks %s could not be judged", message.ranks)
+        self._guard.look(Detector.DIFFERENCES, lambda: self._judge_once(message))
+
+    def _judge_once(self, message: RanksDiffer) -> None:
+        if not self._is_told(message):
+            self._judge(message)
 
     def _is_told(self, message: RanksDiffer) -> bool:
         """Whether it was judged before: an epoch ends with the first difference."""

@@ -34,6 +34,7 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
@@ -86,11 +87,12 @@ class Coordinator:
         self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
+        self._background = Background(self._fail)
+        guard = DetectorGuard(self._record, self._background)
         self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
             job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
         )
-        self._background = Background(self._fail)
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
         self._kept.begin_drills(self._job, import_paths)
@@ -102,14 +104,11 @@ class Coordinator:
         )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
-        self._response = HangResponse(self._hangs, evidence, self._control, self._background, self)
-        self._detectors = StepDetectors(
-            self._job, self._pool, self._control, self._nodes, self._record, self._background
-        )
-        self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self)
-        self._changes = NodeChanges(
-            self._job, self._pool, self._control, self._nodes, self._record, self._background
-        )
+        self._response = HangResponse(self._hangs, evidence, self._control, guard, self)
+        self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self, guard)
+        parts = self._job, self._pool, self._control, self._nodes, self._record, guard
+        self._detectors = StepDetectors(*parts)
+        self._changes = NodeChanges(*parts)
         self._staffing = self._changes.staffing
         self._losses = Losses(
             self._pool, self._record, self._control, self._staffing, self._background, self

@@ -1,7 +1,7 @@
 """Empty nodes that are to go: hear of it, have their ranks leave, and tell how far that comes.
 
-Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: never; a notice that
-isn't heard leaves a node that dies.
+Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: as it may; see
+`detector_guard`. A notice that isn't heard leaves a node that dies.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.ray_drains import find_alive_nodes, find_draining_nodes
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.errors import CoordinationError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class DrainWatch:
         self._told = find_told(record.lasting_events)
         self._began_at_s = clock.monotonic_s()
         self._is_asking = False
-        self._failing: set[str] = set()
+        self._failing: dict[str, str] = {}
         # What goes with them before they are heard of again was to go.
         nodes.unfit.draining |= dict.fromkeys(self._told, math.inf)
 
@@ -71,7 +72,11 @@ class DrainWatch:
             self.look()
 
     async def tick(self) -> None:
-        """Ask Ray, and see how far the nodes are; called about twice a second."""
+        """Ask Ray, and see how far the nodes are; called about twice a second.
+
+        Raises:
+            CoordinationError: Ray doesn't tell all of it; the rest was looked after.
+        """
         if self._is_asking:
             return
         self._is_asking = True
@@ -86,6 +91,9 @@ class DrainWatch:
         if alive is not None and deadlines is not None:
             self._by_ray = {node: Notice(at_s, _RAY) for node, at_s in deadlines.items()}
         self.look()
+        if self._failing:
+            why = "; ".join(f"{what} ({error})" for what, error in self._failing.items())
+            raise CoordinationError(f"Ray does not tell {why}")
 
     async def _ask(
         self, find: Callable[[], dict[str, _Told]], what: str
@@ -93,22 +101,16 @@ class DrainWatch:
         """Ask Ray; None if it doesn't tell, which keeps nobody from asking the next thing."""
         try:
             told = await asyncio.to_thread(find)
-        except Exception:
+        except Exception as error:  # private calls of Ray's may fail in whatever way
             if what not in self._failing:
                 logger.exception("Ray does not tell %s", what)
-            self._failing.add(what)
+            self._failing[what] = f"{type(error).__name__}: {error}"
             return None
-        self._failing.discard(what)
+        self._failing.pop(what, None)
         return told
 
     def look(self) -> None:
         """Do what follows from the notices; while there are none, nothing."""
-        try:
-            self._look()
-        except Exception:  # what watches stops nothing
-            logger.exception("nodes that are to go could not be looked after")
-
-    def _look(self) -> None:
         notices = merge_notices((self._by_ray, self._by_provider))
         for node_id in list(self._nodes.unfit.draining.keys() - notices.keys()):
             if node_id in self._nodes.alive and not self._may_come(node_id):

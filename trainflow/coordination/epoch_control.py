@@ -56,6 +56,7 @@ class EpochControl:
         candidacy: who may be a member.
         running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
         troubles: hears of what breaks it beside deaths.
+        superior: is told who is lost, and what ends the run.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class EpochControl:
         self._record = record
         self._recovery = RecoveryLog(record, clock)
         self._clock = clock
-        self._superior = superior
+        self.superior = superior
         self._is_open = False
         self._broken = False
         self._member_lost = False
@@ -293,7 +294,7 @@ class EpochControl:
         if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
-        self._superior.spend(text)
+        self.superior.spend(text)
         self._broken = True
         self._notice(text)
         if self._forming is not None and self._forms_at_boundary:  # which may never come
@@ -348,7 +349,7 @@ class EpochControl:
         except Exception:
             logger.exception("epoch %s could not be formed", spec.epoch)
             reason = f"epoch {spec.epoch} could not be formed:\n{traceback.format_exc()}"
-            self._superior.end(Ending(RunState.FAILED, reason, 1))
+            self.superior.end(Ending(RunState.FAILED, reason, 1))
         else:
             self._on_formed(formed)
 
@@ -356,10 +357,10 @@ class EpochControl:
         """Every rank that held a state is gone; before the first commit nothing is lost by that."""
         self._forming = None
         if self._record.last_step > 0:
-            self._superior.end(Ending(RunState.FAILED, str(error), 1))
+            self.superior.end(Ending(RunState.FAILED, str(error), 1))
             return
         cause = "it holds no state, and no step is committed: another one begins anew"
-        self._superior.lose(spec.members, cause)
+        self.superior.lose(spec.members, cause)
 
     async def _retry_forming(self, spec: EpochSpec, error: RayError) -> None:
         """A member failed while the epoch was formed; its death is usually heard of in a moment."""
@@ -367,7 +368,7 @@ class EpochControl:
         self._num_attempts += 1
         if self._num_attempts > _MAX_ATTEMPTS:
             reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
-            self._superior.end(Ending(RunState.FAILED, reason, 1))
+            self.superior.end(Ending(RunState.FAILED, reason, 1))
             return
         await asyncio.sleep(_RETRY_AFTER_S)
         self._forming = None

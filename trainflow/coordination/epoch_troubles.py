@@ -87,6 +87,8 @@ class EpochTroubles:
             if entry is None:
                 return
             description = await ask_description(entry.actor, _ANSWER_WITHIN_S)
+            if epoch != self._running.epoch or not self._running.is_whole:
+                return  # another is being formed by now, and it parks for that one
             if description is not None and has_paused(description, epoch):
                 self._running.end_at_boundary(epoch)
                 return

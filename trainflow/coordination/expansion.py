@@ -8,7 +8,6 @@ on with what it has.
 """
 
 import asyncio
-import logging
 from collections import Counter
 
 from trainflow.clock import Clock
@@ -20,8 +19,6 @@ from trainflow.coordination.placement import choose_room
 from trainflow.coordination.ray_room import find_room
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.worker_pool import WorkerPool
-
-logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
 _PLACE_WITHIN_S = 5.0
@@ -46,7 +43,7 @@ class Expansion:
         self._staffing = staffing
         self._clock = clock
         self._look_at_s = 0.0
-        self._is_busy = self._has_failed = False
+        self._is_busy = False
 
     async def tick(self) -> None:
         """Add a bundle if one is wanted and there is room; called about twice a second."""
@@ -54,17 +51,11 @@ class Expansion:
             return
         self._is_busy = True
         try:
-            found = await self._add_one()
-            self._has_failed = False
-        except Exception:  # what looks for more stops nothing
-            found = False
-            if not self._has_failed:
-                logger.exception("no room for more workers could be looked for")
-            self._has_failed = True
+            self._look_at_s = self._clock.monotonic_s() + _LOOK_EVERY_S
+            if await self._add_one():
+                self._look_at_s = 0.0
         finally:
             self._is_busy = False
-        if not found:
-            self._look_at_s = self._clock.monotonic_s() + _LOOK_EVERY_S
 
     async def _add_one(self) -> bool:
         """Return whether there was room for one that was wanted."""

@@ -1,21 +1,21 @@
 """Who hangs is lost, once every rank has shown where it stands.
 
 Process: coordinator.  Thread: its event loop; what takes time is a task.
-Fails: never where it judges; the run goes on without it.
+Fails: never where it judges; the run goes on without it, and says so.
 """
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
-from trainflow.coordination.background import Background
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_detection import Hang
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochId
-
-logger = logging.getLogger(__name__)
+from trainflow.monitoring.detectors import Detector
 
 _DEADLOCK = "every member waits for another"
 
@@ -28,28 +28,21 @@ class HangResponse:
         watch: HangWatch,
         evidence: HangEvidence,
         control: EpochControl,
-        background: Background,
+        guard: DetectorGuard,
         superior: Superior,
     ):
         self._watch = watch
         self._evidence = evidence
         self._control = control
-        self._background = background
+        self._guard = guard
         self._superior = superior
         # Their verdict is given; heartbeats that come while stacks are awaited tell of them again.
         self._judged: set[str | EpochId] = set()
         self._shown: set[EpochId] = set()
-        self._has_failed = False
 
     def look(self) -> None:
         """See who hangs by now; called with each heartbeat, which is answered all the same."""
-        try:
-            self._look()
-            self._has_failed = False
-        except Exception:  # a detector that fails stops nothing
-            if not self._has_failed:
-                logger.exception("hangs could not be looked for")
-            self._has_failed = True
+        self._guard.look(Detector.HANGS, self._look)
 
     def _look(self) -> None:
         left_for_s = self._control.left_for_s()
@@ -57,7 +50,7 @@ class HangResponse:
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()
-            self._background.start(self._end(hung))
+            self._guard.start(Detector.HANGS, partial(self._end, hung))
         epoch = self._control.epoch
         if epoch is None or left_for_s:
             return
@@ -69,9 +62,22 @@ class HangResponse:
             self._control.break_epoch(epoch, _DEADLOCK)  # it may not have been possible before
         elif epoch not in self._judged:
             self._judged.add(epoch)
-            self._background.start(self._break(epoch))
+            self._guard.start(Detector.HANGS, partial(self._break, epoch))
+
+    @contextmanager
+    def _found_again(self, *whom: str | EpochId) -> Generator[None]:
+        """Have a verdict that can't be carried out be found again with the next heartbeat."""
+        try:
+            yield
+        except Exception:
+            self._judged.difference_update(whom)
+            raise
 
     async def _end(self, hung: Mapping[str, Hang]) -> None:
+        with self._found_again(*hung):
+            await self._end_shown(hung)
+
+    async def _end_shown(self, hung: Mapping[str, Hang]) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members, list(hung))
         for worker_id, hang in hung.items():
@@ -87,6 +93,10 @@ class HangResponse:
             self._superior.lose([worker_id], f"hung: {hang.text}")
 
     async def _break(self, epoch: EpochId) -> None:
+        with self._found_again(epoch):
+            await self._break_shown(epoch)
+
+    async def _break_shown(self, epoch: EpochId) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members)
         self._shown.add(epoch)

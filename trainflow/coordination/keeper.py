@@ -20,6 +20,7 @@ from ray.util import get_node_ip_address
 
 from trainflow.checkpointing.link_probe import probe_link
 from trainflow.checkpointing.link_speed import LinkSpeed
+from trainflow.checkpointing.reachability import find_unreachable
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.skewed_clock import follow_skew
@@ -158,8 +159,9 @@ class Keeper:
             return before
 
     @ray.method(concurrency_group="control")
-    def introduce(self, peers: list[Any]) -> None:
-        """Name the Keepers of the other nodes."""
+    def introduce(self, keepers: dict[str, Any]) -> None:
+        """Name the Keepers of all nodes, by node id."""
+        peers = [keeper for node_id, keeper in keepers.items() if node_id != self._node_id]
         with self._lock:
             self._peers = peers
 
@@ -182,6 +184,11 @@ class Keeper:
     def probe(self, target: PeerAddress) -> LinkSpeed:
         """Measure the link to another node's Keeper. Raises OSError or StateError."""
         return probe_link(target, SYSTEM_CLOCK)
+
+    @ray.method(concurrency_group="control")
+    def find_unreachable(self, targets: list[PeerAddress]) -> list[PeerAddress]:
+        """Return those of some other nodes' Keepers that this node can't reach."""
+        return find_unreachable(targets)
 
     @ray.method(concurrency_group="control")
     def fence(self, incarnation: int, worker_id: str) -> bool:

@@ -1,11 +1,12 @@
-"""Nodes that are to go, that fail again and again, or that have room for more.
+"""Nodes that are to go, that fail again and again, that others can't reach, or that have room.
 
 Process: coordinator.  Thread: its event loop; what takes time is a task.
 """
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
-from trainflow.coordination.background import Background
+from trainflow.coordination.cut_watch import CutWatch
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.drain_watch import DrainWatch
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.expansion import Expansion
@@ -15,6 +16,7 @@ from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.monitoring.detectors import Detector
 
 
 class NodeChanges:
@@ -31,26 +33,27 @@ class NodeChanges:
         control: EpochControl,
         nodes: NodeWatch,
         record: RunRecord,
-        background: Background,
+        guard: DetectorGuard,
     ):
         clock = SYSTEM_CLOCK
         control.candidacy.unfit = nodes.unfit
         self._control = control
-        self._background = background
+        self._guard = guard
         self._isolation = IsolationWatch(job, pool, nodes, record, clock)
         self.staffing = Staffing(job, pool, nodes, self._isolation, record, clock)
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
+        self._cuts = CutWatch(job, pool, nodes, control, record, clock)
         self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)
 
     async def begin(self) -> None:
         """Learn which nodes there are, and take no ranks, before anything depends on it."""
-        await self._drains.tick()
+        await self._guard.attend(Detector.DRAINS, self._drains.tick)
         self._isolation.tick()
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper tells of its node."""
         if beat.knows_notice:
-            self._drains.hear(beat.node_id, beat.notice)
+            self._guard.look(Detector.DRAINS, lambda: self._drains.hear(beat.node_id, beat.notice))
 
     def tick(self, *, may_start: bool) -> None:
         """Look after all of them; called about twice a second.
@@ -58,8 +61,9 @@ class NodeChanges:
         Args:
             may_start: whether workers may still be started, where there is room.
         """
-        self._background.start(self._drains.tick())
+        self._guard.start(Detector.DRAINS, self._drains.tick)
+        self._guard.start(Detector.CUTS, self._cuts.tick)
         if may_start:
-            self._background.start(self._expansion.tick())
+            self._guard.start(Detector.ROOM, self._expansion.tick)
         if self._isolation.tick():
             self._control.advance()

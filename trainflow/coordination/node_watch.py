@@ -54,6 +54,7 @@ class NodeWatch:
         )
         self._clock = clock
         self._keepers: dict[str, Any] = {}
+        self._everybody: Any = None  # an object of all of them, until they change
         self._heard_at_s: dict[str, float] = {}
         self._starting: set[str] = set()  # nodes whose Keepers have never been heard
         self._heard = asyncio.Event()
@@ -78,6 +79,7 @@ class NodeWatch:
             self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
             self._heard_at_s[node_id] = self._clock.monotonic_s()
         if fresh:
+            self._everybody = None
             self._introduce(self._keepers)
 
     def _make_keeper(self, node_id: str) -> Any:  # noqa: ANN401  an actor handle
@@ -101,6 +103,7 @@ class NodeWatch:
         if keeper is not None:
             keeper.end_workers.remote()
             self._dismissed[node_id] = keeper
+            self._everybody = None
             self._introduce(self._keepers)
             if node_id not in _alive_nodes():
                 for other in self._keepers.values():
@@ -234,6 +237,32 @@ class NodeWatch:
         done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
         return {asked[task]: task.result() for task in done if task.exception() is None}
 
+    async def ask_unreachable(
+        self, addresses: Mapping[str, PeerAddress], timeout_s: float
+    ) -> dict[str, list[str]]:
+        """Ask nodes which others they can't reach; returns what those say that answer in time.
+
+        Args:
+            addresses: by node id, of all of them.
+            timeout_s: how long to wait for the slowest.
+        """
+        node_at = {address: node_id for node_id, address in addresses.items()}
+        asked = {
+            asyncio.ensure_future(
+                self._keepers[node_id].find_unreachable.remote(
+                    [each for other, each in addresses.items() if other != node_id]
+                )
+            ): node_id
+            for node_id in addresses
+            if node_id in self._keepers
+        }
+        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
+        return {
+            asked[task]: [node_at[each] for each in task.result()]
+            for task in done
+            if task.exception() is None
+        }
+
     def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""
         for node_id, keeper in self._keepers.items():
@@ -266,10 +295,15 @@ class NodeWatch:
         self._dismissed.clear()
 
     def _introduce(self, node_ids: Iterable[str]) -> None:
-        """Tell the Keepers of these nodes who all the others are."""
+        """Tell the Keepers of these nodes who all are.
+
+        All are named in one object, which each node fetches: of a thousand Keepers a thousand
+        handles are written, and not a million.
+        """
+        if self._everybody is None:
+            self._everybody = ray.put(dict(self._keepers))
         for node_id in node_ids:
-            peers = [peer for other, peer in self._keepers.items() if other != node_id]
-            self._keepers[node_id].introduce.remote(peers)
+            self._keepers[node_id].introduce.remote(self._everybody)
 
 
 def _alive_nodes() -> set[str]:

@@ -12,6 +12,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
+from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import name_cause
 from trainflow.monitoring.flops import find_utilization
 
@@ -42,6 +43,8 @@ class RunMetrics:
         self._checkpoint_at_s: float | None = None
         self._spread_at_s = -_SPREAD_EVERY_S
         self._work: WorkDescribed | None = None
+        for detector in Detector:
+            export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
         for event in events:
             if event["kind"] == "checkpoint":
                 self._show_checkpoint(event)
@@ -71,6 +74,9 @@ class RunMetrics:
                 self._work = WorkDescribed(**data)
             case "anomaly":
                 self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
+            case "detector_off" | "detector_on" as kind:
+                is_off = float(kind == "detector_off")
+                self._export.show(metrics.DETECTOR_OFF, is_off, detector=data["detector"])
             case "checkpoint":
                 self._export.add(metrics.CHECKPOINTS)
                 self._export.add(metrics.CHECKPOINT_BYTES, data["num_bytes_written"])

@@ -47,6 +47,7 @@ _SLOW, _WORK = "compression_slow", "work"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
+    | {"detector_off", "detector_on", "link_cut", "link_cut_over"}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
 _RESULT = "result.json"

@@ -1,9 +1,8 @@
 """Tell of ranks that hold the others up, and of those that no longer do.
 
-Process: coordinator.  Thread: its event loop.  Fails: never; the run goes on without it.
+Process: coordinator.  Thread: its event loop.  Fails: as it may; see `detector_guard`.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,8 +23,6 @@ from trainflow.data.batch_scaling import scale_step
 from trainflow.data.order import deal_microbatches
 from trainflow.epochs import INITIAL_EPOCH
 
-logger = logging.getLogger(__name__)
-
 
 class StragglerWatch:
     """Follows the steps of a run; what an earlier coordinator told of still holds."""
@@ -38,7 +35,6 @@ class StragglerWatch:
         self._detector = StragglerDetector(_find_told(record))
         self._newest = (INITIAL_EPOCH, 0)
         self._loads: list[Load] = []
-        self._is_off = False
 
     def current(self) -> list[dict[str, Any]]:
         """Return who straggles now, as JSON."""
@@ -47,14 +43,10 @@ class StragglerWatch:
     def on_step(self, report: StepReport) -> None:
         """A member committed a step; rank 0 tells of all."""
         is_new = (report.epoch, report.step) > self._newest
-        if self._is_off or report.rank != 0 or not is_new or report.epoch != self._control.epoch:
+        if report.rank != 0 or not is_new or report.epoch != self._control.epoch:
             return
         self._newest = (report.epoch, report.step)
-        try:
-            self._take(report)
-        except Exception:  # a detector that fails stops nothing
-            logger.exception("stragglers are looked for no more")
-            self._is_off = True
+        self._take(report)
 
     def _take(self, report: StepReport) -> None:
         members = [Member(each, self._node_of(each)) for each in self._control.members]

@@ -17,6 +17,7 @@ class FailureCause(StrEnum):
         SILENT: its node was not heard within its lease.
         HUNG: it made no progress, or all waited for one another.
         RAISED: the job's own code did, on a worker without a rank.
+        CUT_OFF: its node and another could not reach each other.
         WRONG_BITS: it computed other bits than the others.
         COLLECTIVE: a collective failed, and nobody had died.
         STATELESS: nobody held a state to go on from.
@@ -29,6 +30,7 @@ class FailureCause(StrEnum):
     SILENT = "silent"
     HUNG = "hung"
     RAISED = "raised"
+    CUT_OFF = "cut_off"
     WRONG_BITS = "wrong_bits"
     COLLECTIVE = "collective"
     STATELESS = "stateless"
@@ -43,8 +45,10 @@ _SAID: tuple[tuple[str, FailureCause], ...] = (
     ("hung: ", FailureCause.HUNG),
     ("every member waits for another", FailureCause.HUNG),
     ("has parked, and no epoch was being formed", FailureCause.COLLECTIVE),
+    ("has parked, as a collective failed", FailureCause.COLLECTIVE),
     ("a collective failed on", FailureCause.COLLECTIVE),
     ("not been heard within its lease", FailureCause.SILENT),
+    ("can't reach each other", FailureCause.CUT_OFF),
     ("its gradients are wrong", FailureCause.WRONG_BITS),
     ("it holds no state", FailureCause.STATELESS),
     ("when a new coordinator looked for it", FailureCause.UNSEEN),

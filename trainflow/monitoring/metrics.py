@@ -16,6 +16,7 @@ from enum import StrEnum
 from trainflow.config.sinks import PACKAGES
 from trainflow.epochs import Phase
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
+from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
 
@@ -240,6 +241,14 @@ SINK_DROPPED = Metric(
     {"sink": tuple(PACKAGES)},
 )
 
+DETECTOR_OFF = Metric(
+    "detector_off",
+    Kind.GAUGE,
+    "1",
+    "1 while a detector is off, as it has failed: nobody looks for what it finds.",
+    {"detector": tuple(Detector)},
+)
+
 # Members, and what befalls them
 
 WORLD_SIZE = Metric("world_size", Kind.GAUGE, "1", "Members of the current epoch.")
@@ -334,7 +343,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_DURATION,
         COPY_LAG,
     ),
-    "What explains the run": (SINK_DROPPED,),
+    "What explains the run": (SINK_DROPPED, DETECTOR_OFF),
     "Checkpoints": (
         CHECKPOINTS,
         CHECKPOINTS_SKIPPED,

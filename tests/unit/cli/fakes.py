@@ -48,6 +48,7 @@ def make_status(**changes: Any) -> Answer:
         "stragglers": [],
         "slow_network": [],
         "anomalies": [],
+        "detectors_off": [],
         "goodput": None,
         "ending": None,
         "events": [],

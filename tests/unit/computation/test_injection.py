@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ def make_rank(folder: Path, rank: int, name: str = "slot1-1.1"):
     """Return the injector of a connected rank, and its transport."""
     injector = Injector(folder, name, SYSTEM_CLOCK)
     connect = injector.watch(lambda _store, _rank, size: EchoTransport(size))
-    return injector, connect(None, rank, WORLD)  # type: ignore[arg-type]
+    no_store: Any = None
+    return injector, connect(no_store, rank, WORLD)
 
 
 def go_through(injector: Injector, step: int, epoch: EpochId = EPOCH) -> None:
@@ -38,8 +40,8 @@ def go_through(injector: Injector, step: int, epoch: EpochId = EPOCH) -> None:
 
 
 def make_order(kind: str = "kill", **changes: object) -> Order:
-    fields = {"number": 1, "kind": kind, "rank": 1, "step": 5, "phase": "optimizer"} | changes
-    return Order(**fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"number": 1, "kind": kind, "rank": 1, "step": 5}
+    return Order(**fields | {"phase": "optimizer"} | changes)
 
 
 @pytest.mark.parametrize(("kind", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])

@@ -49,6 +49,6 @@ def test_a_writer_of_stamps_keeps_them(tmp_path: Path):
         writer.close()
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.PARKED, Phase.HEALING])
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.PARKED, Phase.HEALING, Phase.RESTORING])
 def test_what_is_no_part_of_a_step(phase: Phase):
     assert not phase.is_of_step

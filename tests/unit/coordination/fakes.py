@@ -7,9 +7,12 @@ from typing import Any
 
 from trainflow.computation.epoch_gate import Standing
 from trainflow.computation.reports import StepReport
+from trainflow.coordination.background import Background
 from trainflow.coordination.copy_pace import CopyPace
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.recovery_plan import plan_recovery
+from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending
 from trainflow.coordination.worker_pool import WorkerEntry
 from trainflow.epochs import (
@@ -181,6 +184,7 @@ class FakeSuperior:
     endings: list[Ending] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     lost: list[tuple[str, ...]] = field(default_factory=list)
+    on_lost: Callable[[WorkerEntry, str], None] = lambda entry, cause: None
 
     def end(self, ending: Ending) -> None:
         self.endings.append(ending)
@@ -191,8 +195,19 @@ class FakeSuperior:
 
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:
         self.lost.append(tuple(worker_ids))
-        for worker_id in worker_ids:
-            self.pool.entries.pop(worker_id, None)
+        gone = [self.pool.entries.pop(each, None) for each in worker_ids]
+        for entry in gone:
+            if entry is not None:
+                self.on_lost(entry, cause)
+
+
+def guard_of(record: RunRecord) -> DetectorGuard:
+    """Return what isolates detectors; nothing beside them may fail."""
+
+    def refuse(trace: str) -> None:
+        raise AssertionError(trace)
+
+    return DetectorGuard(record, Background(refuse))
 
 
 async def settle() -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior, FakeWorker, describe
+from tests.unit.coordination.fakes import (
+    FakeClock,
+    FakePool,
+    FakeSuperior,
+    FakeWorker,
+    describe,
+    guard_of,
+)
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.run_record import RunRecord
@@ -30,7 +37,8 @@ class Run:
         self.watch = self.open()
 
     def open(self) -> ConsistencyWatch:
-        return ConsistencyWatch(self.pool, self.control, self.record, self.superior)
+        guard = guard_of(self.record)
+        return ConsistencyWatch(self.pool, self.control, self.record, self.superior, guard)
 
     def tell(self, *ranks: int, in_spot_check: bool = False) -> None:
         """Say who differs in a new try of the step."""
@@ -112,4 +120,7 @@ def test_that_it_was_seen_before_counts_after_very_many_other_events(run: Run):
 def test_what_can_t_be_judged_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run.pool, "nodes_of", lambda _: 1 / 0, raising=False)
     run.tell(1)
+    run.tell(2)
     assert run.events == []
+    (event,) = run.record.events_since(0)
+    assert event["kind"] == "detector_off", "told once"

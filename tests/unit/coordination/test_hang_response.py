@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordination.fakes import settle
-from trainflow.coordination import hang_response
-from trainflow.coordination.background import Background
+from tests.unit.coordination.fakes import guard_of, settle
 from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -35,12 +33,9 @@ class Stage:
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
         self.broken: list[EpochId] = []
-        self.failures: list[str] = []
         parts: Any = self
         evidence = HangEvidence(parts, record, "jobs.lm:train")
-        self.response = HangResponse(
-            parts, evidence, parts, Background(self.failures.append), parts
-        )
+        self.response = HangResponse(parts, evidence, parts, guard_of(record), parts)
 
     def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
         assert left_for_s is self.left
@@ -133,7 +128,6 @@ def test_evidence_that_can_t_be_had_stops_no_recovery(play: Play, monkeypatch: p
 
     stage = play(act)
     assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
-    assert not stage.failures
     assert "no stacks could be had" in stage.record.events_since(0)[0]["text"]
 
 
@@ -184,9 +178,6 @@ def test_who_is_asked_to_leave_an_epoch_does_not_deadlock_it(play: Play):
 def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):
-    said: list[str] = []
-    monkeypatch.setattr(hang_response.logger, "exception", said.append)
-
     async def act(stage: Stage) -> None:
         stage.may_answer.set()
         with monkeypatch.context() as broken:
@@ -197,5 +188,25 @@ def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
         stage.response.look()
         await settle()
 
-    assert [worker_id for worker_id, *_ in play(act).lost] == ["b"]
-    assert len(said) == 1
+    stage = play(act)
+    assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
+    assert stage.kinds() == ["detector_off", "hang"]
+
+
+def test_a_verdict_that_can_not_be_carried_out_is_found_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    async def act(stage: Stage) -> None:
+        stage.may_answer.set()
+        stage.hung = {"b": STILL}
+        with monkeypatch.context() as broken:
+            broken.setattr(stage, "lose", lambda *_: 1 / 0)
+            for _ in range(2):
+                stage.response.look()
+                await settle()
+        stage.response.look()
+        await settle()
+
+    stage = play(act)
+    assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
+    assert stage.kinds().count("detector_off") == 1

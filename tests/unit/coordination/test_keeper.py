@@ -366,3 +366,8 @@ def test_a_beat_says_whether_the_provider_has_answered(
     clock.now_s += 1.5
     clock.next_round()
     assert told == [has_answered]
+
+
+def test_of_all_that_are_introduced_it_asks_the_others(keeper: Keeper):
+    keeper.introduce({"node-1": "itself", "node-2": "other"})
+    assert keeper._peers == ["other"]

@@ -351,17 +351,3 @@ def test_reports_that_tell_nothing_new_count_for_nothing(
         assert run.nodes.rounds == []
 
     play(act)
-
-
-@pytest.mark.parametrize("where", ["observe", "probe"])
-def test_a_detector_that_fails_stops_nothing(
-    play: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch, where: str
-):
-    async def act(run: Run) -> None:
-        broken = {"observe": run.watch._detector, "probe": run.watch}[where]
-        monkeypatch.setattr(broken, f"_{where}" if where == "probe" else where, lambda *_: 1 / 0)
-        await run.windows(BEGIN_AFTER + 1, 0.55)
-        assert run.watch._is_off
-        assert run.events() == []
-
-    play(act)

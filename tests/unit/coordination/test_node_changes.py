@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool
+from tests.unit.coordination.fakes import FakePool, guard_of
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import drain_watch
 from trainflow.coordination.keeper import Heartbeat
@@ -31,7 +31,7 @@ def open_changes(directory: Path) -> tuple[NodeChanges, Any, RunRecord]:
         advance=lambda: None,
     )
     record = RunRecord(directory, SYSTEM_CLOCK)
-    parts: Any = (FakePool(), control, nodes, record, None)
+    parts: Any = (FakePool(), control, nodes, record, guard_of(record))
     return NodeChanges(make_job(), *parts), nodes, record
 
 
@@ -55,3 +55,15 @@ def test_a_new_coordinator_knows_of_nodes_before_it_forms_an_epoch(
     changes, nodes, _ = open_changes(tmp_path)
     asyncio.run(changes.begin())
     assert nodes.unfit.all() == {"b", "c"}
+
+
+def test_that_ray_does_not_tell_of_drains_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(drain_watch, "find_draining_nodes", lambda: 1 / 0)
+    monkeypatch.setattr(drain_watch, "find_alive_nodes", lambda: {"b": "10.0.0.2"})
+    changes, nodes, record = open_changes(tmp_path)
+    asyncio.run(changes.begin())
+    assert nodes.alive["b"] == "10.0.0.2"
+    (event,) = record.events_since(0)
+    assert event["kind"] == "detector_off"
+    assert event["data"]["detector"] == "drains"
+    assert "Ray does not tell which nodes it drains (ZeroDivisionError" in event["text"]

@@ -43,6 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(node_watch, "KeeperActor", SimpleNamespace(options=make))
     monkeypatch.setattr(node_watch, "NodeAffinitySchedulingStrategy", nothing)
     monkeypatch.setattr("ray.kill", nothing)
+    monkeypatch.setattr("ray.put", lambda value: value)
     return made
 
 
@@ -164,22 +165,55 @@ def test_a_coordinator_that_stood_still_has_nobody_fall_silent_meanwhile():
 def test_a_keeper_that_knows_no_peers_is_told_of_them_and_nobody_else(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, list[str]]] = []
 
     def make_keeper(_: NodeWatch, node_id: str) -> Any:
-        def introduce(peers: list[Any]) -> None:
-            told.append((node_id, len(peers)))
+        def introduce(keepers: dict[str, Any]) -> None:
+            told.append((node_id, sorted(keepers)))
 
         return SimpleNamespace(introduce=SimpleNamespace(remote=introduce))
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     nodes.ensure({"a", "b", "c"})
-    assert sorted(told) == [("a", 2), ("b", 2), ("c", 2)]
+    everybody = ["a", "b", "c"]
+    assert sorted(told) == [(each, everybody) for each in everybody]
     told.clear()
     nodes.hear("b", {}, knows_peers=False)
     nodes.hear("given up", {}, knows_peers=False)
-    assert told == [("b", 2)]
+    assert told == [("b", everybody)]
+
+
+def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    written: list[set[str]] = []
+    told: list[object] = []
+
+    def put(keepers: dict[str, Any]) -> object:
+        written.append(set(keepers))
+        return f"object {len(written)}"
+
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        return SimpleNamespace(
+            introduce=SimpleNamespace(remote=told.append),
+            end_workers=SimpleNamespace(remote=nothing),
+            forget_node=SimpleNamespace(remote=nothing),
+        )
+
+    monkeypatch.setattr("ray.put", put)
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(node_watch, "_alive_nodes", set[str])
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    names = {f"node {number}" for number in range(1000)}
+    nodes.ensure(names)
+    assert told == ["object 1"] * 1000
+    nodes.hear("node 7", {}, knows_peers=False)
+    nodes.ensure(names)
+    assert told == ["object 1"] * 1001
+    nodes.forget("node 7")
+    assert told[1001:] == ["object 2"] * 999
+    assert written == [names, names - {"node 7"}]
 
 
 def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
@@ -252,3 +286,29 @@ def test_links_are_measured_by_those_that_are_named_and_who_fails_is_left_out(
 
     assert asyncio.run(act()) == {"a": speed}
     assert sorted(asked) == [(each, f"beside {each}") for each in ("a", "fails", "silent")]
+
+
+def test_nodes_are_asked_for_all_others_that_they_can_t_reach(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        async def find_unreachable(targets: list[PeerAddress]) -> list[PeerAddress]:
+            assert node_id not in [each.host for each in targets]
+            if node_id == "fails":
+                raise RayError
+            return [each for each in targets if {node_id, each.host} == {"a", "b"}]
+
+        ignore = SimpleNamespace(remote=nothing)
+        find = SimpleNamespace(remote=find_unreachable)
+        return SimpleNamespace(introduce=ignore, find_unreachable=find)
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+
+    async def act() -> dict[str, list[str]]:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        nodes.ensure({"a", "b", "c", "fails"})
+        assert await nodes.ask_unreachable({}, 0.05) == {}
+        asked = {each: PeerAddress(each, 1, "") for each in ("a", "b", "c", "fails", "unknown")}
+        return await nodes.ask_unreachable(asked, 5.0)
+
+    assert asyncio.run(act()) == {"a": ["b"], "b": ["a"], "c": []}

@@ -26,6 +26,9 @@ _LATENCY = "100ms"
 _NOTHING = ["rate", "8bit", "burst", "1", "limit", "1"]
 """No packet is small enough to be let through, or to wait."""
 
+_NOBODY = "02:00:00:00:00:01"
+"""No card's address."""
+
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 _NAMESPACES = Path("/run/netns")
@@ -96,6 +99,19 @@ class NetHosts:
         if not hears:
             self._limit(self._to(host), _NOTHING)
 
+    def cut_between(self, one: int, other: int) -> None:
+        """Have two hosts lose what they send each other; what they send to others gets through.
+
+        Each has a wrong address for the other's card: a frame to it is nobody's.
+        """
+        for host, peer in ((one, other), (other, one)):
+            self._neighbour(host, "replace", peer, "lladdr", _NOBODY, "nud", "permanent")
+
+    def mend_between(self, one: int, other: int) -> None:
+        """Undo `cut_between`."""
+        for host, peer in ((one, other), (other, one)):
+            self._neighbour(host, "del", peer)
+
     def up(self) -> None:
         """Make the hosts."""
         switch = ["ip", "-n", self._switch, "link"]
@@ -128,6 +144,11 @@ class NetHosts:
 
     def _to(self, host: int) -> _End:
         return self._switch, f"p{host}"
+
+    def _neighbour(self, host: int, verb: str, peer: int, *how: str) -> None:
+        """Change what a host knows of the card of another."""
+        neighbour = ["ip", "-n", self._name(host), "neigh", verb, self.address(peer)]
+        _run(*neighbour, *how, "dev", "eth0")
 
     @staticmethod
     def _limit(end: _End, limits: list[str]) -> None:

@@ -108,8 +108,8 @@ def run(tmp_path: Path) -> FakeRun:
 def carry_out(
     tmp_path: Path, run: FakeRun, *faults: dict[str, Any], timeout_s: float = 60.0
 ) -> Report:
-    ground = Ground(tmp_path / "campaign")
-    ground.start = lambda _job: ground.runs.append(run) or run  # type: ignore[method-assign]
+    ground: Any = Ground(tmp_path / "campaign")
+    ground.start = lambda _job: ground.runs.append(run) or run
     planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))
     made = Campaign(ground, make_job(), planned, FastClock(), timeout_s)
     return made.carry_out(compares=False)

@@ -50,12 +50,19 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def scene(process: subprocess.Popen[bytes], clock: FakeClock, tmp_path: Path) -> Scene:
-    view = RunView(None, clock)  # type: ignore[arg-type]
+    no_run: Any = None
+    view = RunView(no_run, clock)
     row = {"worker_id": "slot1-1.1", "rank": 1, "state": "member", "host": "127.0.0.2"}
     view.workers = [row | {"pid": process.pid, "node_id": "n"}]
     view.coordinator_pid = process.pid
     view.keeper_pids = {"n": process.pid}
     return Scene("tiny-abcdef", view, tmp_path, clock, own=None)
+
+
+def own_cluster(**parts: Any) -> OwnCluster:
+    """Return a campaign's cluster of which only these parts are there."""
+    no_cluster: Any = None
+    return OwnCluster(no_cluster, 1.0, **parts)
 
 
 def planned(**fault: Any) -> PlannedFault:
@@ -99,8 +106,9 @@ def test_nobody_is_hit_where_nobody_is(scene: Scene, process: subprocess.Popen[b
 def test_a_dead_process_is_not_hit_again(scene: Scene, process: subprocess.Popen[bytes]):
     process.kill()
     process.wait()
-    for kind in ("kill", "stop", "slow", "flip"):
-        assert FAULTS[kind].fall(planned(kind=kind), scene) is None  # type: ignore[index]
+    kinds: tuple[FaultKind, ...] = ("kill", "stop", "slow", "flip")
+    for kind in kinds:
+        assert FAULTS[kind].fall(planned(kind=kind), scene) is None
 
 
 def test_a_stopped_process_goes_on_when_the_plan_says_so(
@@ -189,7 +197,7 @@ def test_a_node_is_cut_off_until_the_plan_mends_it(
     scene: Scene, clock: FakeClock, loses: str, cut: tuple[int, bool, bool]
 ):
     hosts = FakeHosts()
-    scene.own = OwnCluster(None, 1.0, hosts=hosts)  # type: ignore[arg-type]
+    scene.own = own_cluster(hosts=hosts)
     fault = planned(kind="partition", loses=loses, last_s=3)
     victim = FAULTS["partition"].fall(fault, scene)
     assert victim is not None
@@ -207,7 +215,7 @@ def test_a_node_is_cut_off_until_the_plan_mends_it(
 
 def test_a_link_that_two_cut_is_mended_once_both_are_over(scene: Scene, clock: FakeClock):
     hosts = FakeHosts()
-    scene.own = OwnCluster(None, 1.0, hosts=hosts)  # type: ignore[arg-type]
+    scene.own = own_cluster(hosts=hosts)
     FAULTS["partition"].fall(planned(kind="partition", loses="both", last_s=3), scene)
     FAULTS["partition"].fall(planned(kind="partition", loses="sent", last_s=4), scene)
     hosts.cuts.clear()
@@ -233,7 +241,7 @@ def test_a_store_is_out_of_order_until_the_last_fault_is_over(
     scene: Scene, clock: FakeClock, kind: FaultKind
 ):
     out = FakeStore()
-    scene.own = OwnCluster(None, 1.0, proxy=out, disk=out)  # type: ignore[arg-type]
+    scene.own = own_cluster(proxy=out, disk=out)
     FAULTS[kind].fall(planned(kind=kind, last_s=3), scene)
     clock.now_s = 2.0
     FAULTS[kind].fall(planned(kind=kind, last_s=3), scene)

@@ -1,0 +1,135 @@
+"""Let no detector that fails stop a run, and nobody believe that it still looks.
+
+Process: coordinator.  Thread: its event loop.  Fails: never, whatever the detectors do.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+from trainflow.computation.reports import StepReport
+from trainflow.coordination.background import Background
+from trainflow.coordination.run_record import RunRecord
+from trainflow.monitoring.detectors import DUTIES, Detector
+
+logger = logging.getLogger(__name__)
+
+Act = Callable[[], Coroutine[Any, Any, None]]
+
+OFF, ON = "detector_off", "detector_on"
+
+# What follows the record is left out by the record itself.
+_FOLLOWERS = {"AnomalyWatch": Detector.ANOMALIES}
+
+
+class DetectorGuard:
+    """Calls detectors. One that raises is told of, once, and so is that it looks again.
+
+    A new coordinator begins with all of them.
+    """
+
+    def __init__(self, record: RunRecord, background: Background):
+        self._record = record
+        self._background = background
+        self._off: dict[Detector, str] = {}
+        self._num_well = Counter[Detector]()  # since it failed last
+        for detector in _find_off(record):
+            self._tell_on(detector, "a new coordinator begins with every detector")
+        record.follow(self)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return which detectors are off, as JSON, and what nobody looks for meanwhile."""
+        return [
+            {"detector": str(each), "unwatched": DUTIES[each].unwatched, "error": error}
+            for each, error in self._off.items()
+        ]
+
+    def look(self, detector: Detector, act: Callable[[], None]) -> None:
+        """Have a detector look, unless it is off for good."""
+        if self._is_over(detector):
+            return
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  a detector that fails stops nothing
+            self._turn_off(detector, error)
+        else:
+            self._on_well(detector)
+
+    async def attend(self, detector: Detector, act: Act) -> None:
+        """Wait for a detector that takes its time."""
+        try:
+            await act()
+        except Exception as error:  # noqa: BLE001  as above
+            self._turn_off(detector, error)
+        else:
+            self._on_well(detector)
+
+    def start(self, detector: Detector, act: Act) -> None:
+        """Have a detector look beside everything else."""
+        self._background.start(self.attend(detector, act))
+
+    def background_of(self, detector: Detector) -> Background:
+        """Return what runs a detector's own tasks."""
+        return Background(partial(self._on_task_failed, detector))
+
+    # As a follower of the record
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """One that follows the record is told no more."""
+        if event["kind"] == "monitoring_failed":
+            detector = _FOLLOWERS.get(event["data"]["follower"])
+            if detector is not None:
+                self._tell_off(detector, event["text"])
+
+    def on_step(self, report: StepReport) -> None:
+        """Steps say nothing of detectors."""
+
+    def _is_over(self, detector: Detector) -> bool:
+        return detector in self._off and DUTIES[detector].well_after is None
+
+    def _on_task_failed(self, detector: Detector, trace: str) -> None:
+        self._tell_off(detector, trace.strip().splitlines()[-1])
+
+    def _turn_off(self, detector: Detector, error: Exception) -> None:
+        self._num_well[detector] = 0
+        if detector not in self._off:
+            logger.error("the detector of %s failed", detector, exc_info=error)
+        self._tell_off(detector, f"{type(error).__name__}: {error}")
+
+    def _tell_off(self, detector: Detector, error: str) -> None:
+        if detector in self._off:
+            return
+        self._off[detector] = error
+        duty = DUTIES[detector]
+        until = "until there is another coordinator"
+        if duty.well_after is not None:
+            until = "until it succeeds again, which is tried"
+        text = f"nobody looks for {duty.unwatched}, {until}: {error}"
+        data = {"detector": str(detector), "unwatched": duty.unwatched, "error": error}
+        self._record.add_event(OFF, text, **data)
+
+    def _on_well(self, detector: Detector) -> None:
+        well_after = DUTIES[detector].well_after
+        if detector not in self._off or well_after is None:
+            return
+        self._num_well[detector] += 1
+        if self._num_well[detector] >= well_after:
+            del self._off[detector]
+            self._tell_on(detector, "it has succeeded again")
+
+    def _tell_on(self, detector: Detector, why: str) -> None:
+        text = f"somebody looks for {DUTIES[detector].unwatched} again: {why}"
+        self._record.add_event(ON, text, detector=str(detector))
+
+
+def _find_off(record: RunRecord) -> list[Detector]:
+    """Return those of which an earlier coordinator told that they are off, and not of their end."""
+    told: dict[str, None] = {}
+    for event in record.lasting_events:
+        if event["kind"] == OFF:
+            told[event["data"]["detector"]] = None
+        elif event["kind"] == ON:
+            told.pop(event["data"]["detector"], None)
+    return [each for each in Detector if each in told]

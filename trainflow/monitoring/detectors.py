@@ -1,0 +1,56 @@
+"""What looks after a run, and what nobody looks for while one of them is off. Plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Detector(StrEnum):
+    """Each stands still by itself if it fails; training goes on.
+
+    Attributes:
+        STRAGGLERS: finds ranks that hold the others up.
+        NETWORK: finds links that training waits for.
+        DIFFERENCES: names ranks that came to other bits.
+        HANGS: finds workers that stand still.
+        DRAINS: hears of nodes that are to go.
+        CUTS: finds nodes that can't reach each other.
+        ROOM: finds room for more workers.
+        ANOMALIES: finds losses and gradient norms that are wrong.
+    """
+
+    STRAGGLERS = "stragglers"
+    NETWORK = "network"
+    DIFFERENCES = "differences"
+    HANGS = "hangs"
+    DRAINS = "drains"
+    CUTS = "cuts"
+    ROOM = "room"
+    ANOMALIES = "anomalies"
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a detector is there for.
+
+    Attributes:
+        unwatched: what nobody looks for while it is off, for a person.
+        well_after: it is asked again and again though it fails, and counts as well again once it
+            has not failed so many times in a row; None: what it knows may be wrong, so that it is
+            asked no more until there is another coordinator.
+    """
+
+    unwatched: str
+    well_after: int | None = None
+
+
+DUTIES: Mapping[Detector, Duty] = {
+    Detector.STRAGGLERS: Duty("ranks that hold the others up"),
+    Detector.NETWORK: Duty("links that training waits for"),
+    Detector.DIFFERENCES: Duty("who came to other bits, and is to lose its rank", 1),
+    Detector.HANGS: Duty("workers that stand still, and ranks that wait for one another", 30),
+    Detector.DRAINS: Duty("nodes that are to go", 30),
+    Detector.CUTS: Duty("nodes that can't reach each other", 30),
+    Detector.ROOM: Duty("room for workers that are wanted", 30),
+    Detector.ANOMALIES: Duty("losses and gradient norms that are wrong"),
+}
