@@ -18,6 +18,7 @@ from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.determinism_commands import EPILOGUE as COMPARING_EPILOGUE
 from trainflow.cli.determinism_commands import bisect, replay
+from trainflow.cli.doctor.command import doctor
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_commands import list_, status, stop, workers
 from trainflow.cli.job_options import Overrides
@@ -141,7 +142,7 @@ def down() -> None:
     say(f"ended the head at {head.address} (pid {head.pid})")
 
 
-for _command in (submit, status, workers, events, logs, stop, resume, serve):
+for _command in (submit, status, workers, events, logs, stop, resume, serve, doctor):
     app.command(epilog=EPILOGUE)(_command)
 app.command("list", epilog=EPILOGUE)(list_)
 app.command(epilog=COMPARING_EPILOGUE)(replay)
