@@ -21,9 +21,13 @@ from trainflow.cli.tables import (
     render_item,
     write_answer,
 )
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainflow.service.record_documents import EventDocument
+
+_ALL = "all"
 
 Server = Annotated[
     str | None,
@@ -51,6 +55,16 @@ Key = Annotated[
         "--idempotency-key",
         metavar="TEXT",
         help="Whoever submits again with this key, within a week, gets the same job.",
+    ),
+]
+Worker = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        "-w",
+        metavar="ID|RANK|all",
+        help="What this worker has printed, or all of them, with their ids before each line; "
+        "without it, what the driver has.",
     ),
 ]
 Follow = Annotated[
@@ -177,23 +191,44 @@ def describe_event(event: "EventDocument") -> str:
 
 def logs(
     job_id: JobId = None,
+    worker: Worker = None,
     follow: Follow = False,
-    offset: Annotated[int, typer.Option(min=0, help="Byte to begin with.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Byte to begin with; not with all.")] = 0,
     server: Server = None,
 ) -> None:
-    """Print what a job's driver has printed: its progress, its events, and why it failed."""
+    """Print what a job's driver, or its workers, have printed.
+
+    The driver tells of progress, events, and why the job failed. Of each worker the newest part is
+    kept, also when Ray is gone.
+    """
     from trainflow.cli.following import detachable  # noqa: PLC0415
     from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
+    from trainflow.cli.worker_logs import print_all  # noqa: PLC0415
 
+    _require_one_log(worker, offset)
     place = find_service(server, os.environ)
+    chosen_worker = "" if worker is None else f" --worker {worker}"
     with open_client(place) as client:
         chosen = ServiceJobs(client).choose(job_id)
         reached = offset
 
         def come_back() -> str:
-            return f"trainflow logs {chosen} -f --offset {reached}{place.option()}"
+            begin = "" if worker == _ALL else f" --offset {reached}"
+            return f"trainflow logs {chosen}{chosen_worker} -f{begin}{place.option()}"
 
         with detachable(chosen, come_back):
-            for piece in client.logs(chosen, offset=offset, follow=follow):
-                typer.echo(piece, nl=False)
-                reached += len(piece)
+            if worker == _ALL:
+                print_all(client, chosen, SYSTEM_CLOCK, follow=follow)
+                return
+            pieces = client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
+            for piece in pieces:
+                typer.echo(piece.data, nl=False)
+                reached = piece.end
+
+
+def _require_one_log(worker: str | None, offset: int) -> None:
+    if worker == _ALL and offset:
+        raise ConfigError(
+            f"--offset: got {offset} with --worker all, expected one log to begin within; name a "
+            "worker, or leave --offset out"
+        )

@@ -19,6 +19,7 @@ from tests.unit.service.runs import RecordedRun
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.following import detachable
 from trainflow.client import TrainFlowClient
+from trainflow.coordination.log_segments import Piece, append_to_log
 from trainflow.coordination.run_state import RunState
 from trainflow.service.cluster import DriverState
 
@@ -197,14 +198,28 @@ def test_a_log_is_printed_as_it_is(ready: Service, call_main: CallMain, capsys: 
     assert capsys.readouterr().out == "line\n" * 4
 
 
+def test_workers_logs_are_printed_one_or_all(ready: Service, call_main: CallMain, capsys: Captured):
+    run = record(ready, state=RunState.SUCCEEDED)
+    append_to_log(run.directory / "logs" / "slot0-1.0", b"one\ntwo")
+    append_to_log(run.directory / "logs" / "slot1-1.0", b"three\n")
+    assert call_main("logs", ID, "--worker", "slot0-1.0", "--offset", "2") == ExitCode.SUCCESS
+    assert capsys.readouterr().out == "e\ntwo"
+    for follow in ((), ("-f",)):
+        assert call_main("logs", ID, "-w", "all", *follow) == ExitCode.SUCCESS
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == ["slot0-1.0| one", "slot1-1.0| three", "slot0-1.0| two"]
+    assert call_main("logs", ID, "-w", "slot9-1.0") == ExitCode.NOT_FOUND
+    assert call_main("logs", ID, "-w", "all", "--offset", "3") == ExitCode.USAGE
+
+
 class Interrupted(TrainFlowClient):
     """A client at which Ctrl-C is pressed after the second thing that it yields."""
 
     def events(self, job_id: str, *, after: int = 0, follow: bool = True) -> Iterator[Any]:
         yield from self._first_two(super().events(job_id, after=after, follow=False))
 
-    def logs(self, job_id: str, *, offset: int = 0, follow: bool = False) -> Iterator[Any]:
-        yield from self._first_two(iter([b"abc", b"de", b"f"]))
+    def log_pieces(self, job_id: str, **_: object) -> Iterator[Any]:
+        yield from self._first_two(iter([Piece(0, b"abc"), Piece(3, b"de"), Piece(5, b"f")]))
 
     def _first_two(self, found: Iterator[Any]) -> Iterator[Any]:
         yield next(found)

@@ -366,3 +366,28 @@ def test_a_beat_says_whether_the_provider_has_answered(
     clock.now_s += 1.5
     clock.next_round()
     assert told == [has_answered]
+
+
+def test_what_workers_print_is_followed_until_they_are_gone(
+    clock: StillClock, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+
+    class Keeping:
+        def __init__(self, stamps: Path, directory: Path):
+            calls.append(f"of {stamps.name} in {directory}")
+
+        def start(self) -> None:
+            calls.append("start")
+
+        def look(self) -> None:
+            calls.append("look")
+
+        def finish(self) -> None:
+            calls.append("finish")
+
+    monkeypatch.setattr(keeper_module, "OutputKeeping", Keeping)
+    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), directory="/runs/job-1"))
+    clock.rounds.get(timeout=WITHIN_S)
+    keeper.clean_up()
+    assert calls == ["of node-1 in /runs/job-1", "start", "look", "finish"]
