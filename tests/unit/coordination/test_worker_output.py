@@ -97,7 +97,9 @@ def test_who_is_too_far_behind_leaves_something_out_and_says_so(offset: int, siz
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that prints to files as Ray's workers do, and ends with its stdin."""
-    printing = "import sys; print('hello', flush=True); sys.stdin.read(); print('farewell')"
+    printing = (
+        "import sys; print('hello', flush=True); sys.stdin.read(); print('fare' 'well', end='')"
+    )
     with (tmp_path / "w.out").open("ab") as out, (tmp_path / "w.err").open("ab") as err:
         process = subprocess.Popen(
             [sys.executable, "-c", printing], stdin=subprocess.PIPE, stdout=out, stderr=err
@@ -123,10 +125,10 @@ def test_a_worker_is_followed_beyond_its_death(
     worker.communicate(b"")
     writer.close()
     keeping.look()
-    assert read(run / "logs" / WORKER) == b"hello\nfarewell\n"
+    assert read(run / "logs" / WORKER) == b"hello\nfarewell"
     add(tmp_path / "w.out", b"nobody\n")
     keeping.look()
-    assert read(run / "logs" / WORKER).endswith(b"farewell\n")
+    assert read(run / "logs" / WORKER).endswith(b"farewell")
 
 
 def test_a_process_that_prints_to_no_file_is_left_alone():
