@@ -108,6 +108,8 @@ def test_what_was_known_is_known_after_the_head_died_and_the_job_is_gone_on_with
         events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
         assert events[0]["kind"] == "submitted"
         assert "run " + job_id in service.client.get(f"/v1/jobs/{job_id}/logs").text
+        printed = service.client.get(f"/v1/jobs/{job_id}/logs?worker=0").text
+        assert "the line is about to be fitted" in printed
         kept = [e["data"]["step"] for e in events if e["kind"] == "checkpoint"]
 
         assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
@@ -118,3 +120,18 @@ def test_what_was_known_is_known_after_the_head_died_and_the_job_is_gone_on_with
         assert [event["number"] for event in events] == list(range(1, len(events) + 1))
         resumed = [event["data"]["step"] for event in events if event["kind"] == "resumed"]
         assert resumed[-1] >= max(kept)
+
+
+def test_a_job_goes_on_by_itself_on_the_next_cluster_if_it_says_so(ground: Ground):
+    with serving(ground) as service:
+        job_id = service.submit(ground.endless_job() | {"failures": {"max_lost_clusters": 1}})
+        before = wait_step(service, job_id, 60)["last_step"]
+        service.cluster.head.kill()
+    with serving(ground) as service:
+        service.wait_job(job_id, lambda job: job["attempt"] == 2)
+        wait_step(service, job_id, before + 20)
+        events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+        told = [event["data"] for event in events if event["kind"] == "resuming"]
+        assert told == [{"attempt": 2, "times": 1, "at_most": 1}]
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+        service.wait_job(job_id, lambda job: job["state"] == "stopped")

@@ -26,6 +26,12 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
     assert len(service.ask("GET", "/v1/cluster")["nodes"]) == 1
     assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 409)["type"].endswith(":conflict")
     service.ask("DELETE", f"/v1/jobs/{job_id}", 409)
+    logs = service.ask("GET", f"/v1/jobs/{job_id}/logs/workers")["workers"]
+    assert {each["rank"] for each in logs} >= {0, 1}
+    for rank in (0, 1):
+        printed = service.client.get(f"/v1/jobs/{job_id}/logs?worker={rank}").text.splitlines()
+        assert printed.count("the line is about to be fitted") == 1
+        assert not any(line.startswith((":job_id:", ":actor_name:")) for line in printed)
 
     for _ in range(2):
         service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)

@@ -18,13 +18,14 @@ class ExitCode(IntEnum):
     SUCCESS = 0, "success: of `run`, every step is done"
     FAILED = 1, "the job failed; the reason, with the rank's traceback, is on stderr"
     USAGE = 2, "wrong usage or configuration; nothing was started"
-    NOT_FOUND = 3, "no such run on the cluster"
-    TOKEN_REFUSED = 4, "the service refuses the access token, or it does not allow this"
-    UNREACHABLE = 5, "no cluster, or no coordinator, answers"
-    CONFLICT = 6, "something is already there: a head of another run"
+    NOT_FOUND = 3, "no such job on the cluster, or in the service's history"
+    TOKEN_REFUSED = 4, "the service wants a token, or one that allows this"
+    UNREACHABLE = 5, "no cluster, no coordinator, or no service answers"
+    CONFLICT = 6, "something is there already, as another run's head; or the job's state forbids it"
     STOPPED = 7, "the run was stopped: by Ctrl-C, SIGTERM or `trainflow stop`"
     NO_CAPACITY = 8, "the cluster has no room for the job's workers.minimum"
-    DETACHED = 130, "left at once by a second Ctrl-C"
+    WAITED_TOO_LONG = 124, "what was waited for has not come in time; the job goes on"
+    DETACHED = 130, "left: by a second Ctrl-C of `run`, by Ctrl-C where a job is only followed"
 
 
 EPILOGUE = "\n".join(["\b", "Exit codes:", *(f"  {code:>3}  {code.meaning}" for code in ExitCode)])

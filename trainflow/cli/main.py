@@ -18,11 +18,13 @@ from trainflow.cli.checkpoints_command import checkpoints_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.determinism_commands import EPILOGUE as COMPARING_EPILOGUE
 from trainflow.cli.determinism_commands import bisect, replay
+from trainflow.cli.doctor.command import doctor
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
+from trainflow.cli.job_commands import list_, status, stop, workers
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
 from trainflow.cli.serve_command import serve
-from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
+from trainflow.cli.service_commands import events, logs, resume, submit
 from trainflow.cli.token_command import token_app
 from trainflow.coordination.names import Attempt
 from trainflow.errors import ConfigError, TrainFlowError
@@ -41,7 +43,6 @@ _PLAIN_CAUSES = {
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Distributed training on Ray that takes failures as a normal event.",
@@ -85,9 +86,6 @@ AttemptNumber = Annotated[
         "--attempt", min=1, help="With --job-id: 2 or more goes on with a job that has ended."
     ),
 ]
-JobId = Annotated[
-    str | None, typer.Argument(help="The run; may be left out where there is only one.")
-]
 
 
 @app.command(epilog=EPILOGUE)
@@ -128,57 +126,6 @@ def validate(job_file: JobFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def workers(
-    job_id: JobId = None, address: Address = None, output: OutputOption = Output.TABLE
-) -> None:
-    """List a run's workers.
-
-    Rank, worker, host, pid, state, step, phase, and seconds since the last progress.
-    """
-    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
-
-    with on_cluster.connected(address):
-        rows = on_cluster.choose_run(job_id).workers()
-    write_answer(rows, format_table(rows, on_cluster.WORKER_COLUMNS), output)
-
-
-@app.command("list")
-def list_(address: Address = None, output: OutputOption = Output.TABLE) -> None:
-    """List the runs on the cluster."""
-    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
-
-    with on_cluster.connected(address):
-        rows = on_cluster.list_runs()
-    write_answer(rows, format_table(rows, on_cluster.RUN_COLUMNS), output)
-
-
-@app.command()
-def status(
-    job_id: JobId = None, address: Address = None, output: OutputOption = Output.TABLE
-) -> None:
-    """Show where a run stands."""
-    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
-
-    with on_cluster.connected(address):
-        answer = on_cluster.choose_run(job_id).status()
-    write_answer(answer, on_cluster.format_status(answer), output)
-
-
-@app.command()
-def stop(job_id: JobId = None, address: Address = None) -> None:
-    """Stop a run at its next step boundary.
-
-    Returns once the run has agreed to.
-    """
-    from trainflow.cli import cluster_commands as on_cluster  # noqa: PLC0415
-
-    with on_cluster.connected(address):
-        chosen = on_cluster.choose_run(job_id)
-        chosen.stop()
-    say(f"{chosen.job_id} stops at its next step boundary")
-
-
-@app.command()
 def down() -> None:
     """Kill this machine's own head, and every run on it.
 
@@ -195,9 +142,11 @@ def down() -> None:
     say(f"ended the head at {head.address} (pid {head.pid})")
 
 
+for _command in (submit, status, workers, events, logs, stop, resume, serve, doctor):
+    app.command(epilog=EPILOGUE)(_command)
+app.command("list", epilog=EPILOGUE)(list_)
 app.command(epilog=COMPARING_EPILOGUE)(replay)
 app.command(epilog=COMPARING_EPILOGUE)(bisect)
-app.command()(serve)
 
 
 def _refuse_later_attempt(attempt: int) -> None:

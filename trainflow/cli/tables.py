@@ -1,4 +1,4 @@
-"""How a command writes its answer: as a table for a person, or as JSON for a program."""
+"""How a command writes its answer: as a table for a person, as JSON or YAML for a program."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,36 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to write the answer.")]
 
 
 def write_answer(answer: object, text: str, output: Output) -> None:
-    """Print ``answer`` as JSON, or ``text``."""
-    typer.echo(json.dumps(answer, indent=2) if output is Output.JSON else text)
+    """Print ``answer`` as JSON or YAML, or ``text``."""
+    typer.echo(render_answer(answer, text, output))
+
+
+def render_answer(answer: object, text: str, output: Output) -> str:
+    """Return ``answer``, which is plain values, as JSON or YAML; or ``text``."""
+    if output is Output.JSON:
+        return json.dumps(answer, indent=2)
+    if output is Output.YAML:
+        import yaml  # noqa: PLC0415  few ask for it
+
+        plain = json.loads(json.dumps(answer))  # as JSON has it: no tuples, no aliases
+        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n")
+    return text
+
+
+def render_item(item: object, text: str, output: Output) -> str:
+    """Return one of many things that come one by one: a line of JSON, a document of YAML, text."""
+    if output is Output.JSON:
+        return json.dumps(item)
+    if output is Output.YAML:
+        return f"---\n{render_answer(item, text, output)}"
+    return text
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from trainflow.client.problems import (
     ServiceError,
     ServiceUnavailableError,
     UnknownJobError,
+    UnknownLogError,
     WaitedTooLongError,
 )
 from trainflow.client.sync_client import TrainFlowClient
@@ -28,5 +29,6 @@ __all__ = [
     "ServiceUnavailableError",
     "TrainFlowClient",
     "UnknownJobError",
+    "UnknownLogError",
     "WaitedTooLongError",
 ]

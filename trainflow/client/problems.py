@@ -4,6 +4,7 @@ ServiceError                       what no class below is for
 ├── RequestRefusedError            (ConfigError) a configuration or a parameter is wrong
 ├── AccessRefusedError             (TokenRefusedError) no token, or one that does not allow it
 ├── UnknownJobError                (JobNotFoundError)
+├── UnknownLogError                there is such a job, and no such log of it
 ├── JobConflictError               (ConflictError) the job's state does not allow it
 ├── ServiceUnavailableError        (UnreachableError) no answer, or not now
 └── WaitedTooLongError             the job goes on
@@ -78,6 +79,12 @@ class UnknownJobError(ServiceError, JobNotFoundError):
     exit_code = 3
 
 
+class UnknownLogError(ServiceError):
+    """The job has no log, or none of that worker."""
+
+    exit_code = 3
+
+
 class JobConflictError(ServiceError, ConflictError):
     """The job's state does not allow this, or the key was used for another request."""
 
@@ -111,6 +118,7 @@ _BY_STATUS: Mapping[int, type[ServiceError]] = {
 }
 _BY_KIND: Mapping[str, type[ServiceError]] = {
     "job-not-found": UnknownJobError,
+    "log-not-found": UnknownLogError,
     "directory-refused": RequestRefusedError,
     "cluster-refused": RequestRefusedError,
 }

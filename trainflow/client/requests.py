@@ -14,9 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.record_documents import (
+    LOG_OFFSET,
     CheckpointsDocument,
     EventsDocument,
     SeriesDocument,
+    WorkerLogsDocument,
     WorkersDocument,
 )
 from trainflow.service.service_documents import ClusterDocument
@@ -162,10 +164,21 @@ def event_stream(job_id: str, after: int) -> Request[bytes]:
     return Request("GET", f"/v1/jobs/{job_id}/events", bytes, headers=headers)
 
 
-def log_stream(job_id: str, offset: int, *, follow: bool) -> Request[bytes]:
-    """Read a log from a byte on."""
-    query: dict[str, str | int] = {"offset": offset, "follow": str(follow).lower()}
+def worker_logs(job_id: str) -> Request[WorkerLogsDocument]:
+    """List the logs of workers."""
+    return Request("GET", f"/v1/jobs/{job_id}/logs/workers", _reader(WorkerLogsDocument))
+
+
+def log_stream(job_id: str, worker: str | None, offset: int, *, follow: bool) -> Request[bytes]:
+    """Read a log from a byte on: the driver's, or a worker's."""
+    query = _plain(worker=worker, offset=offset, follow=str(follow).lower())
     return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query)
+
+
+def find_begin(headers: Mapping[str, str], offset: int) -> int:
+    """Return the number of the first byte of a log that was asked for from ``offset``."""
+    told = headers.get(LOG_OFFSET, "")
+    return int(told) if told.isdecimal() else offset
 
 
 def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceError | None:

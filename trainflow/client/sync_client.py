@@ -3,7 +3,7 @@
 Process: any.  Thread: one at a time.  Blocks: until the service answers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +14,13 @@ from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
 from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
 from trainflow.clock import SYSTEM_CLOCK, Clock
+from trainflow.coordination.log_segments import Piece
 from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
 from trainflow.service.record_documents import (
     CheckpointDocument,
     EventDocument,
     PointDocument,
+    WorkerLogDocument,
     WorkersDocument,
 )
 from trainflow.service.service_documents import ClusterDocument
@@ -27,6 +29,12 @@ _TIMEOUT_S = 60.0
 _SILENT_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 1.0
 _COME_BACK_AFTER_S = 0.5
+
+OnHeaders = Callable[[Mapping[str, str]], None]
+
+
+def _ignore(_headers: Mapping[str, str]) -> None:
+    pass
 
 
 class TrainFlowClient:
@@ -180,23 +188,46 @@ class TrainFlowClient:
         job = self.get(job_id)
         return job.state.is_terminal and job.last_event <= last
 
-    def logs(self, job_id: str, *, offset: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """Yield what a job's driver has printed, from a byte on.
+    def logs(
+        self, job_id: str, *, worker: str | None = None, offset: int = 0, follow: bool = False
+    ) -> Iterator[bytes]:
+        """Yield what a job's driver, or a worker, has printed, from a byte on.
 
         Args:
             job_id: of the job.
-            offset: of the first byte.
+            worker: its id, or its rank at the moment; None: the driver.
+            offset: number of the first byte.
             follow: go on until the job has ended.
         """
+        found = self.log_pieces(job_id, worker=worker, offset=offset, follow=follow)
+        for piece in found:
+            yield piece.data
+
+    def log_pieces(
+        self, job_id: str, *, worker: str | None = None, offset: int = 0, follow: bool = False
+    ) -> Iterator[Piece]:
+        """Yield as `logs` does, with the numbers of bytes, by which a log is taken up again.
+
+        Of a worker's log only the newest part is kept: numbers may jump.
+        """
+
+        def begin(headers: Mapping[str, str]) -> None:
+            nonlocal offset
+            offset = api.find_begin(headers, offset)
+
         while True:
-            is_over = not follow or self.get(job_id).state.is_terminal
-            num_bytes = 0
-            for piece in self._stream(api.log_stream(job_id, offset, follow=follow)):
-                num_bytes += len(piece)
-                yield piece
-            offset += num_bytes
-            if is_over and num_bytes == 0:
+            is_over = not follow or (self.get(job_id)).state.is_terminal
+            before = offset
+            request = api.log_stream(job_id, worker, offset, follow=follow)
+            for data in self._stream(request, begin):
+                yield Piece(offset, data)
+                offset += len(data)
+            if is_over and offset == before:
                 return
+
+    def worker_logs(self, job_id: str) -> Sequence[WorkerLogDocument]:
+        """Return which workers have logs, also of those that are gone."""
+        return (self._ask(api.worker_logs(job_id))).workers
 
     def metrics(
         self,
@@ -249,12 +280,12 @@ class TrainFlowClient:
             raise error
         return request.read(answer.content)
 
-    def _stream(self, request: Request[bytes]) -> Iterator[bytes]:
+    def _stream(self, request: Request[bytes], begin: OnHeaders = _ignore) -> Iterator[bytes]:
         """Yield the pieces of an answer; a connection that breaks ends them, like its end does."""
         num_failures = 0
         while True:
             try:
-                yield from self._stream_once(request)
+                yield from self._stream_once(request, begin)
             except ServiceError as error:
                 num_failures += 1
                 pause_s = decide_pause(num_failures, error, may_repeat=True)
@@ -264,7 +295,7 @@ class TrainFlowClient:
             else:
                 return
 
-    def _stream_once(self, request: Request[bytes]) -> Iterator[bytes]:
+    def _stream_once(self, request: Request[bytes], begin: OnHeaders) -> Iterator[bytes]:
         has_begun = False
         timeout = httpx.Timeout(self._timeout_s, read=_SILENT_AT_MOST_S)
         try:
@@ -280,6 +311,7 @@ class TrainFlowClient:
                     assert error is not None, "it is not a good one"
                     raise error
                 has_begun = True
+                begin(answer.headers)
                 yield from answer.iter_raw()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if not has_begun:

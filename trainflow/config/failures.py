@@ -32,6 +32,11 @@ class FailuresConfig(Section):
     """The same of workers that are lost with a node of which there was notice; they are no
     failures."""
 
+    max_lost_clusters: NonNegativeInt = 0
+    """How often the service goes on with the job by itself, as its next attempt, after its cluster
+    was lost with its head; 0: people do. Of a job that the service has submitted, with a
+    ``checkpoint.url``."""
+
     window_s: PositiveFloat = 3600.0
     """Seconds for which a failure or a preemption counts."""
 
@@ -62,7 +67,12 @@ class FailuresConfig(Section):
     """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
 
     def conflicts(
-        self, communication: CommunicationConfig, parallel: ParallelConfig, *, deterministic: bool
+        self,
+        communication: CommunicationConfig,
+        parallel: ParallelConfig,
+        *,
+        deterministic: bool,
+        has_store: bool,
     ) -> list[Problem]:
         """Return what is wrong with settings that are right one by one.
 
@@ -70,11 +80,20 @@ class FailuresConfig(Section):
             communication: how gradients travel.
             parallel: how the model is spread.
             deterministic: ``training.deterministic``.
+            has_store: there is a ``checkpoint.url``.
         """
         return [
+            *self._resumption_conflicts(has_store=has_store),
             *self._straggler_conflicts(communication, parallel),
             *self._spot_check_conflicts(parallel, deterministic=deterministic),
         ]
+
+    def _resumption_conflicts(self, *, has_store: bool) -> list[Problem]:
+        """Of a job without a store nothing is left to go on from."""
+        if has_store or not self.max_lost_clusters:
+            return []
+        got, change = str(self.max_lost_clusters), "set checkpoint.url, or leave this out"
+        return [Problem("failures.max_lost_clusters", got, "0 without checkpoint.url", change)]
 
     def _straggler_conflicts(
         self, communication: CommunicationConfig, parallel: ParallelConfig

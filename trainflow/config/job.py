@@ -260,7 +260,10 @@ class JobConfig(Section):
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *self.checkpoint.conflicts(set(altering_names(type(self)))),
             *self.failures.conflicts(
-                self.communication, self.parallel, deterministic=self.training.deterministic
+                self.communication,
+                self.parallel,
+                deterministic=self.training.deterministic,
+                has_store=self.checkpoint.url is not None,
             ),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(

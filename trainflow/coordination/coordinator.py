@@ -86,7 +86,7 @@ class Coordinator:
         self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
         self._record.begin_attempt(attempt)
         self._record.keep_job(job_id, self._job, import_paths)
-        self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK)
+        self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK, directory)
         self._background = Background(self._fail)
         guard = DetectorGuard(self._record, self._background)
         self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)

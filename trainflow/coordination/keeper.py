@@ -2,7 +2,7 @@
 
 Process: keeper, one a node and job, without a share of CPU or GPU.
 Threads: one loop reads stamps and sends heartbeats; calls come in beside it; one tells for how long
-this process has run (`wakefulness`).
+this process has run (`wakefulness`); one copies what workers print (`worker_output`).
 """
 
 import logging
@@ -36,6 +36,7 @@ from trainflow.coordination.preemption_notice import PreemptionNotice, watch_fil
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
 from trainflow.coordination.wakefulness import Wakefulness, keep_awake
+from trainflow.coordination.worker_output import OutputKeeping
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
@@ -103,12 +104,14 @@ class KeeperSettings:
         checkpoint_url: where snapshots go that are for storage; None if none are.
         snapshot: when what it sends of snapshots to other nodes may go.
         notice_file: where it looks whether its machine is to be taken back; None: nowhere.
+        directory: of the run, on the head; None: what workers print is not copied there.
     """
 
     lease_s: float
     checkpoint_url: str | None
     snapshot: SnapshotConfig
     notice_file: str | None = None
+    directory: str | None = None
 
 
 class Keeper:
@@ -133,6 +136,10 @@ class Keeper:
             None if path is None else watch_file(path, get_node_ip_address(), SYSTEM_CLOCK)
         )
         self._is_notice_told = False
+        directory = settings.directory
+        self._output = None if directory is None else OutputKeeping(self._stamps, Path(directory))
+        if self._output is not None:
+            self._output.start()
         follow_skew(find_folder(job_id), os.getpid())
         keep_awake(self._awake, SYSTEM_CLOCK)
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
@@ -206,7 +213,11 @@ class Keeper:
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:
         """The job is over: kill its workers, and remove what it has in this machine's memory."""
+        if self._output is not None:
+            self._output.look()  # once more before the stamps of those that are killed are gone
         self._kill_all()
+        if self._output is not None:
+            self._output.finish()
         self._memory.close()
         shutil.rmtree(self._stamps.parent, ignore_errors=True)
 

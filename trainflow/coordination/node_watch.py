@@ -40,7 +40,7 @@ class NodeWatch:
         awake: when this coordinator could have heard anybody.
     """
 
-    def __init__(self, job_id: str, job: JobConfig, clock: Clock):
+    def __init__(self, job_id: str, job: JobConfig, clock: Clock, directory: str | None = None):
         self.unfit = UnfitNodes()
         self.alive: dict[str, str] = {}
         self.awake = Wakefulness(clock.monotonic_s())
@@ -51,6 +51,7 @@ class NodeWatch:
             checkpoint_url=job.checkpoint.url,
             snapshot=job.snapshot,
             notice_file=job.failures.preemption_notice,
+            directory=directory,
         )
         self._clock = clock
         self._keepers: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Keep the history: read in what jobs have written, and notice those that came to nothing.
+"""Keep the history: read in what jobs write, and see to those that came to nothing or are lost.
 
 One process does it, whatever the number of replicas that answer. It holds nothing: what it has read
 is in the database, and another one goes on where it was.
@@ -14,6 +14,9 @@ from trainflow.service.cluster import Cluster
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
+from trainflow.service.job_desk import JobDesk
+from trainflow.service.resumption_watch import ResumptionWatch
+from trainflow.service.settings import ServiceSettings
 from trainflow.service.submission_watch import SubmissionWatch
 
 logger = logging.getLogger(__name__)
@@ -24,9 +27,11 @@ _WATCH_EVERY_S = 5.0
 class HistoryKeeping:
     """What keeps one history."""
 
-    def __init__(self, history: History, cluster: Cluster, clock: Clock, look_every_s: float):
+    def __init__(self, history: History, cluster: Cluster, clock: Clock, settings: ServiceSettings):
         ingester = Ingester(history.database, clock=clock)
-        self._reading = IngestThread(ingester, look_every_s)
+        desk = JobDesk(history, cluster, tuple(settings.roots), clock)
+        self._resumptions = ResumptionWatch(history, cluster, desk, clock)
+        self._reading = IngestThread(ingester, settings.history.poll_every_s)
         self._watch = SubmissionWatch(history, cluster, clock)
         self._stopping = threading.Event()
         self._watching = threading.Thread(
@@ -46,7 +51,8 @@ class HistoryKeeping:
 
     def _keep_watch(self) -> None:
         while not self._stopping.wait(_WATCH_EVERY_S):
-            try:
-                self._watch.look()
-            except Exception:
-                logger.exception("submissions were not looked after")
+            for look in (self._watch.look, self._resumptions.look):
+                try:
+                    look()
+                except Exception:
+                    logger.exception("jobs were not looked after")

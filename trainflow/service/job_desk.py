@@ -11,7 +11,7 @@ disk and the cluster, for seconds at most.
 import shlex
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,10 @@ class IdempotencyKey:
 
     key: str
     owner: str
+
+
+def _nothing(_job: records.Job) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -171,8 +175,13 @@ class JobDesk:
         if state in {DriverState.ENDED, DriverState.UNKNOWN}:
             record_ending(Attempt(job.job_id, job.attempt), STOPPED)
 
-    def resume(self, job_id: str) -> JobStatus:
+    def resume(self, job_id: str, before: Callable[[records.Job], None] = _nothing) -> JobStatus:
         """Go on with a job from its newest checkpoint, as a new attempt.
+
+        Args:
+            job_id: of the job.
+            before: called when it is known that it can be, and that nobody else does; what it
+                raises ends that.
 
         Raises:
             JobNotFoundError: there is none.
@@ -186,6 +195,7 @@ class JobDesk:
             job = self.history.jobs.get(job_id).job
             self._require_resumable(job)
             kept = self._find_submission(job_id)
+            before(job)
             submission = Submission(job_id, job.name, job.config, job.directory)
             attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
             self._start(Attempt(job_id, attempt.number), kept)

@@ -1,67 +1,131 @@
-"""What a job's driver has printed, from a place on, and on as it is printed.
+"""What a job's driver or one of its workers has printed, from a place on, and on as it is printed.
 
 Process: a replica of the service, on the cluster's head.  Thread: its event loop; files are read in
 others.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anyio import to_thread
 
 from trainflow.coordination import names
+from trainflow.coordination.log_segments import Piece, find_bounds, read_from_log
+from trainflow.coordination.worker_output import FOLDER
 from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.record_documents import WorkerLogDocument
 
 DRIVER_LOG = "driver.log"
 _PIECE_BYTES = 64 * 1024
 
+Log = Callable[[int], Piece]
+"""Reads a log from a byte on, up to a bound; an empty piece is its end. Blocks on the disk."""
 
-def locate_log(job_id: str) -> Path:
-    """Return where a job's log lies; raises ProblemError LOG_NOT_FOUND if there is none."""
-    path = names.run_directory(job_id) / DRIVER_LOG
-    if not path.is_file():
+
+def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any]]) -> Log:
+    """Return the log of a job's driver, or of one of its workers.
+
+    Args:
+        job_id: of the job.
+        worker: its id, or its rank; None: the driver.
+        workers: as the job's coordinator published them last.
+
+    Raises:
+        ProblemError: LOG_NOT_FOUND.
+    """
+    directory = names.run_directory(job_id)
+    if worker is None:
+        path = directory / DRIVER_LOG
+        if path.is_file():
+            return partial(read_file, path)
         raise ProblemError(
             ProblemType.LOG_NOT_FOUND,
-            f"log: got no {DRIVER_LOG} in {path.parent}, expected that of a job that was submitted "
+            f"log: got no {DRIVER_LOG} in {directory}, expected that of a job that was submitted "
             "or begun with --job-id; what `trainflow run` prints without it is not kept",
         )
-    return path
+    folder = directory / FOLDER / find_worker(worker, workers)
+    if folder.is_dir():
+        return lambda offset: read_from_log(folder, offset, _PIECE_BYTES)
+    raise ProblemError(
+        ProblemType.LOG_NOT_FOUND,
+        f"query.worker: got {worker}, of which nothing is in {folder.parent}, expected a worker "
+        "that has printed, on a node that shares this folder; GET .../logs/workers lists them",
+    )
 
 
-def read_piece(path: Path, offset: int) -> bytes:
-    """Return what is in a log from a byte on, up to a bound; empty at its end."""
+def find_worker(worker: str, workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the id of a worker that is named by it, or by its rank, which is a number. Pure.
+
+    Raises:
+        ProblemError: LOG_NOT_FOUND: no worker has that rank now.
+    """
+    if not worker.isdecimal():
+        return worker
+    for row in workers:
+        if row.get("rank") == int(worker):
+            return str(row["worker_id"])
+    raise ProblemError(
+        ProblemType.LOG_NOT_FOUND,
+        f"query.worker: got rank {worker}, expected one that a worker has at the moment; name the "
+        "worker instead: GET .../logs/workers lists those that have printed",
+    )
+
+
+def list_worker_logs(job_id: str, workers: Sequence[Mapping[str, Any]]) -> list[WorkerLogDocument]:
+    """Return the logs of a job's workers, by name; also of those that are gone.
+
+    Args:
+        job_id: of the job.
+        workers: as its coordinator published them last.
+    """
+    ranks = {str(row.get("worker_id")): row.get("rank") for row in workers}
+    folder = names.run_directory(job_id) / FOLDER
+    found: list[WorkerLogDocument] = []
+    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
+        bounds = find_bounds(each)
+        if bounds is not None:
+            begin, end = bounds
+            rank = ranks.get(each.name)
+            found.append(WorkerLogDocument(worker_id=each.name, rank=rank, begin=begin, end=end))
+    return found
+
+
+def read_file(path: Path, offset: int) -> Piece:
+    """Return what is in a file from a byte on, up to a bound; empty at its end."""
     try:
         with path.open("rb") as log:
             log.seek(offset)
-            return log.read(_PIECE_BYTES)
+            return Piece(offset, log.read(_PIECE_BYTES))
     except FileNotFoundError:  # erased since
-        return b""
+        return Piece(offset, b"")
 
 
-async def read_log(path: Path, offset: int) -> AsyncGenerator[bytes]:
-    """Yield a log from a byte on, to where it ends now."""
-    while piece := await to_thread.run_sync(read_piece, path, offset):
-        offset += len(piece)
-        yield piece
+async def read_log(log: Log, offset: int) -> AsyncGenerator[bytes]:
+    """Yield a log from a byte on, to where it ends now, or where a part of it is gone."""
+    while (piece := await to_thread.run_sync(log, offset)).data and piece.begin == offset:
+        offset = piece.end
+        yield piece.data
 
 
 async def follow_log(
-    path: Path, offset: int, *, every_s: float, is_over: Callable[[], bool]
+    log: Log, offset: int, *, every_s: float, is_over: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     """Yield a log from a byte on, and what is added to it, until the job is over.
 
     Args:
-        path: of the log.
+        log: what is read.
         offset: of the first byte.
         every_s: seconds between two looks.
         is_over: whether the job has ended; asked in another thread.
     """
     while True:
         was_over = await to_thread.run_sync(is_over)  # before the last look, not after it
-        async for piece in read_log(path, offset):
+        async for piece in read_log(log, offset):
             offset += len(piece)
             yield piece
-        if was_over:
+        if was_over or (await to_thread.run_sync(log, offset)).begin != offset:
             return
         await asyncio.sleep(every_s)

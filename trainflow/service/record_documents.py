@@ -10,6 +10,9 @@ from pydantic import ConfigDict
 from trainflow.service.documents import Document
 from trainflow.service.history.records import CheckpointState
 
+LOG_OFFSET = "Log-Offset"
+"""Header that tells the number of the first byte of an answer with a log."""
+
 
 class EventDocument(Document):
     """Something that happened in a job."""
@@ -178,6 +181,29 @@ class WorkerDocument(Document):
 
     lag_s: float | None
     """Seconds since its last progress, as of `published_at_s`."""
+
+
+class WorkerLogDocument(Document):
+    """What is kept of what one worker has printed."""
+
+    worker_id: str
+    """Names the worker."""
+
+    rank: int | None
+    """That it has now; null of a spare, and of a worker that is gone."""
+
+    begin: int
+    """Number of the first byte that is kept; those before it were removed."""
+
+    end: int
+    """Number of the byte that comes next."""
+
+
+class WorkerLogsDocument(Document):
+    """Logs of a job's workers, by name; also of those that are gone."""
+
+    workers: list[WorkerLogDocument]
+    """Only workers that have printed something."""
 
 
 class WorkersDocument(Document):

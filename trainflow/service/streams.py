@@ -9,7 +9,7 @@ Process: a replica of the service.  Thread: its event loop.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -47,6 +47,7 @@ class StreamResponse(Response):
         streams: OpenStreams,
         *,
         media_type: str,
+        headers: Mapping[str, str] | None = None,
     ):
         """Answer with ``pieces``, none of which is empty; closed whatever happens."""
         self._pieces = pieces
@@ -54,7 +55,7 @@ class StreamResponse(Response):
         self.status_code = 200
         self.media_type = media_type
         self.background = None
-        self.init_headers({"X-Accel-Buffering": "no"})
+        self.init_headers({"X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the pieces end, the client leaves or stalls, or a bound is reached."""

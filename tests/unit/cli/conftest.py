@@ -15,9 +15,9 @@ CallMain = Callable[..., int]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty TRAINFLOW_HOME, and no address in the environment."""
+    """An empty TRAINFLOW_HOME, and no address or token in the environment."""
     monkeypatch.setenv("TRAINFLOW_HOME", str(tmp_path / "home"))
-    for name in ("TRAINFLOW_ADDRESS", "RAY_ADDRESS"):
+    for name in ("TRAINFLOW_SERVER", "TRAINFLOW_TOKEN_FILE", "TRAINFLOW_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 

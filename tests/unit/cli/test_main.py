@@ -11,8 +11,10 @@ import pytest
 
 from tests.unit.cli.conftest import CallMain
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending, make_status
-from trainflow.cli import cluster_commands, head, main, preflight
+from trainflow.cli import head, main, preflight
 from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.jobs import WORKER_COLUMNS
+from trainflow.client.problems import Problem, ServiceError
 from trainflow.coordination import driver
 from trainflow.data.pack import PackOptions
 from trainflow.errors import ConflictError, TrainFlowError
@@ -139,7 +141,7 @@ def test_workers_are_listed(
     cluster.runs["tiny-abcdef"] = FakeRun()
     assert call_main("workers", ADDRESS) == ExitCode.SUCCESS
     heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == list(cluster_commands.WORKER_COLUMNS)
+    assert heading.split() == list(WORKER_COLUMNS)
     assert row.split() == ["0", "slot0-1.0", "10.0.0.1", "42", "member", "7", "compute", "0.0"]
     call_main("workers", "tiny-abcdef", ADDRESS, "-o", "json")
     assert json.loads(capsys.readouterr().out)[0]["pid"] == 42
@@ -213,6 +215,8 @@ def test_every_error_is_one_message_and_a_documented_code(
     capsys: pytest.CaptureFixture[str],
 ):
     def fail(*_: object) -> None:
+        if issubclass(error_type, ServiceError):
+            raise error_type(Problem("", 0, "what was got"))
         raise error_type("what was got")
 
     monkeypatch.setattr(preflight, "check_job", fail)

@@ -11,8 +11,11 @@ from trainflow.client import (
     ServiceUnavailableError,
     TrainFlowClient,
     UnknownJobError,
+    UnknownLogError,
     WaitedTooLongError,
 )
+from trainflow.coordination import log_segments
+from trainflow.coordination.log_segments import append_to_log
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, UnreachableError
 
 
@@ -129,6 +132,27 @@ def test_what_became_of_a_job_is_read(client: TrainFlowClient, service: Service)
     assert client.cluster().total == {"CPU": 2.0}
 
 
+def test_a_workers_log_is_read_on_where_its_beginning_is_gone(
+    client: TrainFlowClient, service: Service, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log_segments, "SEGMENT_BYTES", 4)
+    monkeypatch.setattr(log_segments, "NUM_SEGMENTS", 2)
+    run = service.record("tiny-abcdef")
+    for number in range(5):
+        append_to_log(run.directory / "logs" / "slot0-1.0", f"line{number}\n".encode())
+    run.end()
+    service.ingester.catch_up()
+    newest = b"line3\nline4\n"
+    for follow in (False, True):
+        pieces = list(client.log_pieces(run.job_id, worker="slot0-1.0", follow=follow))
+        assert (pieces[0].begin, b"".join(piece.data for piece in pieces)) == (18, newest)
+    assert b"".join(client.logs(run.job_id, worker="slot0-1.0", offset=24)) == b"line4\n"
+    (log,) = client.worker_logs(run.job_id)
+    assert (log.worker_id, log.begin, log.end) == ("slot0-1.0", 18, 30)
+    with pytest.raises(UnknownLogError):
+        list(client.logs(run.job_id, worker="slot1-1.0"))
+
+
 @pytest.mark.anyio
 async def test_the_asynchronous_client_does_the_same(service: Service, clock: CountingClock):
     run = service.record("tiny-abcdef")
@@ -150,6 +174,10 @@ async def test_the_asynchronous_client_does_the_same(service: Service, clock: Co
         with pytest.raises(WaitedTooLongError):
             await client.wait(job.job_id, timeout_s=5)
         assert [piece async for piece in client.logs(run.job_id)] == [b"line\n"]
+        append_to_log(run.directory / "logs" / "slot0-1.0", b"hello\n")
+        hello = [piece async for piece in client.logs(run.job_id, worker="slot0-1.0", offset=1)]
+        assert hello == [b"ello\n"]
+        assert [log.end for log in await client.worker_logs(run.job_id)] == [6]
         assert len(await client.metrics(run.job_id)) == 3
         assert await client.checkpoints(run.job_id) == []
         assert (await client.workers(run.job_id)).workers == []

@@ -27,6 +27,7 @@ def test_every_problem_of_the_service_has_an_error(problem: ProblemType):
     assert (str(error), error.problem.retry_after_s) == (DETAIL, 7.0)
     expected = {
         ProblemType.JOB_NOT_FOUND: problems.UnknownJobError,
+        ProblemType.LOG_NOT_FOUND: problems.UnknownLogError,
         ProblemType.CONFLICT: problems.JobConflictError,
         ProblemType.INVALID_CONFIGURATION: problems.RequestRefusedError,
         ProblemType.UNAUTHENTICATED: problems.AccessRefusedError,

@@ -96,6 +96,7 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"failures__preemption_notice": "/run/preempted"},
         {"failures__preemption_notice": None},
         {"failures__max_preemptions": 0},
+        {"failures__max_lost_clusters": 3, "checkpoint__url": "x"},
         {"failures__isolate_after": 1},
         {"failures__probe_after_s": 0.1},
         {"monitoring__anomalies__spike_z": 3.0},
@@ -200,6 +201,7 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
         ({"failures__preemption_notice": ""}, "failures.preemption_notice", "the path of a file"),
         ({"failures__preemption_notice": "/run/"}, "failures", "the path of a file"),
         ({"failures__preemption_notice": "preempted"}, "failures", "from the root"),
+        ({"failures__max_lost_clusters": -1}, "failures.max_lost_clusters", "greater than or"),
         ({"failures__max_preemptions": -1}, "failures.max_preemptions", "greater than or equal"),
         ({"failures__isolate_after": 0}, "failures.isolate_after", "greater than 0"),
         ({"failures__probe_after_s": 0}, "failures.probe_after_s", "greater than 0"),
@@ -305,6 +307,12 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "failures.replace_stragglers: got true",
             "false with error feedback (communication.error_feedback)",
             "leave it out",
+        ),
+        (
+            {"failures": {"max_lost_clusters": 1}},
+            "failures.max_lost_clusters: got 1",
+            "expected 0 without checkpoint.url",
+            "set checkpoint.url",
         ),
         (
             {"failures": {"spot_check_every_steps": 5}},

@@ -371,3 +371,28 @@ def test_a_beat_says_whether_the_provider_has_answered(
 def test_of_all_that_are_introduced_it_asks_the_others(keeper: Keeper):
     keeper.introduce({"node-1": "itself", "node-2": "other"})
     assert keeper._peers == ["other"]
+
+
+def test_what_workers_print_is_followed_until_they_are_gone(
+    clock: StillClock, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+
+    class Keeping:
+        def __init__(self, stamps: Path, directory: Path):
+            calls.append(f"of {stamps.name} in {directory}")
+
+        def start(self) -> None:
+            calls.append("start")
+
+        def look(self) -> None:
+            calls.append("look")
+
+        def finish(self) -> None:
+            calls.append("finish")
+
+    monkeypatch.setattr(keeper_module, "OutputKeeping", Keeping)
+    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), directory="/runs/job-1"))
+    clock.rounds.get(timeout=WITHIN_S)
+    keeper.clean_up()
+    assert calls == ["of node-1 in /runs/job-1", "start", "look", "finish"]

@@ -1,5 +1,6 @@
 """What has become of a job, from what its coordinator has written."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock
 from tests.unit.service.runs import RecordedRun
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import log_segments
+from trainflow.coordination.log_segments import append_to_log
 from trainflow.coordination.run_state import RunState
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
@@ -173,6 +176,51 @@ async def test_a_log_is_read_from_a_byte_on(
         assert (await client.get(f"{JOB}/logs?offset=5")).content.startswith(b"two\n")
         past = await client.get(f"{JOB}/logs?offset=999999")
         assert (past.status_code, past.content) == (200, b"")
+
+
+async def test_a_workers_log_is_read_by_its_name_or_its_rank(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    logs = run.directory / "logs"
+    append_to_log(logs / "slot0-1.0", b"hello\n")
+    append_to_log(logs / "slot1-1.0", b"gone\n")
+    rows = [{"worker_id": "slot0-1.0", "rank": 1, "state": "member"}]
+    status = {"state": "running", "as_of_s": SYSTEM_CLOCK.unix_s()}
+    (run.directory / "status.json").write_text(json.dumps({"status": status, "workers": rows}))
+    ingester.catch_up()
+    async with open_client() as client:
+        listed = (await get(client, f"{JOB}/logs/workers"))["workers"]
+        assert [(each["worker_id"], each["rank"], each["end"]) for each in listed] == [
+            ("slot0-1.0", 1, 6),
+            ("slot1-1.0", None, 5),
+        ]
+        for worker, text in (
+            ("slot0-1.0", b"hello\n"),
+            ("1", b"hello\n"),
+            ("slot1-1.0", b"gone\n"),
+        ):
+            assert (await client.get(f"{JOB}/logs?worker={worker}")).content == text
+        assert (await client.get(f"{JOB}/logs?worker=1&offset=2")).content == b"llo\n"
+        for unknown in ("0", "slot9-1.0"):
+            answer = await client.get(f"{JOB}/logs?worker={unknown}")
+            assert (answer.status_code, "logs/workers" in answer.json()["detail"]) == (404, True)
+        for wrong in ("..", "a/b", "%2e%2e%2fevents", "-x"):
+            assert (await client.get(f"{JOB}/logs?worker={wrong}")).status_code == 422
+
+
+async def test_who_asks_for_what_was_removed_is_told_where_the_log_begins(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log_segments, "SEGMENT_BYTES", 4)
+    monkeypatch.setattr(log_segments, "NUM_SEGMENTS", 2)
+    for number in range(5):
+        append_to_log(run.directory / "logs" / "slot0-1.0", f"line{number}\n".encode())
+    ingester.catch_up()
+    async with open_client() as client:
+        answer = await client.get(f"{JOB}/logs?worker=slot0-1.0&offset=3")
+        assert (answer.headers["log-offset"], answer.content) == ("18", b"line3\nline4\n")
+        driver = await client.get(f"{JOB}/logs?worker=slot0-1.0&offset=24")
+        assert (driver.headers["log-offset"], driver.content) == ("24", b"line4\n")
 
 
 async def test_nothing_of_jobs_is_kept_in_caches(

@@ -41,7 +41,7 @@ class HistoryReplica:
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)
         self._keeping = HistoryKeeping(
-            self._history, RayCluster(SYSTEM_CLOCK), SYSTEM_CLOCK, settings.history.poll_every_s
+            self._history, RayCluster(SYSTEM_CLOCK), SYSTEM_CLOCK, settings
         )
         self._keeping.start()
 

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
 from trainflow.service.event_stream import has_all
-from trainflow.service.log_stream import follow_log, locate_log, read_log
+from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
 from trainflow.service.record_documents import (
+    LOG_OFFSET,
     CheckpointDocument,
     CheckpointsDocument,
     EventDocument,
@@ -24,6 +25,7 @@ from trainflow.service.record_documents import (
     PointDocument,
     SeriesDocument,
     WorkerDocument,
+    WorkerLogsDocument,
     WorkersDocument,
 )
 from trainflow.service.streams import StreamResponse
@@ -131,12 +133,26 @@ def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
     )
 
 
+@router.get("/logs/workers", response_model=WorkerLogsDocument, responses=problems_for(404, 422))
+def list_logs(job_id: JobId, here: Here) -> WorkerLogsDocument:
+    """Return which workers have logs. The newest part of each is kept, also when Ray is gone."""
+    found = here.history.jobs.get(job_id)
+    return WorkerLogsDocument(workers=list_worker_logs(job_id, found.workers))
+
+
 @router.get(
     "/logs",
     response_class=Response,
     responses={
         200: {
             "description": "The log, from the byte asked for.",
+            "headers": {
+                LOG_OFFSET: {
+                    "description": "Number of the first byte that is answered; more than `offset` "
+                    "if what follows that was removed.",
+                    "schema": {"type": "integer"},
+                }
+            },
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
         **problems_for(404, 422, 503),
@@ -145,6 +161,13 @@ def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
 async def read_logs(
     job_id: JobId,
     here: Here,
+    worker: Annotated[
+        str | None,
+        Query(
+            pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
+            description="A worker's id, or its rank at the moment; the driver if not given.",
+        ),
+    ] = None,
     offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
     follow: Annotated[
         bool, Query(description="Go on as more is printed, until the job has ended.")
@@ -152,19 +175,24 @@ async def read_logs(
 ) -> Response:
     """Return what a job's driver has printed: its progress, its events, and why it failed.
 
-    A stream may end at any time: come back with the bytes that were read as `offset`.
+    With `worker`, what that worker has: stdout and stderr, line by line as they came, within a
+    second. A stream may end at any time: come back with the number of the next byte as `offset`.
     """
     history = here.history
-    await to_thread.run_sync(history.jobs.get, job_id)
-    path = await to_thread.run_sync(locate_log, job_id)
+    found = await to_thread.run_sync(history.jobs.get, job_id)
+    log = await to_thread.run_sync(open_log, job_id, worker, found.workers)
+    begin = (await to_thread.run_sync(log, offset)).begin
 
     def is_over() -> bool:
         return history.jobs.get(job_id).job.is_finished
 
     every_s = here.settings.history.poll_every_s
     pieces = (
-        follow_log(path, offset, every_s=every_s, is_over=is_over)
-        if follow
-        else read_log(path, offset)
+        follow_log(log, begin, every_s=every_s, is_over=is_over) if follow else read_log(log, begin)
     )
-    return StreamResponse(pieces, here.streams, media_type="text/plain; charset=utf-8")
+    return StreamResponse(
+        pieces,
+        here.streams,
+        media_type="text/plain; charset=utf-8",
+        headers={LOG_OFFSET: str(begin)},
+    )

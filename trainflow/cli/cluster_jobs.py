@@ -1,4 +1,4 @@
-"""What the commands about runs on a cluster do: list, look at, and stop them.
+"""Jobs as a cluster knows them: their coordinators are asked, and what has ended is unknown.
 
 Process: driver.  Blocks: until the cluster answers, some seconds at most.
 """
@@ -7,22 +7,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from trainflow.cli.head import locate_record, read_head
+from trainflow.cli.jobs import WORKER_COLUMNS, Shown, Wanted
 from trainflow.cli.progress import Answer, describe_event
-from trainflow.cli.tables import format_value
+from trainflow.cli.tables import format_table, format_value
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
 from trainflow.errors import ConfigError, CoordinationError, JobNotFoundError, UnreachableError
 
-WORKER_COLUMNS = {
-    "RANK": "rank",
-    "WORKER": "worker_id",
-    "HOST": "host",
-    "PID": "pid",
-    "STATE": "state",
-    "STEP": "step",
-    "PHASE": "phase",
-    "LAG_S": "lag_s",
-}
 RUN_COLUMNS = {
     "JOB_ID": "job_id",
     "STATE": "state",
@@ -33,6 +24,42 @@ RUN_COLUMNS = {
     "FAILURES": "failures",
 }
 _EVENTS_SHOWN = 5
+
+
+class ClusterJobs:
+    """The jobs of the cluster that this process is connected to."""
+
+    def list(self, wanted: Wanted) -> Shown:
+        """List those whose coordinator is there; it leaves when its result was read."""
+        if wanted.labels:
+            raise ConfigError(
+                "--label: got it with a cluster, expected the service, which knows labels; name it "
+                "with --server, or leave --label out"
+            )
+        rows = [row for row in list_runs() if _is_wanted(row, wanted)][: wanted.limit]
+        return Shown(rows, format_table(rows, RUN_COLUMNS))
+
+    def status(self, job_id: str | None) -> Shown:
+        """Ask a job's coordinator where it stands."""
+        answer = choose_run(job_id).status()
+        return Shown(answer, format_status(answer))
+
+    def workers(self, job_id: str | None) -> Shown:
+        """Ask a job's coordinator for its workers."""
+        rows = choose_run(job_id).workers()
+        return Shown(rows, format_table(rows, WORKER_COLUMNS))
+
+    def stop(self, job_id: str | None) -> Shown:
+        """Have a job's coordinator stop it."""
+        chosen = choose_run(job_id)
+        chosen.stop()
+        answer = {"job_id": chosen.job_id, "stopping": True}
+        return Shown(answer, f"{chosen.job_id} stops at its next step boundary")
+
+
+def _is_wanted(row: Answer, wanted: Wanted) -> bool:
+    is_in_state = not wanted.states or row["state"] in wanted.states
+    return is_in_state and wanted.name in {None, row["name"]}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_event, make_status
-from trainflow.cli import cluster_commands as on_cluster
+from trainflow.cli import cluster_jobs as on_cluster
 from trainflow.cli.head import HeadRecord
 from trainflow.coordination import driver
 from trainflow.errors import ConfigError, JobNotFoundError, UnreachableError

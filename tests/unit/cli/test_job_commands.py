@@ -1,0 +1,281 @@
+"""Commands about jobs, asked of a service that really listens; of a cluster, see test_main."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer import Exit
+
+from tests.unit.cli.conftest import CallMain
+from tests.unit.client.conftest import JOB, Service, service
+from tests.unit.service.runs import RecordedRun
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.following import detachable
+from trainflow.client import TrainFlowClient
+from trainflow.coordination.log_segments import Piece, append_to_log
+from trainflow.coordination.run_state import RunState
+from trainflow.service.cluster import DriverState
+
+__all__ = ["service"]
+
+ID = "tiny-abcdef"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def ready(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A service that the environment names, with a token."""
+    path = tmp_path / "token"
+    path.write_text(service.token)
+    monkeypatch.setenv("TRAINFLOW_SERVER", service.url)
+    monkeypatch.setenv("TRAINFLOW_TOKEN_FILE", str(path))
+    return service
+
+
+def record(service: Service, job_id: str = ID, state: RunState | None = None) -> RecordedRun:
+    run = service.record(job_id)
+    run.train(range(1, 4))
+    if state is not None:
+        run.end(state)
+    service.ingester.catch_up()
+    return run
+
+
+def test_a_job_is_submitted_once_by_its_key_and_what_comes_next_is_said(
+    ready: Service, call_main: CallMain, job_file: Path, capsys: Captured
+):
+    options = ["--set", "training.max_steps=7", "--idempotency-key", "one"]
+    assert call_main("submit", job_file, *options) == ExitCode.SUCCESS
+    captured = capsys.readouterr()
+    job_id = captured.out.strip()
+    assert f"trainflow events {job_id} -f\n" in captured.err
+    assert ready.history.jobs.get(job_id).job.config["training"]["max_steps"] == 7
+    call_main("submit", job_file, *options, "-o", "json")
+    assert json.loads(capsys.readouterr().out)["job_id"] == job_id
+    assert len(ready.cluster.drivers) == 1
+
+
+def test_the_environment_changes_a_submitted_job_as_it_does_one_that_is_run(
+    ready: Service,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+):
+    monkeypatch.setenv("TRAINFLOW__TRAINING__SEED", "11")
+    assert call_main("submit", job_file) == ExitCode.SUCCESS
+    job = ready.history.jobs.get(capsys.readouterr().out.strip()).job
+    assert job.config["training"]["seed"] == 11
+
+
+def test_a_bad_job_is_refused_before_anybody_is_asked(
+    call_main: CallMain, job_file: Path, capsys: Captured
+):
+    nowhere = "--server=http://127.0.0.1:9"
+    assert call_main("submit", job_file, nowhere, "--set", "workers.minimum=0") == ExitCode.USAGE
+    assert "workers.minimum: got 0" in capsys.readouterr().err
+    assert call_main("submit", "absent.yaml", nowhere) == ExitCode.USAGE
+
+
+def test_a_folder_that_is_not_allowed_says_what_to_change(
+    ready: Service, call_main: CallMain, job_file: Path, capsys: Captured
+):
+    assert call_main("submit", job_file, "--working-directory", ".") == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert f"working_directory: got '{job_file.parent}'" in error
+    assert "add its folder to roots" in error
+
+
+def test_jobs_are_listed_as_asked(ready: Service, call_main: CallMain, capsys: Captured):
+    record(ready, "old-abcdef", RunState.STOPPED)
+    record(ready)
+    assert call_main("list") == ExitCode.SUCCESS
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["JOB_ID", "STATE", "STEP"]
+    assert {row.split()[0] for row in rows} == {ID, "old-abcdef"}
+    call_main("list", "--state", "stopped", "-o", "json")
+    assert [row["job_id"] for row in json.loads(capsys.readouterr().out)] == ["old-abcdef"]
+    call_main("list", "--limit", "1", "-o", "yaml")
+    assert len(yaml.safe_load(capsys.readouterr().out)) == 1
+    call_main("list", "--label", "team=other", "-o", "json")
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--state", "asleep"], "expected one of pending, running"),
+        (["--label", "team"], "--label: got 'team'"),
+        (["--label", "a=1", "--label", "a=2"], "each key once"),
+        (["--server", "here"], "expected a URL"),
+        (["--server", "http://a", "--address", "b:1"], "expected one of them"),
+    ],
+)
+def test_wrong_filters_are_refused(
+    options: list[str], said: str, home: Path, call_main: CallMain, capsys: Captured
+):
+    assert call_main("list", *options) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, capsys: Captured):
+    run = record(ready)
+    status = {"state": "running", "as_of_s": 1000.0, "step": 3, "max_steps": 10, "ending": None}
+    status |= {"goodput": {"ratio": 0.931}}
+    (run.directory / "status.json").write_text(json.dumps({"status": status, "workers": []}))
+    ready.ingester.catch_up()
+    assert call_main("status") == ExitCode.SUCCESS
+    captured = capsys.readouterr()
+    assert "max_steps    10" in captured.out
+    assert "goodput      93.1%" in captured.out
+    assert "s old: the job's coordinator restarts" in captured.err
+    call_main("status", ID, "-o", "json")
+    assert json.loads(capsys.readouterr().out)["status"]["max_steps"] == 10
+
+
+def test_of_several_jobs_that_go_on_one_is_to_be_named(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    assert call_main("status") == ExitCode.NOT_FOUND
+    record(ready)
+    record(ready, "other-abcdef")
+    assert call_main("workers") == ExitCode.USAGE
+    assert f"{ID}, other-abcdef" in capsys.readouterr().err.replace(
+        "other-abcdef, " + ID, f"{ID}, other-abcdef"
+    )
+    assert call_main("workers", ID) == ExitCode.SUCCESS
+    assert call_main("workers", "absent") == ExitCode.NOT_FOUND
+    assert call_main("workers", "../cluster") == ExitCode.USAGE
+
+
+def test_a_job_is_stopped_and_resumed(ready: Service, call_main: CallMain, capsys: Captured):
+    with TrainFlowClient(ready.url, ready.token) as client:
+        job_id = client.submit(JOB).job_id
+    ready.cluster.coordinators.add(job_id)
+    assert call_main("resume", job_id) == ExitCode.CONFLICT
+    assert call_main("stop", job_id) == ExitCode.SUCCESS
+    assert "stops at its next step boundary" in capsys.readouterr().out
+    assert ready.cluster.stopped == [job_id]
+    ready.cluster.coordinators.clear()
+    ready.cluster.states[f"{job_id}-a1"] = DriverState.ENDED
+    assert call_main("resume", job_id) == ExitCode.SUCCESS
+    assert "goes on as attempt 2" in capsys.readouterr().out
+
+
+def test_events_are_printed_in_every_form(ready: Service, call_main: CallMain, capsys: Captured):
+    run = service_run = record(ready)
+    run.happen(2, "it \x1b[31mhappened\nand more")
+    service_run.end()
+    ready.ingester.catch_up()
+    assert call_main("events", ID, "--after", "1") == ExitCode.SUCCESS
+    lines = capsys.readouterr().out.splitlines()
+    assert "    2  note: it \\x1b[31mhappened" in lines[0]
+    assert len(lines) == 3
+    call_main("events", ID, "-o", "json")
+    assert [each["number"] for each in json.loads(capsys.readouterr().out)] == [1, 2, 3, 4]
+    call_main("events", ID, "-f", "-o", "json")
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4]
+    call_main("events", ID, "-f", "-o", "yaml")
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [each["number"] for each in documents] == [1, 2, 3, 4]
+
+
+def test_a_log_is_printed_as_it_is(ready: Service, call_main: CallMain, capsys: Captured):
+    run = record(ready, state=RunState.SUCCEEDED)
+    assert call_main("logs", ID) == ExitCode.NOT_FOUND
+    (run.directory / "driver.log").write_bytes(b"line\n" * 3)
+    capsys.readouterr()
+    assert call_main("logs", ID) == ExitCode.SUCCESS
+    assert call_main("logs", ID, "--offset", "10", "-f") == ExitCode.SUCCESS
+    assert capsys.readouterr().out == "line\n" * 4
+
+
+def test_workers_logs_are_printed_one_or_all(ready: Service, call_main: CallMain, capsys: Captured):
+    run = record(ready, state=RunState.SUCCEEDED)
+    append_to_log(run.directory / "logs" / "slot0-1.0", b"one\ntwo")
+    append_to_log(run.directory / "logs" / "slot1-1.0", b"three\n")
+    assert call_main("logs", ID, "--worker", "slot0-1.0", "--offset", "2") == ExitCode.SUCCESS
+    assert capsys.readouterr().out == "e\ntwo"
+    for follow in ((), ("-f",)):
+        assert call_main("logs", ID, "-w", "all", *follow) == ExitCode.SUCCESS
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == ["slot0-1.0| one", "slot1-1.0| three", "slot0-1.0| two"]
+    assert call_main("logs", ID, "-w", "slot9-1.0") == ExitCode.NOT_FOUND
+    assert call_main("logs", ID, "-w", "all", "--offset", "3") == ExitCode.USAGE
+
+
+class Interrupted(TrainFlowClient):
+    """A client at which Ctrl-C is pressed after the second thing that it yields."""
+
+    def events(self, job_id: str, *, after: int = 0, follow: bool = True) -> Iterator[Any]:
+        yield from self._first_two(super().events(job_id, after=after, follow=False))
+
+    def log_pieces(self, job_id: str, **_: object) -> Iterator[Any]:
+        yield from self._first_two(iter([Piece(0, b"abc"), Piece(3, b"de"), Piece(5, b"f")]))
+
+    def _first_two(self, found: Iterator[Any]) -> Iterator[Any]:
+        yield next(found)
+        yield next(found)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("command", "back"), [("events", "-f --after 2\n"), ("logs", "-f --offset 5\n")]
+)
+def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back(
+    command: str,
+    back: str,
+    ready: Service,
+    call_main: CallMain,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+):
+    record(ready).happen(3)
+    ready.ingester.catch_up()
+    monkeypatch.setattr("trainflow.client.TrainFlowClient", Interrupted)
+    assert call_main(command, ID, "-f") == ExitCode.DETACHED
+    error = capsys.readouterr().err
+    assert f"{ID} goes on. Come back with: trainflow {command} {ID} {back}" in error
+    assert ready.cluster.stopped == []
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(errno.EPIPE, ExitCode.SUCCESS), (errno.ENOSPC, ExitCode.FAILED)]
+)
+def test_who_no_longer_listens_is_left(
+    number: int, expected: ExitCode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(Exit) as left, detachable(ID, lambda: "never"):
+            raise OSError(number, "no listener")
+    assert left.value.exit_code == expected
+
+
+def test_without_a_service_or_a_token_that_is_said(
+    ready: Service, call_main: CallMain, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+):
+    monkeypatch.delenv("TRAINFLOW_TOKEN_FILE")
+    assert call_main("list") == ExitCode.TOKEN_REFUSED
+    assert "token" in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands():
+    called = "import sys; sys.argv = ['trainflow']; from trainflow.cli.main import main; main()"
+    asked = {"_TRAINFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "trainflow res"}
+    result = subprocess.run(
+        [sys.executable, "-c", called],
+        env=os.environ | asked | {"COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.split() == ["resume"]

@@ -1,0 +1,39 @@
+"""Follow a job for as long as somebody listens: Ctrl-C leaves the job alone and says how to return.
+
+Process: driver.  Thread: main.
+"""
+
+import errno
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import typer
+
+from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.output import report_loss, say, silence
+
+
+@contextmanager
+def detachable(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
+    """Leave by Ctrl-C, or when nobody takes the output any more; the job goes on.
+
+    Args:
+        job_id: of the job.
+        come_back: returns the command that goes on where this one has stopped.
+
+    Raises:
+        typer.Exit: with 130 after Ctrl-C; with 0 if the reader of a pipe has left; with 1 if what
+            is printed can't be written.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(f"left; {job_id} goes on. Come back with: {come_back()}", err=True)
+        raise typer.Exit(ExitCode.DETACHED) from interrupt
+    except OSError as error:
+        silence(sys.stdout)
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(ExitCode.SUCCESS) from error
+        report_loss(error)
+        raise typer.Exit(ExitCode.FAILED) from error

@@ -1,0 +1,234 @@
+"""Commands that only the service answers: submit, resume, events, logs.
+
+Process: driver.  Blocks: until the service answers; those that follow, until the job has ended.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainflow.cli.job_commands import JobId
+from trainflow.cli.job_options import Overrides
+from trainflow.cli.output import say
+from trainflow.cli.places import OWN_SERVER, ServicePlace, find_service
+from trainflow.cli.tables import (
+    Output,
+    OutputOption,
+    escape,
+    render_item,
+    write_answer,
+)
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainflow.service.record_documents import EventDocument
+
+_ALL = "all"
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help=f"The service; else at TRAINFLOW_SERVER, else at {OWN_SERVER}. TRAINFLOW_TOKEN_FILE "
+        "names a file with the token.",
+    ),
+]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job file, YAML, TOML or JSON.")
+]
+WorkingDirectory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder on the cluster's head with the job's modules, under one of the service's "
+        "roots. Without it the job trains what is installed there.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="TEXT",
+        help="Whoever submits again with this key, within a week, gets the same job.",
+    ),
+]
+Worker = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        "-w",
+        metavar="ID|RANK|all",
+        help="What this worker has printed, or all of them, with their ids before each line; "
+        "without it, what the driver has.",
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option("--follow", "-f", help="Go on until the job has ended; Ctrl-C leaves it alone."),
+]
+
+
+def submit(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    working_directory: WorkingDirectory = None,
+    key: Key = None,
+    server: Server = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Have the service run a job; print its id, and how to follow it.
+
+    The job file is read here, with --set and TRAINFLOW__... over it, as by `run`; what it names is
+    looked for on the cluster. Returns once the cluster has the job.
+    """
+    from trainflow.cli.service_jobs import open_client  # noqa: PLC0415
+
+    place = find_service(server, os.environ)
+    config = read_submission(job_file, overrides or [])
+    folder = None if working_directory is None else str(Path(working_directory).absolute())
+    with open_client(place) as client:
+        job = client.submit(config, working_directory=folder, key=key)
+    write_answer(job.model_dump(mode="json"), job.job_id, output)
+    if output is Output.TABLE:
+        say(describe_next(job.job_id, place), err=True)
+
+
+def read_submission(job_file: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return a job as plain values, with options and variables of the environment over it.
+
+    Raises:
+        SettingsError: with every problem found.
+    """
+    from trainflow.config import JobConfig  # noqa: PLC0415
+    from trainflow.config.checking import check_settings  # noqa: PLC0415
+    from trainflow.config.sources import read_environment, read_file, read_options  # noqa: PLC0415
+
+    content = read_file(job_file)
+    changes = [*read_environment(os.environ, JobConfig), *read_options(overrides)]
+    check_settings(JobConfig, content, changes, source=str(job_file))
+    assert isinstance(content, dict), "it was checked"
+    return content  # as it was given, with the changes applied
+
+
+def describe_next(job_id: str, place: ServicePlace) -> str:
+    """Return the commands that come after a submission."""
+    option = place.option()
+    return "\n".join(
+        [
+            f"follow it: trainflow events {job_id} -f{option}",
+            f"           trainflow logs {job_id} -f{option}",
+            f"look at it: trainflow status {job_id}{option}, or {place.url} in a browser",
+            f"stop it:   trainflow stop {job_id}{option}",
+        ]
+    )
+
+
+def resume(
+    job_id: Annotated[str, typer.Argument(help="The job.")],
+    server: Server = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Go on with a job that was stopped, failed or lost its cluster, from its newest checkpoint."""
+    from trainflow.cli.service_jobs import open_client, require_job_id  # noqa: PLC0415
+
+    place = find_service(server, os.environ)
+    with open_client(place) as client:
+        job = client.resume(require_job_id(job_id))
+    text = f"{job.job_id} goes on as attempt {job.attempt}"
+    write_answer(job.model_dump(mode="json"), text, output)
+
+
+def events(
+    job_id: JobId = None,
+    follow: Follow = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
+    server: Server = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print a job's events: time, number, kind, and what happened.
+
+    With -f each comes as it happens: JSON as a line of its own, YAML as a document.
+    """
+    from trainflow.cli.following import detachable  # noqa: PLC0415
+    from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
+
+    place = find_service(server, os.environ)
+    with open_client(place) as client:
+        chosen = ServiceJobs(client).choose(job_id)
+        last = after
+
+        def come_back() -> str:
+            return f"trainflow events {chosen} -f --after {last}{place.option()}"
+
+        with detachable(chosen, come_back):
+            if not follow:
+                found = list(client.events(chosen, after=after, follow=False))
+                _write_events(found, output)
+                return
+            for event in client.events(chosen, after=after):
+                item = event.model_dump(mode="json")
+                typer.echo(render_item(item, describe_event(event), output))
+                last = event.number
+
+
+def _write_events(found: "list[EventDocument]", output: Output) -> None:
+    lines = [describe_event(event) for event in found]
+    if lines or output is not Output.TABLE:
+        write_answer([each.model_dump(mode="json") for each in found], "\n".join(lines), output)
+
+
+def describe_event(event: "EventDocument") -> str:
+    """Return an event as one line."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at_s))
+    text = (event.text.strip().splitlines() or [""])[0]
+    return f"{at}  {event.number:>5}  {escape(f'{event.kind}: {text}')}"
+
+
+def logs(
+    job_id: JobId = None,
+    worker: Worker = None,
+    follow: Follow = False,
+    offset: Annotated[int, typer.Option(min=0, help="Byte to begin with; not with all.")] = 0,
+    server: Server = None,
+) -> None:
+    """Print what a job's driver, or its workers, have printed.
+
+    The driver tells of progress, events, and why the job failed. Of each worker the newest part is
+    kept, also when Ray is gone.
+    """
+    from trainflow.cli.following import detachable  # noqa: PLC0415
+    from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
+    from trainflow.cli.worker_logs import print_all  # noqa: PLC0415
+
+    _require_one_log(worker, offset)
+    place = find_service(server, os.environ)
+    chosen_worker = "" if worker is None else f" --worker {worker}"
+    with open_client(place) as client:
+        chosen = ServiceJobs(client).choose(job_id)
+        reached = offset
+
+        def come_back() -> str:
+            begin = "" if worker == _ALL else f" --offset {reached}"
+            return f"trainflow logs {chosen}{chosen_worker} -f{begin}{place.option()}"
+
+        with detachable(chosen, come_back):
+            if worker == _ALL:
+                print_all(client, chosen, SYSTEM_CLOCK, follow=follow)
+                return
+            pieces = client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
+            for piece in pieces:
+                typer.echo(piece.data, nl=False)
+                reached = piece.end
+
+
+def _require_one_log(worker: str | None, offset: int) -> None:
+    if worker == _ALL and offset:
+        raise ConfigError(
+            f"--offset: got {offset} with --worker all, expected one log to begin within; name a "
+            "worker, or leave --offset out"
+        )

@@ -1,0 +1,166 @@
+"""Jobs as the service knows them: all that there were, from its history.
+
+Process: driver.  Blocks: until the service answers.
+"""
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from trainflow.cli.jobs import WORKER_COLUMNS, Shown, Wanted, describe_labels
+from trainflow.cli.places import ServicePlace, read_token
+from trainflow.cli.tables import format_table, format_value
+from trainflow.coordination import names
+from trainflow.coordination.run_state import RunState
+from trainflow.errors import ConfigError, JobNotFoundError
+
+if TYPE_CHECKING:
+    from trainflow.client import TrainFlowClient
+    from trainflow.service.documents import JobDetails
+
+JOB_COLUMNS = {
+    "JOB_ID": "job_id",
+    "STATE": "state",
+    "STEP": "last_step",
+    "ATTEMPT": "attempt",
+    "CREATED": "created",
+    "ENDED": "ended",
+}
+STALE_AFTER_S = 5.0
+_GOING_ON = tuple(str(state) for state in RunState if not state.is_terminal)
+_FIGURES = ("step", "max_steps", "world_size", "spares", "failures", "preemptions", "checkpoint")
+_MANY = 5
+
+
+@contextmanager
+def open_client(
+    place: ServicePlace, env: Mapping[str, str] = os.environ
+) -> Generator["TrainFlowClient"]:
+    """Open a client of the service, with the token that TRAINFLOW_TOKEN_FILE holds.
+
+    Raises:
+        ConfigError: the token can't be read, or what a client needs is not installed.
+    """
+    token = read_token(env)
+    try:
+        from trainflow.client import TrainFlowClient  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the service: got no Python package {error.name}, expected those of its client; "
+            "pip install 'trainflow[service]'"
+        ) from error
+    with TrainFlowClient(place.url, token) as client:
+        yield client
+
+
+class ServiceJobs:
+    """The jobs of a service."""
+
+    def __init__(self, client: "TrainFlowClient"):
+        self._client = client
+
+    def list(self, wanted: Wanted) -> Shown:
+        """List jobs, the newest first, also those that have ended."""
+        found = self._client.list(states=wanted.states, name=wanted.name, labels=wanted.labels)
+        jobs = list(islice(found, wanted.limit))
+        answer = [job.model_dump(mode="json") for job in jobs]
+        return Shown(answer, format_table([_times(row) for row in answer], JOB_COLUMNS))
+
+    def status(self, job_id: str | None) -> Shown:
+        """Tell what a job's coordinator published last."""
+        job = self._client.get(self.choose(job_id))
+        return Shown(job.model_dump(mode="json"), describe_status(job), describe_age(job.stale_s))
+
+    def workers(self, job_id: str | None) -> Shown:
+        """List a job's workers as its coordinator published them last."""
+        found = self._client.workers(self.choose(job_id))
+        rows = [row.model_dump(mode="json") for row in found.workers]
+        return Shown(rows, format_table(rows, WORKER_COLUMNS), describe_age(found.stale_s))
+
+    def stop(self, job_id: str | None) -> Shown:
+        """Have a job stopped."""
+        job = self._client.stop(self.choose(job_id))
+        text = f"{job.job_id} stops at its next step boundary"
+        if job.state.is_terminal:
+            text = f"{job.job_id} is stopped already"
+        return Shown(job.model_dump(mode="json"), text)
+
+    def choose(self, job_id: str | None) -> str:
+        """Return the named job; the only one that goes on, if none is named.
+
+        Raises:
+            JobNotFoundError: none goes on.
+            ConfigError: several do, or the name is none that a job can have.
+        """
+        if job_id is not None:
+            return require_job_id(job_id)
+        found = [job.job_id for job in islice(self._client.list(states=_GOING_ON), _MANY + 1)]
+        if not found:
+            raise JobNotFoundError(
+                "JOB_ID: got none, and no job goes on; expected one: `trainflow list` shows those "
+                "that have ended"
+            )
+        if len(found) > 1:
+            known = ", ".join(found[:_MANY]) + (", ..." if len(found) > _MANY else "")
+            raise ConfigError(f"JOB_ID: got none; expected one of {known}: name the job")
+        return found[0]
+
+
+def require_job_id(text: str) -> str:
+    """Return a job's id; raises ConfigError if no job can have it, before it becomes an address."""
+    if not names.is_job_id(text):
+        raise ConfigError(
+            f"JOB_ID: got {text[:80]!r}, expected text that matches {names.JOB_ID_PATTERN}; "
+            "`trainflow list` shows ids"
+        )
+    return text
+
+
+def describe_status(job: "JobDetails") -> str:
+    """Return where a job stands, as text."""
+    status = job.status or {}
+    ledger: dict[str, Any] = status.get("goodput") or {}
+    goodput: float | None = ledger.get("ratio")
+    figures: dict[str, object] = {
+        "job_id": job.job_id,
+        "name": job.name,
+        "state": str(job.state),
+        "attempt": job.attempt,
+        **{key: status.get(key) for key in _FIGURES},
+        "goodput": None if goodput is None else f"{goodput:.1%}",
+        "stale_s": job.stale_s,
+        "labels": describe_labels(job.labels),
+        "created": _time(job.created_at_s),
+        "ended": _time(job.ended_at_s),
+        "exit_code": job.exit_code,
+        "directory": job.directory,
+    }
+    figures["step"] = status.get("step", job.last_step)
+    width = max(map(len, figures))
+    lines = [f"{key.ljust(width)}  {format_value(value)}" for key, value in figures.items()]
+    reason = (job.reason or "").strip().splitlines()
+    return "\n".join([*lines, *(f"  {format_value(line)}" for line in reason)])
+
+
+def describe_age(stale_s: float | None) -> str:
+    """Return what is to be said of how old a status is; empty if it is fresh."""
+    if stale_s is None:
+        return "nothing was heard of the job yet: it has been submitted, and not begun"
+    if stale_s <= STALE_AFTER_S:
+        return ""
+    return (
+        f"this is {stale_s:.0f} s old: the job's coordinator restarts, or its cluster is gone; "
+        "`trainflow doctor` looks whether Ray answers"
+    )
+
+
+def _times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's row with its times for a person."""
+    return {**row, "created": _time(row["created_at_s"]), "ended": _time(row["ended_at_s"])}
+
+
+def _time(at_s: float | None) -> str | None:
+    return None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%SZ}"
