@@ -27,6 +27,7 @@ ABSENT = {
     metrics.STEPS_LOST,
     metrics.STEPS_SKIPPED,
     metrics.TOKENS,
+    metrics.WEBHOOK_DROPPED,
 }
 MAY_BE_ZERO = {metrics.SLOW_KERNELS, metrics.SHORTEST_WAIT}
 TOLERANCE = 0.01

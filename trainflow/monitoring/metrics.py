@@ -246,6 +246,12 @@ SINK_DROPPED = Metric(
     "Points of curves that a sink has not taken: it was slow, or failed.",
     {"sink": tuple(PACKAGES)},
 )
+WEBHOOK_DROPPED = Metric(
+    "webhook_events_dropped_total",
+    Kind.COUNTER,
+    "1",
+    "Events that the webhook was not told of: it was slow, or failed.",
+)
 
 # Members, and what befalls them
 
@@ -365,7 +371,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_SECONDS,
         COPY_LAG,
     ),
-    "What explains the run": (SINK_DROPPED,),
+    "What explains the run": (SINK_DROPPED, WEBHOOK_DROPPED),
     "Checkpoints": (
         CHECKPOINTS,
         CHECKPOINTS_SKIPPED,

@@ -113,6 +113,11 @@ _TIME = (
         "Do TensorBoard, Weights & Biases and MLflow have all of it?",
         curve(ASK.new(metrics.SINK_DROPPED, "sink"), "{{sink}}"),
     ),
+    Panel(
+        "Events that the webhook lacks",
+        "Has whoever goes by the webhook been told of everything?",
+        curve(ASK.new(metrics.WEBHOOK_DROPPED), "events"),
+    ),
 )
 
 TRAINING = Dashboard(
