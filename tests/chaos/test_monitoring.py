@@ -22,12 +22,12 @@ ABSENT = {
     metrics.COPY_LAG,
     metrics.HFU,
     metrics.MFU,
+    metrics.POSTS_DROPPED,
     metrics.RESIDUAL,
     metrics.SINK_DROPPED,
     metrics.STEPS_LOST,
     metrics.STEPS_SKIPPED,
     metrics.TOKENS,
-    metrics.WEBHOOK_DROPPED,
 }
 MAY_BE_ZERO = {metrics.SLOW_KERNELS, metrics.SHORTEST_WAIT}
 TOLERANCE = 0.01

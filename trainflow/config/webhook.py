@@ -1,4 +1,4 @@
-"""Who is told of a run's events by HTTP: the section ``monitoring.webhook``.
+"""Who is told of events by HTTP: the sections ``monitoring.webhook`` and ``monitoring.grafana``.
 
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
@@ -70,7 +70,7 @@ class WebhookConfig(Section):
     token_file: SecretFile | None = None
     """File there that holds a bearer token; read each time, so that it may be replaced."""
 
-    topics: Annotated[list[Topic], Field(min_length=1, default_factory=lambda: [*_DEFAULT])]
+    topics: list[Topic] = Field(default_factory=lambda: [*_DEFAULT], min_length=1)
     """What is told of; docs/monitoring.md says which events these are."""
 
     timeout_s: Annotated[PositiveFloat, Field(le=60)] = 10.0
@@ -87,3 +87,20 @@ class WebhookConfig(Section):
     def kinds(self) -> frozenset[str]:
         """Return the kinds of events that are told of."""
         return frozenset[str]().union(*(KINDS[topic] for topic in self.topics))
+
+
+class GrafanaConfig(Section):
+    """Where failures and recoveries are marked, so that they stand on every curve."""
+
+    url: Annotated[str, AfterValidator(check_webhook_url)]
+    """Where Grafana is, with the prefix of its path if it has one."""
+
+    token_file: SecretFile
+    """File, on the machine where the coordinator runs, that holds the token of a service account
+    which may make annotations; read each time."""
+
+    def as_webhook(self) -> WebhookConfig:
+        """Return where annotations are posted."""
+        return WebhookConfig(
+            url=f"{self.url.rstrip('/')}/api/annotations", token_file=self.token_file
+        )

@@ -38,6 +38,9 @@ all hold its base version; until all have committed a step."""
 SUM_PHASES = ("before", "link", "after")
 """Of a sum of gradients: before, on and after the link."""
 
+RECEIVERS = ("webhook", "grafana")
+"""Who may be told of events by HTTP."""
+
 SPREAD = ("min", "p50", "p99", "max")
 """How values of all ranks are told without a series for each."""
 
@@ -246,11 +249,12 @@ SINK_DROPPED = Metric(
     "Points of curves that a sink has not taken: it was slow, or failed.",
     {"sink": tuple(PACKAGES)},
 )
-WEBHOOK_DROPPED = Metric(
-    "webhook_events_dropped_total",
+POSTS_DROPPED = Metric(
+    "posts_dropped_total",
     Kind.COUNTER,
     "1",
-    "Events that the webhook was not told of: it was slow, or failed.",
+    "Events that a receiver of events was not told of: it was slow, or failed.",
+    {"receiver": RECEIVERS},
 )
 
 # Members, and what befalls them
@@ -371,7 +375,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_SECONDS,
         COPY_LAG,
     ),
-    "What explains the run": (SINK_DROPPED, WEBHOOK_DROPPED),
+    "What explains the run": (SINK_DROPPED, POSTS_DROPPED),
     "Checkpoints": (
         CHECKPOINTS,
         CHECKPOINTS_SKIPPED,

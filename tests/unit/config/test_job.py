@@ -103,6 +103,7 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"monitoring__anomalies__stalled_after_steps": 256},
         {"monitoring__webhook": {"url": "https://alerts.example.org/a", "topics": ["end"]}},
         {"monitoring__webhook": {"url_file": "/run/url", "token_file": "/run/token"}},
+        {"monitoring__grafana": {"url": "http://grafana:3000/", "token_file": "/run/token"}},
         {"monitoring__anomalies": {"enabled": False, "stalled_after_steps": None}},
         {"failures": {"replace_stragglers": True}, "communication__compression": "int8"},
         {"parallel": {"mode": "fsdp"}, "failures": {"replace_stragglers": False}},
@@ -223,6 +224,11 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
             "at least 1 character",
         ),
         ({"monitoring__anomalies__rise_ratio": 0}, "monitoring.anomalies.rise_ratio", "than 0"),
+        (
+            {"monitoring__grafana": {"url": "grafana:3000", "token_file": "/run/token"}},
+            "monitoring.grafana.url",
+            "an address such as https://",
+        ),
         ({"monitoring__webhook": {}}, "monitoring.webhook", "got neither of url and url_file"),
         (
             {"monitoring__webhook": {"url": "http://a/", "url_file": "/b"}},

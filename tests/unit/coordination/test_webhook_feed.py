@@ -45,8 +45,8 @@ class Feed:
 
     def end(self, state: RunState = RunState.SUCCEEDED) -> None:
         self.feed.end(state, FakeClock())
-        self.feed.wait_closed(WITHIN_S)
-        self.feed.tell_end()
+        self.feed.outbox.wait_closed(WITHIN_S)
+        self.feed.outbox.tell_end()
 
 
 def kinds_of(server: Server) -> list[str]:
@@ -81,12 +81,12 @@ def test_what_is_not_told_is_counted_and_said_once(server: Server, record: RunRe
     for n in range(3):
         record.add_event("failure", f"lost {n}")
     feed.end()
-    feed.feed.tick()
-    assert feed.export.value(metrics.WEBHOOK_DROPPED) == 4
-    told = {e["kind"]: e for e in record.events_since(0) if e["kind"].startswith("webhook")}
-    assert told["webhook_failed"]["text"].endswith("127.0.0.1 answered 404")
-    assert told["webhook_incomplete"]["data"] == {"num_dropped": 4}
-    assert len([e for e in record.events_since(0) if e["kind"] == "webhook_failed"]) == 1
+    feed.feed.outbox.tick()
+    assert feed.export.value(metrics.POSTS_DROPPED, receiver="webhook") == 4
+    told = {e["kind"]: e for e in record.events_since(0) if e["kind"].startswith("post")}
+    assert told["post_failed"]["text"].endswith("127.0.0.1 answered 404")
+    assert told["posts_incomplete"]["data"] == {"receiver": "webhook", "num_dropped": 4}
+    assert len([e for e in record.events_since(0) if e["kind"] == "post_failed"]) == 1
     assert "secret" not in str(told)
 
 
@@ -105,8 +105,8 @@ def test_a_run_has_a_webhook_if_its_job_says_so(server: Server, record: RunRecor
 
 def test_a_coordinator_that_finds_its_run_ended_leaves_at_once(server: Server, record: RunRecord):
     feed = Feed(record, url=server.url)
-    feed.feed.wait_closed(WITHIN_S)
-    feed.feed.tell_end()
+    feed.feed.outbox.wait_closed(WITHIN_S)
+    feed.feed.outbox.tell_end()
     assert server.documents == []
 
 

@@ -136,13 +136,13 @@ TRAINING = (
         "The event `sink_failed` says why. The run's own record lacks nothing.",
     ),
     AlertRule(
-        "WebhookIncomplete",
+        "EventsNotPosted",
         Severity.WARNING,
-        f"{_ASK.new(metrics.WEBHOOK_DROPPED, window='10m')} > 0",
+        f"{_ASK.new(metrics.POSTS_DROPPED, 'receiver', window='10m')} > 0",
         0,
-        "{{ $labels.job }}: the webhook is not told of all events",
+        "{{ $labels.job }}: the {{ $labels.receiver }} is not told of all events",
         "{{ $value | humanize }} events were dropped within 10 minutes.",
-        "The event `webhook_failed` says why. Whoever goes by the webhook alone has missed them; "
+        "The event `post_failed` says why. Whoever goes by the webhook alone has missed them; "
         "the run's own record lacks nothing.",
     ),
 )

@@ -114,9 +114,9 @@ _TIME = (
         curve(ASK.new(metrics.SINK_DROPPED, "sink"), "{{sink}}"),
     ),
     Panel(
-        "Events that the webhook lacks",
-        "Has whoever goes by the webhook been told of everything?",
-        curve(ASK.new(metrics.WEBHOOK_DROPPED), "events"),
+        "Events that were not posted",
+        "Has whoever goes by the webhook, or by marks in Grafana, been told of everything?",
+        curve(ASK.new(metrics.POSTS_DROPPED, "receiver"), "{{receiver}}"),
     ),
 )
 

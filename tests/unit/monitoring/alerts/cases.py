@@ -70,7 +70,7 @@ WASTED = counted("badput_seconds_total", "cause", "wasted")
 IDLE = counted("badput_seconds_total", "cause", "idle")
 SLOW = shown("compression_slow_kernels")
 DROPPED = counted("sink_points_dropped_total", "sink", "wandb")
-UNTOLD = shown("webhook_events_dropped_total")
+UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
 AGE = shown("checkpoint_age_seconds")
 LATE = shown("checkpoints_skipped_total")
 UP = 'up{job="ray",instance="10.0.0.1:8080"}'
@@ -162,7 +162,9 @@ CASES: Mapping[str, Case] = {
     "SinkIncomplete": Case(
         "25m", {DROPPED: "_x20 7x20"}, ({DROPPED: "7x40"},), "7", {"sink": "wandb"}
     ),
-    "WebhookIncomplete": Case("25m", {UNTOLD: "_x20 2x20"}, ({UNTOLD: "2x40"},), "2"),
+    "EventsNotPosted": Case(
+        "25m", {UNTOLD: "_x20 2x20"}, ({UNTOLD: "2x40"},), "2", {"receiver": "webhook"}
+    ),
     "CheckpointOld": Case("70m", {AGE: "0+60x90"}, ({AGE: "0+60x40 0+60x50"},), "1h 10m 0s"),
     "CheckpointsSkipped": Case("50m", {LATE: "_x20 3x40"}, ({LATE: "_x20 2x40"},), "3"),
 }
