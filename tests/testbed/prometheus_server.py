@@ -99,7 +99,7 @@ class PrometheusServer:
     def _answers(self) -> bool:
         try:
             return self._ask("query?query=1")["status"] == "success"
-        except OSError:
+        except (OSError, ValueError):  # while it starts it answers in plain text
             return False
 
     def _write_settings(self, alertmanager_port: int) -> None:
