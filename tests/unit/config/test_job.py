@@ -101,9 +101,6 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"monitoring__anomalies__spike_z": 3.0},
         {"monitoring__sinks": [{"kind": "mlflow", "folder": "/data", "project": "p"}]},
         {"monitoring__anomalies__stalled_after_steps": 256},
-        {"monitoring__webhook": {"url": "https://alerts.example.org/a", "topics": ["end"]}},
-        {"monitoring__webhook": {"url_file": "/run/url", "token_file": "/run/token"}},
-        {"monitoring__grafana": {"url": "http://grafana:3000/", "token_file": "/run/token"}},
         {"monitoring__anomalies": {"enabled": False, "stalled_after_steps": None}},
         {"failures": {"replace_stragglers": True}, "communication__compression": "int8"},
         {"parallel": {"mode": "fsdp"}, "failures": {"replace_stragglers": False}},
@@ -224,47 +221,6 @@ def test_what_is_on_the_right_side_of_a_bound_is_accepted(values: dict[str, obje
             "at least 1 character",
         ),
         ({"monitoring__anomalies__rise_ratio": 0}, "monitoring.anomalies.rise_ratio", "than 0"),
-        (
-            {"monitoring__grafana": {"url": "grafana:3000", "token_file": "/run/token"}},
-            "monitoring.grafana.url",
-            "an address such as https://",
-        ),
-        ({"monitoring__webhook": {}}, "monitoring.webhook", "got neither of url and url_file"),
-        (
-            {"monitoring__webhook": {"url": "http://a/", "url_file": "/b"}},
-            "monitoring.webhook",
-            "got both of url and url_file",
-        ),
-        (
-            {"monitoring__webhook": {"url": "alerts.example.org"}},
-            "monitoring.webhook.url",
-            "an address such as https://",
-        ),
-        (
-            {"monitoring__webhook": {"url": "file:///etc/passwd"}},
-            "monitoring.webhook.url",
-            "an address such as https://",
-        ),
-        (
-            {"monitoring__webhook": {"url": "https://me:secret@example.org"}},
-            "monitoring.webhook.url",
-            "without a name and a password",
-        ),
-        (
-            {"monitoring__webhook": {"url_file": "url"}},
-            "monitoring.webhook.url_file",
-            "an absolute path",
-        ),
-        (
-            {"monitoring__webhook": {"url": "http://a/", "topics": ["deaths"]}},
-            "monitoring.webhook.topics.0",
-            "failures",
-        ),
-        (
-            {"monitoring__webhook": {"url": "http://a/", "topics": []}},
-            "monitoring.webhook.topics",
-            "at least 1 item",
-        ),
         (
             {"monitoring__anomalies__stalled_after_steps": 255},
             "monitoring.anomalies.stalled_after_steps",
