@@ -17,10 +17,11 @@
     ├── HistoryError                   the history of jobs can't be read or written
     ├── TokenRefusedError              an access token is unknown, expired or revoked
     │   └── TokenScopeError            it is valid, and does not allow what is asked
+    ├── GrafanaError                   Grafana refuses what was to be put there
     └── CoordinationError              the cluster can't do what was asked
         ├── CapacityError              not enough nodes, CPUs or GPUs
         ├── JobNotFoundError           no job of that id
-        ├── UnreachableError           no Ray cluster, or no coordinator, at that address
+        ├── UnreachableError           no Ray cluster, coordinator or server at that address
         └── ConflictError              the name, port or job is already taken
 
 `StepAborted` (in `trainflow.computation.aborted`) is not in this tree: it is control flow, not an
@@ -104,6 +105,10 @@ class TokenRefusedError(TrainFlowError):
 
 class TokenScopeError(TokenRefusedError):
     """An access token is valid, and does not allow what is asked."""
+
+
+class GrafanaError(TrainFlowError):
+    """Grafana refuses something, for example since the token's role may not edit folders."""
 
 
 class CoordinationError(TrainFlowError):

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/metrics.md"
 ELSEWHERE = sorted({*(ROOT / "trainflow").rglob("*.py")} - {TABLE, EXPORT})
 NAMING = [
     path
-    for folder in ("docs", "tests", "benchmarks", "trainflow", "jobs")
+    for folder in ("dashboards", "docs", "tests", "benchmarks", "trainflow", "jobs")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in {".md", ".py", ".json", ".yml", ".yaml"} and path != Path(__file__)
 ]

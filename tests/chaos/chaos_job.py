@@ -36,6 +36,8 @@ class Args(BaseModel):
     """Step from which on it does."""
     raise_at: int | None = None
     nan_at: tuple[int, ...] = ()
+    spike_at: tuple[int, ...] = ()
+    """Steps whose loss is a thousand times as large."""
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
     stuck_rank: int | None = None
@@ -163,6 +165,13 @@ def hold(work_dir: Path) -> None:
         SYSTEM_CLOCK.sleep(0.02)
 
 
+def find_factor(session: Session, args: Args, step: int) -> float:
+    """Return what a loss is multiplied by: 1, but where the job is to have an odd one."""
+    if step in args.nan_at and session.rank == 1:
+        return float("nan")
+    return 1000.0 if step in args.spike_at else 1.0
+
+
 def describe(epoch: EpochId | None, step: int, **more: Any) -> str:
     """Return a line about a microbatch, if it has indices, else about a commit."""
     assert epoch is not None, "a rank in a step is in an epoch"
@@ -196,8 +205,7 @@ def train(session: Session, args: Args) -> None:
             for batch in step.microbatches():
                 wait(session, args, step.number)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
-                if step.number in args.nan_at and session.rank == 1:
-                    loss = loss * float("nan")
+                loss = loss * find_factor(session, args, step.number)
                 step.backward(loss, weight=len(batch.indices))
                 log.write(describe(session.epoch, step.number, indices=own_indices(batch)))
             if step.number == args.raise_at and session.rank == 1:

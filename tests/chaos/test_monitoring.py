@@ -22,6 +22,7 @@ ABSENT = {
     metrics.COPY_LAG,
     metrics.HFU,
     metrics.MFU,
+    metrics.POSTS_DROPPED,
     metrics.RESIDUAL,
     metrics.SINK_DROPPED,
     metrics.STEPS_LOST,

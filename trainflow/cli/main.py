@@ -15,6 +15,7 @@ import typer
 
 from trainflow.cli.chaos_command import chaos_app
 from trainflow.cli.checkpoints_command import checkpoints_app
+from trainflow.cli.dashboards_command import dashboards_app
 from trainflow.cli.data_command import data_app
 from trainflow.cli.determinism_commands import EPILOGUE as COMPARING_EPILOGUE
 from trainflow.cli.determinism_commands import bisect, replay
@@ -51,6 +52,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(chaos_app, name="chaos")
 app.add_typer(token_app, name="token")
+app.add_typer(dashboards_app, name="dashboards")
 
 
 JobFile = Annotated[

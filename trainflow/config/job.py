@@ -27,6 +27,7 @@ from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import PositiveFloat, Section
 from trainflow.config.sinks import SinkConfig
+from trainflow.config.webhook import GrafanaConfig, WebhookConfig
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -181,6 +182,12 @@ class MonitoringConfig(Section):
 
     sinks: list[SinkConfig] = Field(default_factory=list[SinkConfig])
     """Where curves go beside the run's own record: TensorBoard, Weights & Biases, MLflow."""
+
+    webhook: WebhookConfig | None = None
+    """Who is told of events by HTTP, where no Prometheus alerts; null: nobody."""
+
+    grafana: GrafanaConfig | None = None
+    """Where failures and recoveries are marked; null: nowhere."""
 
 
 class JobConfig(Section):

@@ -53,8 +53,12 @@ class RunMetrics:
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Show what changes with time alone, and who is there; called about twice a second."""
+        workers = self._job.workers
+        self._export.show(metrics.COORDINATOR_TIMESTAMP, self._clock.unix_s())
         self._export.show(metrics.WORLD_SIZE, world_size)
+        self._export.show(metrics.TARGET_WORLD_SIZE, workers.target)
         self._export.show(metrics.SPARES, num_spares)
+        self._export.show(metrics.TARGET_SPARES, workers.spares)
         if self._checkpoint_at_s is not None:
             age_s = max(0.0, self._clock.unix_s() - self._checkpoint_at_s)
             self._export.show(metrics.CHECKPOINT_AGE, age_s)
@@ -111,6 +115,7 @@ class RunMetrics:
         export.show(metrics.SHORTEST_WAIT, report.shortest_wait_s)
         for phase, seconds in report.phases_s.items():
             export.observe(metrics.PHASE_DURATION, seconds, phase=phase)
+            export.add(metrics.PHASE_SECONDS, seconds, phase=phase)
         now_s = self._clock.monotonic_s()
         if report.compute_by_rank and now_s - self._spread_at_s >= _SPREAD_EVERY_S:
             self._spread_at_s = now_s
@@ -157,6 +162,7 @@ class RunMetrics:
         for phase, begin_s, end_s in zip(metrics.RECOVERY_PHASES, moments, ends, strict=True):
             took_s = max(0.0, end_s - begin_s)  # of clocks on several machines
             self._export.observe(metrics.RECOVERY_DURATION, took_s, phase=phase)
+            self._export.add(metrics.RECOVERY_SECONDS, took_s, phase=phase)
 
     def _show_checkpoint(self, event: Mapping[str, Any]) -> None:
         self._checkpoint_at_s = event["at_s"]

@@ -1,6 +1,7 @@
 """Everything that explains a run and that it doesn't need to go on.
 
-Process: coordinator.  Thread: its event loop; sinks have threads of their own.
+Process: coordinator.
+Thread: its event loop; sinks, and receivers of events, have threads of their own.
 Blocks: for small local writes.
 Fails: never; what raises is left out from then on.
 """
@@ -8,10 +9,12 @@ Fails: never; what raises is left out from then on.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
+from trainflow.coordination.annotation_feed import AnnotationFeed
 from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
@@ -20,10 +23,11 @@ from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
+from trainflow.coordination.webhook_feed import WebhookFeed
 
 logger = logging.getLogger(__name__)
 
-_SINKS_WITHIN_S = 5.0
+_FEEDS_WITHIN_S = 5.0
 
 Watch = TypeVar("Watch", bound=Follower)
 
@@ -37,6 +41,7 @@ class RunMonitor:
 
     def __init__(self, job_id: str, job: JobConfig, record: RunRecord, clock: Clock):
         self._record = record
+        self._clock = clock
         self._failed: set[str] = set()
         export = RayExport(job_id)
         self.metrics = RunMetrics(job, export, clock, record.events_since(0))
@@ -48,6 +53,12 @@ class RunMonitor:
         self._sinks: SinkFeed | None = None
         if job.monitoring.sinks:
             self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")
+        self._posts: list[WebhookFeed | AnnotationFeed] = []
+        settings = job.monitoring
+        if settings.webhook is not None:
+            self._post(partial(WebhookFeed, job_id, settings.webhook, record, export))
+        if settings.grafana is not None:
+            self._post(partial(AnnotationFeed, job_id, settings.grafana, record, export))
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Look at what changes with time alone; called about twice a second."""
@@ -56,6 +67,8 @@ class RunMonitor:
             self._try("GoodputWatch.tick", self._goodput.tick)
         if self._sinks is not None:
             self._try("SinkFeed.tick", self._sinks.tick)
+        for each in self._posts:
+            self._try(f"{type(each).__name__}.tick", each.outbox.tick)
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to tell of now, as JSON."""
@@ -71,12 +84,23 @@ class RunMonitor:
             self._try("GoodputWatch.end", lambda: goodput.end(state))
         if self._sinks is not None:
             self._sinks.begin_closing()
+        for each in self._posts:
+            self._try(f"{type(each).__name__}.end", partial(each.end, state, self._clock))
 
     async def close(self) -> None:
-        """Wait for what is on its way to sinks, within a bound."""
-        if self._sinks is not None:
-            await asyncio.to_thread(self._sinks.wait_closed, _SINKS_WITHIN_S)
-            self._try("SinkFeed.tell_end", self._sinks.tell_end)
+        """Wait for what is on its way to sinks and receivers, within a bound."""
+        outboxes = [each.outbox for each in self._posts]
+        feeds = outboxes if self._sinks is None else [self._sinks, *outboxes]
+        waits = (asyncio.to_thread(feed.wait_closed, _FEEDS_WITHIN_S) for feed in feeds)
+        await asyncio.gather(*waits)
+        for number, feed in enumerate(feeds):
+            self._try(f"{type(feed).__name__}.tell_end {number}", feed.tell_end)
+
+    def _post(self, make: Callable[[], WebhookFeed | AnnotationFeed]) -> None:
+        """Begin to tell a receiver."""
+        feed = self._open(make, "a feed of events")
+        if feed is not None:
+            self._posts.append(feed)
 
     def _open(self, make: Callable[[], Watch], name: str) -> Watch | None:
         """Begin to follow; what an earlier coordinator has kept may be damaged."""

@@ -39,6 +39,9 @@ all hold its base version; until all have committed a step."""
 SUM_PHASES = ("before", "link", "after")
 """Of a sum of gradients: before, on and after the link."""
 
+RECEIVERS = ("webhook", "grafana")
+"""Who may be told of events by HTTP."""
+
 SPREAD = ("min", "p50", "p99", "max")
 """How values of all ranks are told without a series for each."""
 
@@ -155,6 +158,13 @@ PHASE_DURATION = Metric(
     {"phase": tuple(STEP_PHASES)},
     _STEP_BUCKETS_S,
 )
+PHASE_SECONDS = Metric(
+    "phase_seconds_total",
+    Kind.COUNTER,
+    "seconds",
+    "The same, added up; exact, as sums of histograms are not that come by way of Ray's agent.",
+    {"phase": tuple(STEP_PHASES)},
+)
 RANK_COMPUTE = Metric(
     "rank_compute_seconds",
     Kind.GAUGE,
@@ -240,6 +250,13 @@ SINK_DROPPED = Metric(
     "Points of curves that a sink has not taken: it was slow, or failed.",
     {"sink": tuple(PACKAGES)},
 )
+POSTS_DROPPED = Metric(
+    "posts_dropped_total",
+    Kind.COUNTER,
+    "1",
+    "Events that a receiver of events was not told of: it was slow, or failed.",
+    {"receiver": RECEIVERS},
+)
 
 DETECTOR_OFF = Metric(
     "detector_off",
@@ -251,8 +268,20 @@ DETECTOR_OFF = Metric(
 
 # Members, and what befalls them
 
+COORDINATOR_TIMESTAMP = Metric(
+    "coordinator_timestamp_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "Unix time at which the coordinator last looked after the run.",
+)
 WORLD_SIZE = Metric("world_size", Kind.GAUGE, "1", "Members of the current epoch.")
+TARGET_WORLD_SIZE = Metric(
+    "target_world_size", Kind.GAUGE, "1", "Members that the job asks for: workers.target."
+)
 SPARES = Metric("spares", Kind.GAUGE, "1", "Warm workers without a rank.")
+TARGET_SPARES = Metric(
+    "target_spares", Kind.GAUGE, "1", "Spares that the job asks for: workers.spares."
+)
 EPOCHS = Metric("epochs_total", Kind.COUNTER, "1", "Epochs formed.")
 FAILURES = Metric(
     "failures_total",
@@ -271,6 +300,13 @@ RECOVERY_DURATION = Metric(
     "Phases of a recovery, from the first word of a loss to a step of all ranks.",
     {"phase": RECOVERY_PHASES},
     _RECOVERY_BUCKETS_S,
+)
+RECOVERY_SECONDS = Metric(
+    "recovery_seconds_total",
+    Kind.COUNTER,
+    "seconds",
+    "The same, added up; exact.",
+    {"phase": RECOVERY_PHASES},
 )
 COPY_LAG = Metric(
     "copy_lag_steps",
@@ -319,6 +355,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     "Where the time goes": (
         STEP_DURATION,
         PHASE_DURATION,
+        PHASE_SECONDS,
         RANK_COMPUTE,
         SHORTEST_WAIT,
         MFU,
@@ -335,15 +372,19 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         SLOW_KERNELS,
     ),
     "Members, and what befalls them": (
+        COORDINATOR_TIMESTAMP,
         WORLD_SIZE,
+        TARGET_WORLD_SIZE,
         SPARES,
+        TARGET_SPARES,
         EPOCHS,
         FAILURES,
         RECOVERIES,
         RECOVERY_DURATION,
+        RECOVERY_SECONDS,
         COPY_LAG,
     ),
-    "What explains the run": (SINK_DROPPED, DETECTOR_OFF),
+    "What explains the run": (SINK_DROPPED, POSTS_DROPPED, DETECTOR_OFF),
     "Checkpoints": (
         CHECKPOINTS,
         CHECKPOINTS_SKIPPED,

@@ -74,6 +74,7 @@ def test_a_step_shows_where_its_time_went(shown: Shown):
         "phase_duration_seconds|communicate": [0.125],
     }
     assert shown.export.value(metrics.SHORTEST_WAIT) == 0.01
+    assert shown.export.value(metrics.PHASE_SECONDS, phase="compute") == 0.25
 
 
 def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
@@ -122,6 +123,7 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
         "recovery_duration_seconds|heal": [pytest.approx(0.4)],
         "recovery_duration_seconds|step": [pytest.approx(0.8)],
     }
+    assert shown.export.value(metrics.RECOVERY_SECONDS, phase="step") == pytest.approx(0.8)
     assert shown.export.value(metrics.RECOVERIES) == 1
     assert shown.export.value(metrics.STEPS_LOST) == 2
     assert shown.export.value(metrics.EPOCHS) == 1
@@ -170,6 +172,22 @@ def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
     assert shown.export.value(metrics.CHECKPOINT_BYTES) == 100
     assert shown.export.value(metrics.WORLD_SIZE) == 3
     assert shown.export.value(metrics.SPARES) == 1
+
+
+def test_what_the_job_asks_for_is_shown_beside_what_there_is(shown: Shown):
+    shown.metrics.tick(1, 0)
+    workers = make_job().workers
+    assert shown.export.value(metrics.TARGET_WORLD_SIZE) == workers.target
+    assert shown.export.value(metrics.TARGET_SPARES) == workers.spares
+
+
+def test_each_look_at_the_run_is_shown_with_its_time(shown: Shown):
+    shown.metrics.tick(3, 1)
+    first = shown.export.value(metrics.COORDINATOR_TIMESTAMP)
+    shown.clock.now_s += 7.0
+    shown.metrics.tick(3, 1)
+    assert first is not None
+    assert shown.export.value(metrics.COORDINATOR_TIMESTAMP) == first + 7.0
 
 
 def test_a_new_coordinator_knows_how_old_the_checkpoint_is():

@@ -130,7 +130,7 @@ def test_a_run_goes_on_and_ends_while_a_sink_blocks(
         assert goes_on.wait(WITHIN_S)
 
     opened.act = block
-    monkeypatch.setattr("trainflow.coordination.run_monitor._SINKS_WITHIN_S", 0.01)
+    monkeypatch.setattr("trainflow.coordination.run_monitor._FEEDS_WITHIN_S", 0.01)
     record = RunRecord(tmp_path, FakeClock())
     job = make_job(monitoring={"sinks": SINKS[:1]})
     monitor = RunMonitor("job-1", job, record, FakeClock())

@@ -1,0 +1,77 @@
+"""What is marked in Grafana of a run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.jobs import make_job
+from tests.testbed.grafana_server import EDITOR, VIEWER, GrafanaServer, serving_grafana
+from tests.unit.coordination.fakes import FakeClock
+from trainflow.config.webhook import GrafanaConfig
+from trainflow.coordination.run_monitor import RunMonitor
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.monitoring.dashboards.catalog import DASHBOARDS
+from trainflow.monitoring.dashboards.grafana_model import describe_dashboard
+
+RECOVERED = {
+    "steps_lost": 0,
+    "noticed_at_s": 10.0,
+    "asked_at_s": 10.1,
+    "begun_at_s": 10.3,
+    "healed_at_s": 10.7,
+    "committed_at_s": 11.5,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[GrafanaServer]:
+    with serving_grafana("/grafana") as server:
+        yield server
+
+
+def run_with_a_loss(folder: Path, url: str, token: str) -> RunRecord:
+    (folder / "token").write_text(token)
+    record = RunRecord(folder / "run", FakeClock())
+    job = make_job()
+    grafana = GrafanaConfig(url=url, token_file=str(folder / "token"))
+    monitoring = job.monitoring.model_copy(update={"grafana": grafana})
+    job = job.model_copy(update={"monitoring": monitoring})
+    monitor = RunMonitor("lm-abc234", job, record, FakeClock())
+    record.add_event("failure", "lost slot1-1.1 (rank 1): its actor exited")
+    record.add_event("recovered", "in 1.5 s", **RECOVERED)
+    record.add_event("evaluated", "heldout", step=1, name="heldout", value=1.0)
+    monitor.end(RunState.SUCCEEDED)
+    asyncio.run(monitor.close())
+    return record
+
+
+def test_failures_and_recoveries_are_marked(server: GrafanaServer, tmp_path: Path):
+    record = run_with_a_loss(tmp_path, f"{server.url}/", EDITOR)
+    failure, recovery = server.annotations
+    at_ms = round(record.events_since(0)[0]["at_s"] * 1000)
+    assert failure == {
+        "time": at_ms,
+        "tags": ["trainflow", "failure", "lm-abc234"],
+        "text": "lm-abc234: lost slot1-1.1 (rank 1): its actor exited",
+    }
+    assert (recovery["time"], recovery["timeEnd"]) == (10_000, 11_500)
+    assert recovery["tags"] == ["trainflow", "recovered", "lm-abc234"]
+
+
+def test_a_grafana_that_refuses_is_told_of_at_the_end(server: GrafanaServer, tmp_path: Path):
+    record = run_with_a_loss(tmp_path, server.url, VIEWER)
+    (failed,) = [e for e in record.events_since(0) if e["kind"] == "post_failed"]
+    assert failed["text"] == "the grafana was not told of an event: 127.0.0.1 answered 403"
+    (incomplete,) = [e for e in record.events_since(0) if e["kind"] == "posts_incomplete"]
+    assert incomplete["data"] == {"receiver": "grafana", "num_dropped": 2}
+
+
+def test_what_is_marked_is_drawn(server: GrafanaServer, tmp_path: Path):
+    run_with_a_loss(tmp_path, server.url, EDITOR)
+    for dashboard in DASHBOARDS:
+        drawn = describe_dashboard(dashboard)["annotations"]["list"]
+        for mark in server.annotations:
+            assert any(set(each["target"]["tags"]) <= set(mark["tags"]) for each in drawn)

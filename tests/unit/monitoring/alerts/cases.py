@@ -1,0 +1,170 @@
+"""For each alert, series with which it fires, and such with which it is silent.
+
+Series are in the notation of promtool: ``0+2x60`` is 0 and sixty more, each 2 above the last;
+``_x60`` is nothing sixty times. One value stands for a minute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Series = Mapping[str, str]
+
+JOB = "lm-abc234"
+_PREFIX = "ray_trainflow_"
+
+
+def shown(suffix: str, labels: str = "") -> str:
+    """Return a series as Ray's agents show it."""
+    return f'{_PREFIX}{suffix}{{job="{JOB}",Component="core_worker",{labels}}}'
+
+
+def phases(values: str) -> Series:
+    return {shown("phase_seconds_total", f'phase="{p}"'): values for p in ("compute", "data")}
+
+
+STEPS = shown("steps_committed_total")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One alert.
+
+    Attributes:
+        at: when it is looked at, in promtool's notation.
+        fires: series with which it fires then.
+        silent: each of these are series with which it doesn't.
+        value: what its value reads as.
+        labels: it has beside the job's and its severity.
+        is_of_a_job: whether it has a job's.
+    """
+
+    at: str
+    fires: Series
+    silent: tuple[Series, ...]
+    value: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_of_a_job: bool = True
+
+
+def counted(suffix: str, label: str, value: str) -> str:
+    return shown(suffix, f'{label}="{value}"')
+
+
+FAILED, ANOMALY = "failures_total", "anomalies_total"
+DIED = counted(FAILED, "cause", "died")
+TIMES = shown("coordinator_timestamp_seconds")
+WORLD, WANTED = shown("world_size"), shown("target_world_size")
+SPARES, WANTED_SPARES = shown("spares"), shown("target_spares")
+RECOVERED = shown("recoveries_total")
+HEALING = counted("recovery_seconds_total", "phase", "heal")
+WRONG = counted(FAILED, "cause", "wrong_bits")
+WIRE = counted(FAILED, "cause", "collective")
+PREEMPTED = counted(FAILED, "cause", "preempted")
+NOT_FINITE = counted(ANOMALY, "kind", "not_finite")
+SPIKE = counted(ANOMALY, "kind", "loss_spike")
+NORM = counted(ANOMALY, "kind", "norm_high")
+SKIPPED = shown("steps_skipped_total")
+SLOWEST = counted("rank_compute_seconds", "statistic", "max")
+MEDIAN = counted("rank_compute_seconds", "statistic", "p50")
+WASTED = counted("badput_seconds_total", "cause", "wasted")
+IDLE = counted("badput_seconds_total", "cause", "idle")
+SLOW = shown("compression_slow_kernels")
+DROPPED = counted("sink_points_dropped_total", "sink", "wandb")
+UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
+AGE = shown("checkpoint_age_seconds")
+LATE = shown("checkpoints_skipped_total")
+UP = 'up{job="ray",instance="10.0.0.1:8080"}'
+
+CASES: Mapping[str, Case] = {
+    "CoordinatorSilent": Case(
+        "10m", {TIMES: "0+60x5 300x10"}, ({TIMES: "0+60x20"}, {TIMES: "0+60x3 _x20"}), "5m 0s"
+    ),
+    "Stalled": Case(
+        "30m",
+        {STEPS: "0+9x10 90x30", WORLD: "4x40"},
+        (
+            {STEPS: "0+9x40", WORLD: "4x40"},
+            {STEPS: "0+9x10 90x30", WORLD: "4x10 _x30"},  # the run is over
+            {WORLD: "4x40"},  # it has yet to begin
+        ),
+    ),
+    "NothingAnswers": Case("10m", {UP: "1x3 0x20"}, ({UP: "1x20"},), is_of_a_job=False),
+    "WorkerLost": Case(
+        "12m",
+        {DIED: "_x10 1x10"},
+        ({DIED: "_x2 1x20"}, {}),
+        "1",
+        {"cause": "died"},
+    ),
+    "FailuresTooOften": Case(
+        "70m", {DIED: "_x20 1+1x4 5x60"}, ({DIED: "_x20 1+1x3 4x60"}, {PREEMPTED: "0+1x90"}), "5"
+    ),
+    "WrongBits": Case("30m", {WRONG: "_x20 1x20"}, ({WRONG: "0x40"}, {DIED: "_x20 1x20"}), "1"),
+    "CollectivesFail": Case("30m", {WIRE: "_x20 3x20"}, ({WIRE: "_x20 2x20"},), "3"),
+    "RecoverySlow": Case(
+        "30m",
+        {RECOVERED: "_x20 2x20", HEALING: "_x20 180x20"},
+        (
+            {RECOVERED: "_x20 2x20", HEALING: "_x20 100x20"},
+            {RECOVERED: "2x60", HEALING: "900x60"},
+        ),
+        "1m 30s",
+    ),
+    "WorldTooSmall": Case(
+        "20m",
+        {WORLD: "4x10 3x20", WANTED: "4x30"},
+        ({WORLD: "4x30", WANTED: "4x30"}, {WORLD: "4x17 3x9", WANTED: "4x30"}),
+        "3",
+    ),
+    "NoSpares": Case(
+        "30m",
+        {SPARES: "1x10 0x30", WANTED_SPARES: "1x40"},
+        ({SPARES: "0x40", WANTED_SPARES: "0x40"}, {SPARES: "1x25 0x20", WANTED_SPARES: "1x40"}),
+    ),
+    "LossNotFinite": Case(
+        "25m", {NOT_FINITE: "_x20 1x20"}, ({NOT_FINITE: "_x5 1x40"}, {SPIKE: "_x20 1x20"}), "1"
+    ),
+    "LossAnomaly": Case(
+        "25m",
+        {SPIKE: "1x22 2x20"},
+        ({SPIKE: "1x40"}, {NORM: "_x20 1x20"}),
+        "1",
+        {"kind": "loss_spike"},
+    ),
+    "GradientNormAnomaly": Case(
+        "25m", {NORM: "_x20 3x20"}, ({SPIKE: "_x20 1x20"},), "3", {"kind": "norm_high"}
+    ),
+    "StepsSkipped": Case(
+        "40m",
+        {SKIPPED: "0+1x60", STEPS: "0+20x60"},
+        ({SKIPPED: "0+1x60", STEPS: "0+200x60"},),
+        "5%",
+    ),
+    "StepTimeRisen": Case(
+        "100m",
+        {STEPS: "0+60x75 4515+30x45", **phases("0+30x120")},
+        ({STEPS: "0+60x120", **phases("0+30x120")},),
+        "1.825",
+    ),
+    "Straggler": Case(
+        "20m",
+        {SLOWEST: "2x30", MEDIAN: "1x30"},
+        ({SLOWEST: "1.2x30", MEDIAN: "1x30"},),
+        "2",
+    ),
+    "GoodputLow": Case(
+        "60m",
+        {WASTED: "0+60x90", WORLD: "4x90"},
+        ({WASTED: "0+30x90", WORLD: "4x90"}, {IDLE: "0+120x90", WORLD: "4x90"}),
+        "25%",
+    ),
+    "CompressionSlow": Case("20m", {SLOW: "1x30"}, ({SLOW: "0x30"},)),
+    "SinkIncomplete": Case(
+        "25m", {DROPPED: "_x20 7x20"}, ({DROPPED: "7x40"},), "7", {"sink": "wandb"}
+    ),
+    "EventsNotPosted": Case(
+        "25m", {UNTOLD: "_x20 2x20"}, ({UNTOLD: "2x40"},), "2", {"receiver": "webhook"}
+    ),
+    "CheckpointOld": Case("70m", {AGE: "0+60x90"}, ({AGE: "0+60x40 0+60x50"},), "1h 10m 0s"),
+    "CheckpointsSkipped": Case("50m", {LATE: "_x20 3x40"}, ({LATE: "_x20 2x40"},), "3"),
+}

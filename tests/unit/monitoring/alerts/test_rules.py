@@ -1,0 +1,125 @@
+"""Every alert fires with what it is for, and not with what is like it; by Prometheus's own tool."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.monitoring.alerts.cases import CASES, JOB, Case, Series
+from trainflow.monitoring.alerts.alerts_page import render_page
+from trainflow.monitoring.alerts.rule import AlertRule, Severity, write_duration
+from trainflow.monitoring.alerts.rules import ALL_RULES
+from trainflow.monitoring.alerts.rules_file import render_rules
+
+ROOT = Path(__file__).parents[4]
+FILE = ROOT / "dashboards/prometheus/rules/trainflow.yml"
+PAGE = ROOT / "docs/alerts.md"
+PLACEHOLDER = re.compile(r"\{\{ \$(value|labels\.\w+)[^}]*\}\}")
+
+
+def run_tool(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    tool = shutil.which(name)
+    if tool is None:
+        pytest.skip(f"needs {name} (apt-get install prometheus prometheus-alertmanager)")
+    return subprocess.run([tool, *words], capture_output=True, text=True, check=False)
+
+
+def said(template: str, case: Case, labels: Mapping[str, str]) -> str:
+    """Return what a template comes to."""
+
+    def replace(found: re.Match[str]) -> str:
+        name = found.group(1)
+        return case.value if name == "value" else labels[name.removeprefix("labels.")]
+
+    return PLACEHOLDER.sub(replace, template)
+
+
+def expected(rule: AlertRule, case: Case) -> dict[str, Any]:
+    labels = ({"job": JOB} if case.is_of_a_job else {}) | dict(case.labels)
+    texts = {name: said(text, case, labels) for name, text in rule.annotations.items()}
+    return {"exp_labels": labels | rule.labels, "exp_annotations": texts}
+
+
+def checks_of(rule: AlertRule, case: Case) -> Iterator[dict[str, Any]]:
+    yield one_check(rule, case, case.fires, [expected(rule, case)])
+    for series in case.silent:
+        yield one_check(rule, case, series, [])
+
+
+def one_check(
+    rule: AlertRule, case: Case, series: Series, alerts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    look = {"eval_time": case.at, "alertname": rule.name, "exp_alerts": alerts}
+    return {"interval": "1m", "input_series": inputs, "alert_rule_test": [look]}
+
+
+def test_every_alert_has_a_case():
+    assert {rule.suffix for rule in ALL_RULES} == CASES.keys()
+    assert all(case.fires and case.silent for case in CASES.values())
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.suffix)
+def test_an_alert_fires_with_what_it_is_for_and_with_nothing_else(rule: AlertRule, tmp_path: Path):
+    path = tmp_path / "test.yml"
+    tests = list(checks_of(rule, CASES[rule.suffix]))
+    content = {"rule_files": [str(FILE)], "evaluation_interval": "30s", "tests": tests}
+    path.write_text(yaml.safe_dump(content))
+    done = run_tool("promtool", "test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_file_is_made_from_the_table():
+    assert FILE.read_text(encoding="utf-8") == render_rules(), "trainflow dashboards write"
+
+
+def test_the_page_is_made_from_the_table():
+    assert PAGE.read_text(encoding="utf-8") == render_page(), (
+        "python -m trainflow.monitoring.alerts.alerts_page > docs/alerts.md"
+    )
+
+
+def test_every_alert_links_to_its_paragraph():
+    paragraphs = {line[3:].lower() for line in render_page().splitlines() if line.startswith("## ")}
+    links = {rule.annotations["runbook"].partition("#")[2] for rule in ALL_RULES}
+    assert links == paragraphs
+
+
+def test_the_rules_are_valid():
+    done = run_tool("promtool", "check", "rules", "--lint-fatal", str(FILE))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_reads_its_settings():
+    path = ROOT / "dashboards/prometheus/prometheus.yml"
+    done = run_tool("promtool", "check", "config", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alertmanager_reads_its_settings():
+    path = ROOT / "dashboards/alertmanager/alertmanager.yml"
+    done = run_tool("amtool", "check-config", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("severity", "receiver"),
+    [(Severity.CRITICAL, "on-call"), (Severity.WARNING, "team"), (Severity.INFO, "nobody")],
+)
+def test_each_severity_is_heard_by_its_receiver(severity: Severity, receiver: str):
+    path = ROOT / "dashboards/alertmanager/alertmanager.yml"
+    labels = (f"severity={severity.value}", "alertname=TrainFlowX", "job=lm")
+    done = run_tool("amtool", "config", "routes", "test", f"--config.file={path}", *labels)
+    assert done.stdout.strip() == receiver, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"), [(0, "0s"), (90, "90s"), (300, "5m"), (7200, "2h")]
+)
+def test_durations_are_written_as_prometheus_does(seconds: int, written: str):
+    assert write_duration(seconds) == written

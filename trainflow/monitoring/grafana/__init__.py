@@ -1,0 +1,1 @@
+"""Put dashboards, alerts and marks into a Grafana, over its HTTP API."""

@@ -1,0 +1,1 @@
+"""Tell a server of a run's events, without making the run wait."""
