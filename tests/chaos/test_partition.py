@@ -73,8 +73,7 @@ def test_two_hosts_that_lose_each_other_alone_go_on_without_one_of_them(
     run = NetRun(hosts, net, tmp_path, job)
     try:
         run.wait(lambda: has_trained(run, 10))
-        run.wait(lambda: has_a_spare(run))
-        before = run.workers()
+        before = wait_for_spare(run, 1)
         spare = before[3]
         one, other = (hosts.number_of(before[rank]["host"]) for rank in (1, 2))
         hosts.cut_between(one, other)
@@ -90,7 +89,7 @@ def test_two_hosts_that_lose_each_other_alone_go_on_without_one_of_them(
         assert len(run.events("link_cut")) == 1
         hosts.mend_between(one, other)
         run.wait(lambda: run.events("link_cut_over"))
-        run.wait(lambda: has_a_spare(run))
+        wait_for_spare(run, 2)
         assert run.stop() == ExitCode.STOPPED
         lost = [each for each in run.events("failure") if "worker" in each["data"]]
         assert [each["data"]["worker"] for each in lost] == [before[2]["worker_id"]]
