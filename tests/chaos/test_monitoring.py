@@ -15,11 +15,12 @@ from trainflow.monitoring.metrics import METRICS, Kind, Metric
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 # What this run has none of: nothing is compressed, sharded, or brought to sinks, its model is no
-# known transformer, and no checkpoint is late.
+# known transformer, no checkpoint is late, and no detector has failed.
 ABSENT = {
     metrics.ANOMALIES,
     metrics.CHECKPOINTS_SKIPPED,
     metrics.COPY_LAG,
+    metrics.DETECTOR_OFF,
     metrics.HFU,
     metrics.MFU,
     metrics.POSTS_DROPPED,
@@ -45,7 +46,8 @@ def missing(run: RunUnderTest) -> list[str]:
 
 def test_every_metric_of_a_run_with_a_kill_is_shown(cluster: LocalCluster, tmp_path: Path):
     checkpoint = {"url": str(tmp_path / "store"), "every_steps": 10}
-    run = RunUnderTest.start(cluster, tmp_path, spares=1, checkpoint=checkpoint)
+    slow = {"spares": 1, "sleep_s": 0.4, "sleep_from": 20}  # gauges go with the run
+    run = RunUnderTest.start(cluster, tmp_path, checkpoint=checkpoint, **slow)
     run.wait_training(step=20, spares=1)
     run.kill(1)
     run.wait_recovered()
