@@ -1,65 +1,56 @@
-"""Draw the live page as the documentation shows it, light and dark.
+"""Draw the live page of a job as the documentation shows it, light and dark.
 
-    python -m tests.browser.screenshots
+    python -m tests.browser.screenshots http://127.0.0.1:8000/#/jobs/JOB_ID
 
-writes ``docs/page_light.png`` and ``docs/page_dark.png``. Needs Chromium.
+writes ``docs/page_light.png`` and ``docs/page_dark.png``, with the token in TRAINFLOW_TOKEN_FILE.
+The job trains, has kept a checkpoint, and has recovered from something. Needs Chromium.
 
 Process: a person's; Chromium is its child.
 """
 
+import argparse
 import os
-import tempfile
+import re
 from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import running_chromium
-from tests.browser.served import Served, WatchedRun, serve_runs
-from trainflow.epochs import EpochId
 
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 DOCS = Path(__file__).parents[2] / "docs"
-JOB = "pretrain-lm-k3v7qz"
+DRAWN = ("Loss,", "Gradient norm", "Step time")
 
 
-def write_job() -> None:
-    """Write a job that has lost a worker, and has gone on."""
-    run = WatchedRun(JOB, {"team": "language"})
-    run.record.add_event("epoch", "epoch 1.1: 3 members from step 0", epoch="1.1")
-    run.learn(range(1, 181), world_size=3)
-    run.keep(100)
-    run.lose(rank=1)
-    run.recover(181)
-    run.learn(range(181, 261), EpochId(1, 2), world_size=2)
-    run.keep(200)
-    run.employ(2, spares=1)
-    run.publish(failures=1, checkpoint=200)
-
-
-def draw(browser: Browser, served: Served, scheme: Scheme) -> None:
-    """Draw the job's page in one colour scheme."""
+def draw(browser: Browser, url: str, token: str, scheme: Scheme) -> None:
+    """Draw the page in one colour scheme."""
     with browser.new_context(
-        color_scheme=scheme, reduced_motion="reduce", viewport={"width": 1280, "height": 1500}
+        color_scheme=scheme, reduced_motion="reduce", viewport={"width": 1280, "height": 1640}
     ) as context:
         page = context.new_page()
-        page.goto(served.job_url(JOB))
-        expect(page.locator("#figure-step")).to_contain_text("260")
+        page.goto(url)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Use this token").click()
+        expect(page.locator("#figure-state")).to_contain_text("running")
         expect(page.locator("#figure-recoveries")).to_contain_text("median")
-        expect(page.locator(".chart .line.series-1").first).not_to_have_attribute("d", "")
+        for name in DRAWN:
+            line = page.get_by_role("img", name=name).locator(".line").first
+            expect(line).to_have_attribute("d", re.compile("L"))
         expect(page.locator(".notice:visible")).to_have_count(0)
         page.screenshot(path=DOCS / f"page_{scheme}.png")
 
 
 def main() -> None:
     """Draw both."""
-    with tempfile.TemporaryDirectory() as folder, running_chromium() as browser:
-        os.environ["TRAINFLOW_HOME"] = folder
-        write_job()
-        with serve_runs() as served:
-            for scheme in SCHEMES:
-                draw(browser, served, scheme)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url", help="of the job's page")
+    url = parser.parse_args().url
+    token = Path(os.environ["TRAINFLOW_TOKEN_FILE"]).read_text().strip()
+    with running_chromium() as browser:
+        for scheme in SCHEMES:
+            draw(browser, url, token, scheme)
 
 
 if __name__ == "__main__":
