@@ -127,6 +127,16 @@ TRAINING = (
         "That rank's log says why its kernels could not be built: as a rule a compiler is missing.",
     ),
     AlertRule(
+        "DetectorOff",
+        Severity.WARNING,
+        f"{_ASK.latest(metrics.DETECTOR_OFF, 'detector')} == 1",
+        60,
+        "{{ $labels.job }}: nobody looks for what the detector of {{ $labels.detector }} finds",
+        "It has failed, and is off for now or for good. Training goes on.",
+        "The event `detector_off` has the error, and says what is not looked for; `detector_on` "
+        "tells that it works again.",
+    ),
+    AlertRule(
         "SinkIncomplete",
         Severity.INFO,
         f"{_ASK.new(metrics.SINK_DROPPED, 'sink', window='10m')} > 0",

@@ -93,6 +93,11 @@ _SIGNS = (
         Look(unit=Unit.SECONDS),
     ),
     Panel(
+        "Detectors that are off",
+        "Is there something that nobody looks for, since what looks for it has failed?",
+        curve(ASK.latest(metrics.DETECTOR_OFF, "detector"), "{{job}} {{detector}}"),
+    ),
+    Panel(
         "Steps lost and not applied",
         "Which work did not count? Lost steps had to be done again; skipped ones were not finite.",
         (

@@ -25,7 +25,7 @@ class PostError(TrainFlowError):
         may_pass: whether it may be taken later, as it is.
     """
 
-    def __init__(self, text: str, *, may_pass: bool):
+    def __init__(self, text: str, *, may_pass: bool = False):
         super().__init__(text)
         self.may_pass = may_pass
 

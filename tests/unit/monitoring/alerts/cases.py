@@ -70,6 +70,7 @@ WASTED = counted("badput_seconds_total", "cause", "wasted")
 IDLE = counted("badput_seconds_total", "cause", "idle")
 SLOW = shown("compression_slow_kernels")
 DROPPED = counted("sink_points_dropped_total", "sink", "wandb")
+OFF = counted("detector_off", "detector", "hangs")
 UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
 AGE = shown("checkpoint_age_seconds")
 LATE = shown("checkpoints_skipped_total")
@@ -161,6 +162,13 @@ CASES: Mapping[str, Case] = {
     "CompressionSlow": Case("20m", {SLOW: "1x30"}, ({SLOW: "0x30"},)),
     "SinkIncomplete": Case(
         "25m", {DROPPED: "_x20 7x20"}, ({DROPPED: "7x40"},), "7", {"sink": "wandb"}
+    ),
+    "DetectorOff": Case(
+        "5m",
+        {OFF: "0 0 1x10"},
+        ({OFF: "0x10"}, {OFF: "0 0 0 1 1 0x10"}),
+        "1",
+        {"detector": "hangs"},
     ),
     "EventsNotPosted": Case(
         "25m", {UNTOLD: "_x20 2x20"}, ({UNTOLD: "2x40"},), "2", {"receiver": "webhook"}
