@@ -22,8 +22,9 @@ ten seconds later. Each has the label `{job}`, the job's id, beside those named 
 component, node, session). None has one a rank: a run makes at most {num_series} series, however
 many ranks it has.
 
-Counters begin at 0 again with a new coordinator, as with any process that restarts; `rate` and
-`increase` allow for it.
+When a coordinator is restarted, counters go on where they were if that is on the same node, since
+Ray's agent there adds up what comes, and begin at 0 on another one; `rate` and `increase` allow for
+both.
 """
 
 
