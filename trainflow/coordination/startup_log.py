@@ -55,11 +55,13 @@ class StartupLog:
         """A step has been recorded; the first one ends the run's start."""
         if self._is_over:
             return
-        first = next(iter(self._record.steps_since(0)), None)
-        events = self._record.events_since(0)
-        epoch = None if first is None else _find(events, "epoch", first["epoch"])
-        if first is None or epoch is None:
+        events = self._events_of_attempt()
+        epochs = {event["data"]["epoch"]: event for event in events if event["kind"] == "epoch"}
+        steps = self._record.steps_since(0)
+        first = next((each for each in steps if each["epoch"] in epochs), None)
+        if first is None:
             return  # the members were faster than the calls that released them
+        epoch = epochs[first["epoch"]]
         self._is_over = True
         submitted, launched = _find(events, "submitted"), _find(events, "launched")
         if submitted is None or launched is None or self._record.has(_STARTUP):
@@ -97,13 +99,16 @@ class StartupLog:
 
     def _is_told(self, worker_id: str) -> bool:
         """Whether an earlier coordinator has told of it, and died before the worker knew."""
-        events = self._record.events_since(0)
+        events = self._events_of_attempt()
         return any(e["kind"] == _WARM and e["data"]["worker"] == worker_id for e in events)
 
+    def _events_of_attempt(self) -> list[Json]:
+        """Return the events since the job was begun last: attempts before it had starts too."""
+        events = self._record.events_since(0)
+        begun = [index for index, event in enumerate(events) if event["kind"] == "attempt"]
+        return events[begun[-1] :] if begun else events
 
-def _find(events: Sequence[Json], kind: str, epoch: str | None = None) -> Json | None:
-    """Return the first event of a kind, and of an epoch if one is given."""
-    for event in events:
-        if event["kind"] == kind and epoch in {None, event["data"].get("epoch")}:
-            return event
-    return None
+
+def _find(events: Sequence[Json], kind: str) -> Json | None:
+    """Return the first event of a kind."""
+    return next((event for event in events if event["kind"] == kind), None)

@@ -11,7 +11,7 @@ from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.startup import StartPhase, WorkerStart
 from trainflow.coordination.startup_log import StartupLog
-from trainflow.epochs import INITIAL_VERSION
+from trainflow.epochs import INITIAL_VERSION, EpochId
 
 MEMBERS = ("slot0-1.0", "slot1-1.1")
 START = WorkerStart(1006.0, {StartPhase.IMPORTS: 4.0, StartPhase.MODEL: 1.0})
@@ -102,6 +102,26 @@ def test_another_coordinator_tells_what_the_first_did_not_live_to_tell(scene: Sc
     scene.commit(3, 1009.0)
     (event,) = scene.told("startup")
     assert event["data"]["took_s"] == 7.0
+
+
+def test_the_start_of_another_attempt_is_its_own(scene: Scene):
+    scene.launch()
+    scene.form()
+    scene.commit(1, 1007.0)
+    scene.log.on_ready(describe("slot2-1.r1", start=REHEARSED))
+    scene.begin()
+    scene.clock.now_s = 2000.0
+    scene.record.begin_attempt(2)
+    scene.at(2000.5, "submitted")
+    scene.at(2001.0, "launched")
+    again = EpochId(STEP.epoch.incarnation + 1, 1)
+    scene.at(2006.0, "epoch", epoch=str(again), members=[*MEMBERS], base="1")
+    scene.record.add_step(replace(STEP, step=2, epoch=again, committed_at_s=2008.5))
+    scene.log.on_step()
+    scene.log.on_ready(describe("slot2-1.r1", start=REHEARSED))
+    assert [event["data"]["took_s"] for event in scene.told("startup")] == [7.0, 8.0]
+    assert "step 2 committed 8.00 s" in scene.told("startup")[1]["text"]
+    assert len(scene.told("warm")) == 2
 
 
 def test_a_member_that_is_gone_by_then_is_left_out(scene: Scene):
