@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes that import the same files: they need not compile them each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo check format test test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
+.PHONY: help venv demo check format test test-soak test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
 	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service clean
 
 help: ## list the targets
@@ -69,9 +69,12 @@ format: $(STAMP) ## format the code and mend what the linter can
 SIDE_BY_SIDE := tests/architecture tests/unit tests/crash
 PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-test: $(STAMP) ## every test
+test: $(STAMP) ## the tests; an hour on two cores
 	$(PYTEST_SIDE_BY_SIDE) $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) -m 'not soak'
+
+test-soak: $(STAMP) ## the tests that take longest, of other modes and rarer faults; before a release
+	$(BIN)/python -m pytest tests/chaos -m soak
 
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'

@@ -63,6 +63,7 @@ def test_a_kill_a_stop_and_a_flip_are_borne(tmp_path: Path):
     assert 0 < answer["figures"]["goodput_ratio"] < 1
 
 
+@pytest.mark.soak
 def test_a_cut_that_is_waited_out_and_one_that_is_not_are_borne(tmp_path: Path):
     """A lease is 4 s: a rank that is away for one goes on, one that is away for 15 is replaced."""
     if os.geteuid() or shutil.which("tc") is None:
@@ -86,6 +87,7 @@ def test_a_cut_that_is_waited_out_and_one_that_is_not_are_borne(tmp_path: Path):
     assert answer["figures"]["recoveries"] == 1
 
 
+@pytest.mark.soak
 def test_clocks_that_jump_are_borne(tmp_path: Path):
     """A rank's by an hour, a Keeper's and the coordinator's by a day; and a rank dies meanwhile."""
     plan = {
@@ -111,6 +113,7 @@ def test_clocks_that_jump_are_borne(tmp_path: Path):
     assert (kinds.count("failure"), kinds.count("recovered")) == (1, 1)
 
 
+@pytest.mark.soak
 @pytest.mark.storage
 def test_a_store_that_hangs_a_slow_rank_and_a_lost_node_are_borne(tmp_path: Path, bucket: str):
     plan = {

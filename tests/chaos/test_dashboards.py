@@ -86,6 +86,7 @@ class Panels:
         return filled.replace("$job", job_id)
 
 
+@pytest.mark.soak
 def test_every_panel_answers_and_alerts_fire_and_resolve(
     cluster: LocalCluster, prometheus: PrometheusServer, receiver: Server, tmp_path: Path
 ):

@@ -92,8 +92,11 @@ def test_sharded_state_goes_with_the_rank(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"parallel": {"mode": "fsdp"}}, {"communication": FED_BACK}],
-    ids=["ddp", "fsdp", "error feedback"],
+    [
+        pytest.param({}, id="ddp"),
+        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp", marks=pytest.mark.soak),
+        pytest.param({"communication": FED_BACK}, id="error feedback", marks=pytest.mark.soak),
+    ],
 )
 def test_without_a_spare_the_world_is_smaller_until_the_notice_is_taken_back(
     cluster: LocalCluster, tmp_path: Path, settings: dict[str, Any]

@@ -29,7 +29,13 @@ def expect_grown(run: RunUnderTest, before: dict[int, int], world_size: int) -> 
     assert len({step["lr"] for step in status["steps"]}) == 1
 
 
-@pytest.mark.parametrize("parallel", [{}, {"mode": "fsdp"}], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param({}, id="ddp"),
+        pytest.param({"mode": "fsdp"}, id="fsdp", marks=pytest.mark.soak),
+    ],
+)
 def test_the_world_grows_beyond_its_target_and_keeps_a_spare(
     cluster: LocalCluster, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:

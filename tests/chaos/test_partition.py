@@ -58,6 +58,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
         run.kill()
 
 
+@pytest.mark.soak
 def test_two_hosts_that_lose_each_other_alone_go_on_without_one_of_them(
     hosts: NetHosts, net: LocalCluster, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "parallel", [{"mode": "zero1"}, {"mode": "zero2", "activation_checkpointing": "full"}]
 )

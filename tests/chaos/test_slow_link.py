@@ -19,6 +19,7 @@ USUAL_FOR_S = 12.0
 """For so long training shows what is usual: some windows in a row."""
 
 
+@pytest.mark.soak
 def test_a_host_whose_link_falls_to_a_tenth_of_its_speed_is_named_and_nobody_before(
     hosts: NetHosts, net: LocalCluster, tmp_path: Path
 ) -> None:
