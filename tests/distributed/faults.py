@@ -8,6 +8,7 @@ Process: every rank.  Thread: training.
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,12 +47,16 @@ class Where(StrEnum):
 
 
 class Act(StrEnum):
-    """What happens there: the process dies, is stopped, loses what it was sent, or a bit flips."""
+    """What happens there: the process dies, is stopped, loses what it was sent, or a bit flips.
+
+    Or it comes so late that its group is over by then.
+    """
 
     KILL = "kill"
     STOP = "stop"
     DROP = "drop"
     FLIP = "flip"
+    LATE = "late"
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Injector:
         self.step = 0
         self.num_microbatches = 0
         self.epoch = EpochId(0, 0)
+        self.group_is_over = threading.Event()
 
     def enter(self, phase: Phase, step: int, epoch: EpochId) -> None:
         """The training thread changed its phase."""
@@ -156,6 +162,9 @@ class Injector:
             SYSTEM_CLOCK.sleep(0.002)
         if fault.act is Act.DROP:
             raise RuntimeError("dropped")
+        if fault.act is Act.LATE:
+            assert self.group_is_over.wait(WAIT_S), "nobody ended the group"
+            return
         os.kill(os.getpid(), signal.SIGKILL if fault.act is Act.KILL else signal.SIGSTOP)
 
     def _mark(self, what: str, step: int, worker_id: str) -> Path:
@@ -232,6 +241,7 @@ class FaultyTransport:
     def abort(self) -> None:
         """Not a place of its own."""
         self._inner.abort()
+        self._injector.group_is_over.set()
 
 
 class _Sent:
@@ -269,6 +279,9 @@ class _AfterRecord:
 
 def make_faulty(connect: Connector, injector: Injector) -> Any:
     """Wrap a connector so that its transports carry faults."""
-    return lambda store, rank, world_size: FaultyTransport(
-        connect(store, rank, world_size), injector
-    )
+
+    def connect_with_faults(store: Any, rank: int, world_size: int) -> FaultyTransport:
+        injector.group_is_over.clear()
+        return FaultyTransport(connect(store, rank, world_size), injector)
+
+    return connect_with_faults

@@ -210,7 +210,7 @@ class Coordinator:
         | TensorDigests
         | RanksDiffer,
     ) -> None:
-        if isinstance(report, RanksDiffer):
+        if isinstance(report, RanksDiffer) and report not in self._outcome.differences:
             self._outcome.differences.append(report)
         if isinstance(report, ResidualsLost):
             self._outcome.losses.append(report)

@@ -34,6 +34,12 @@ def test_a_bit_that_flips_in_one_rank_s_sum_is_caught_in_that_step(run: Run):
     assert set(flipped.samples.values()) == {1}
 
 
+def test_it_is_told_of_by_those_who_see_it_before_the_step_is_over(run: Run):
+    late = fail_at(0, 3, Where.AFTER_RECORD, Act.LATE)
+    outcome = run(train, fail_at(1, 3, Where.IN_SUM, Act.FLIP), late)
+    assert outcome.differences == [RanksDiffer(3, EpochId(1, 1), (1,), in_spot_check=False)]
+
+
 def test_of_two_that_differ_both_are_named(run: Run):
     outcome = run(train, fail_at(0, 3, Where.IN_SUM, Act.FLIP), world=2)
     (difference,) = outcome.differences

@@ -144,7 +144,10 @@ class StepReport:
 
 @dataclass(frozen=True)
 class RanksDiffer:
-    """Ranks came to other bits than the majority in a step, which was applied on none; told by one.
+    """Ranks came to other bits than the majority in a step, which was applied on none.
+
+    Told by every rank that has seen it: the first that does ends the epoch, and others may then
+    not see it any more.
 
     Attributes:
         step: its number.
@@ -157,10 +160,6 @@ class RanksDiffer:
     epoch: EpochId
     ranks: tuple[int, ...]
     in_spot_check: bool
-
-    def told_by(self, world_size: int) -> int:
-        """Return which rank tells: the first that is not at fault."""
-        return min(set(range(world_size)).difference(self.ranks), default=0)
 
 
 @dataclass(frozen=True)

@@ -278,8 +278,7 @@ class Transaction:
         decision = commit_record.decide_commit(records)
         difference = describe_difference(decision, self._group, self.number)
         if difference is not None:
-            if self._group.rank == difference.told_by(self._group.world_size):
-                self._context.report(difference)
+            self._context.report(difference)
             self._group.fail(f"gradients differ on ranks {list(difference.ranks)}")
             raise StepAborted
         return decision

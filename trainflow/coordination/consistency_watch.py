@@ -36,7 +36,7 @@ class ConsistencyWatch:
         self._guard = guard
 
     def on_difference(self, message: RanksDiffer) -> None:
-        """One rank tells of all, of each try of a step: once, or again if it was not answered."""
+        """Ranks tell of each try of a step: each that saw it, or again if it was not answered."""
         if message.epoch != self._control.epoch:
             return  # who had these ranks then has been judged by what came of that epoch
         self._guard.look(Detector.DIFFERENCES, lambda: self._judge_once(message))
