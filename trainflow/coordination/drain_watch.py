@@ -54,7 +54,8 @@ class DrainWatch:
         self._told = find_told(record.lasting_events)
         self._began_at_s = clock.monotonic_s()
         self._is_asking = False
-        self._failing: dict[str, str] = {}
+        self._failing: dict[str, str] = {}  # what Ray doesn't tell, and why
+        self._deaf: dict[str, str] = {}  # nodes whose provider can't be asked, and why
         # What goes with them before they are heard of again was to go.
         nodes.unfit.draining |= dict.fromkeys(self._told, math.inf)
 
@@ -71,11 +72,19 @@ class DrainWatch:
         if said is not None or known is not None:
             self.look()
 
+    def note_trouble(self, node_id: str, trouble: str | None) -> None:
+        """A Keeper can't ask its machine's provider, and why; None: it can."""
+        if trouble is None:
+            self._deaf.pop(node_id, None)
+        else:
+            self._deaf[node_id] = trouble
+
     async def tick(self) -> None:
         """Ask Ray, and see how far the nodes are; called about twice a second.
 
         Raises:
-            CoordinationError: Ray doesn't tell all of it; the rest was looked after.
+            CoordinationError: Ray, or a machine's provider, doesn't tell all of it; the rest was
+                looked after.
         """
         if self._is_asking:
             return
@@ -88,12 +97,17 @@ class DrainWatch:
             self._is_asking = False
         if alive is not None:
             self._nodes.note_alive(alive)
+            self._deaf = {node: why for node, why in self._deaf.items() if node in alive}
         if alive is not None and deadlines is not None:
             self._by_ray = {node: Notice(at_s, _RAY) for node, at_s in deadlines.items()}
         self.look()
-        if self._failing:
-            why = "; ".join(f"{what} ({error})" for what, error in self._failing.items())
-            raise CoordinationError(f"Ray does not tell {why}")
+        untold = [f"Ray does not tell {what} ({why})" for what, why in self._failing.items()]
+        untold += [
+            f"node {self._host_of(node)} can't ask whether it stays ({why})"
+            for node, why in self._deaf.items()
+        ]
+        if untold:
+            raise CoordinationError("; ".join(untold))
 
     async def _ask(
         self, find: Callable[[], dict[str, _Told]], what: str

@@ -63,6 +63,7 @@ class Heartbeat:
         notice: what its machine's provider says; None: that it stays, or nothing.
         knows_notice: false if the provider hasn't answered yet, as after the Keeper was restarted:
             what it said before holds.
+        notice_trouble: why the provider can't be asked at the moment; None: it can, or none is.
     """
 
     node_id: str
@@ -75,6 +76,7 @@ class Heartbeat:
     all_held: tuple[tuple[Version, ShardId], ...] = ()
     notice: PreemptionNotice | None = None
     knows_notice: bool = True
+    notice_trouble: str | None = None
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,7 @@ class Keeper:
                 all_held=self._memory.held.all_held(),
                 notice=notice,
                 knows_notice=self._notices is None or self._notices.has_answered,
+                notice_trouble=None if self._notices is None else self._notices.trouble,
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))

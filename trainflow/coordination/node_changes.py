@@ -54,6 +54,7 @@ class NodeChanges:
         """A Keeper tells of its node."""
         if beat.knows_notice:
             self._guard.look(Detector.DRAINS, lambda: self._drains.hear(beat.node_id, beat.notice))
+        self._drains.note_trouble(beat.node_id, beat.notice_trouble)
 
     def tick(self, *, may_start: bool) -> None:
         """Look after all of them; called about twice a second.

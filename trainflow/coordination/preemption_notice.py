@@ -108,14 +108,15 @@ class NoticePoll:
 
     Attributes:
         has_answered: it has said anything at all, be it that the machine stays.
+        trouble: why it could not be asked the last time; None: it could.
     """
 
     def __init__(self, source: NoticeSource, clock: Clock):
         self.has_answered = False
+        self.trouble: str | None = None
         self._said: tuple[PreemptionNotice, float] | None = None  # and when, by CLOCK_MONOTONIC
         self._source = source
         self._clock = clock
-        self._has_failed = False
 
     @property
     def newest(self) -> PreemptionNotice | None:
@@ -134,11 +135,11 @@ class NoticePoll:
         try:
             notice = self._source.poll_notice()
             self._said = None if notice is None else (notice, self._clock.monotonic_s())
-            self.has_answered, self._has_failed = True, False
-        except Exception:
-            if not self._has_failed:
+            self.has_answered, self.trouble = True, None
+        except Exception as error:
+            if self.trouble is None:
                 logger.exception("the machine's provider can't be asked whether it stays")
-            self._has_failed = True
+            self.trouble = f"{type(error).__name__}: {error}"
 
     def _run(self) -> None:
         while True:

@@ -393,6 +393,23 @@ def test_that_ray_does_not_tell_changes_nothing(play: Play, monkeypatch: pytest.
     assert said == ["which nodes it drains"]
 
 
+def test_a_node_that_can_t_ask_its_provider_is_told_as_long_as_it_can_t(play: Play):
+    async def act(scene: DrainScene) -> None:
+        scene.watch.note_trouble("b", "PermissionError: no")
+        scene.by_ray["c"] = None
+        for _ in range(2):
+            with pytest.raises(CoordinationError, match=r"10.0.0.b can't ask .* \(PermissionErr"):
+                await scene.watch.tick()
+        assert "c" in scene.nodes.unfit, "what others say is heard all the same"
+        scene.watch.note_trouble("b", None)
+        await scene.watch.tick()
+        scene.watch.note_trouble("b", "PermissionError: no")
+        del scene.alive["b"]
+        await scene.watch.tick()
+
+    play(act)
+
+
 def test_which_nodes_live_is_known_also_where_ray_does_not_tell_which_it_drains(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):

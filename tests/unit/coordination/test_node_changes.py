@@ -67,3 +67,17 @@ def test_that_ray_does_not_tell_of_drains_is_told(tmp_path: Path, monkeypatch: p
     assert event["kind"] == "detector_off"
     assert event["data"]["detector"] == "drains"
     assert "Ray does not tell which nodes it drains (ZeroDivisionError" in event["text"]
+
+
+def test_that_a_node_can_t_ask_its_provider_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(drain_watch, "find_draining_nodes", dict)
+    monkeypatch.setattr(drain_watch, "find_alive_nodes", lambda: {"b": "10.0.0.2"})
+    changes, _, record = open_changes(tmp_path)
+    beat = Heartbeat("b", {}, knows_peers=True, held=None, knows_notice=False)
+    changes.hear(replace(beat, notice_trouble="PermissionError: no"))
+    asyncio.run(changes.begin())
+    (event,) = record.events_since(0)
+    assert event["kind"] == "detector_off"
+    assert "can't ask whether it stays (PermissionError: no)" in event["text"]

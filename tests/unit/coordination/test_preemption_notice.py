@@ -89,10 +89,13 @@ def test_a_source_that_fails_has_said_nothing_new(monkeypatch: pytest.MonkeyPatc
     source.answers = [OSError("no route"), notice, OSError("no route"), OSError("no route"), None]
     asked = NoticePoll(source, FakeClock())
     seen: list[PreemptionNotice | None] = []
+    troubles: list[str | None] = []
     for _ in range(5):
         asked.poll_once()
         seen.append(asked.newest)
+        troubles.append(asked.trouble)
     assert seen == [None, notice, notice, notice, None]
+    assert troubles == ["OSError: no route", None, "OSError: no route", "OSError: no route", None]
     assert len(said) == 2, "once in a row"
 
 
