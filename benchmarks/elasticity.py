@@ -36,6 +36,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 FEWEST, MOST = 2, 4
 _NODE_CPUS = 1
 _STEPS_LOOKED_AT = 20
+_STEPS_LOOKED_AT_QUICKLY = 5
 _ROUNDS = 10
 _TARGET_S = 0.5
 
@@ -113,8 +114,9 @@ class Elastic:
         num_replaced: survivors that have lost their process; none should.
     """
 
-    def __init__(self, run: Run, cluster: LocalCluster, work_dir: Path):
+    def __init__(self, run: Run, cluster: LocalCluster, work_dir: Path, num_settling: int):
         self._run, self._cluster, self._work_dir = run, cluster, work_dir
+        self._num_settling = num_settling
         self.num_replaced = 0
 
     def grow(self, num_nodes: int) -> None:
@@ -148,7 +150,7 @@ class Elastic:
         reached = wait_for_status(
             self._run, f"have {world_size} ranks", lambda s: s["world_size"] == world_size
         )
-        step = reached["step"] + _STEPS_LOOKED_AT
+        step = reached["step"] + self._num_settling
         wait_for_status(self._run, f"train to step {step}", lambda s: s["step"] >= step)
 
     def _members(self) -> dict[int, dict[str, Any]]:
@@ -163,8 +165,15 @@ class Elastic:
         self.num_replaced += sum(after.get(rank) != pid for rank, pid in before.items())
 
 
-def measure(num_rounds: int, work_dir: Path) -> tuple[list[Change], int]:
+def measure(
+    num_rounds: int, work_dir: Path, num_settling: int = _STEPS_LOOKED_AT
+) -> tuple[list[Change], int]:
     """Grow a run from 2 to 4 ranks, then shrink it to 3 and grow it back by turns.
+
+    Args:
+        num_rounds: of shrinking and growing.
+        work_dir: gets the run's files.
+        num_settling: steps that each world does before it changes.
 
     Returns:
         The changes, and how many survivors have lost their process.
@@ -174,8 +183,8 @@ def measure(num_rounds: int, work_dir: Path) -> tuple[list[Change], int]:
         connect(cluster.address)
         run = start_run(make_job(work_dir))
         try:
-            wait_for_status(run, "train", lambda status: status["step"] >= _STEPS_LOOKED_AT)
-            elastic = Elastic(run, cluster, work_dir)
+            wait_for_status(run, "train", lambda status: status["step"] >= num_settling)
+            elastic = Elastic(run, cluster, work_dir, num_settling)
             elastic.grow(MOST - FEWEST)
             for _ in range(num_rounds):
                 elastic.shrink()
@@ -217,7 +226,8 @@ def main() -> None:
     num_rounds: int = 0 if arguments.quick else arguments.rounds
     work_dir = Path(tempfile.mkdtemp(prefix="trainflow-elasticity-"))
     try:
-        changes, num_replaced = measure(num_rounds, work_dir)
+        num_settling = _STEPS_LOOKED_AT_QUICKLY if arguments.quick else _STEPS_LOOKED_AT
+        changes, num_replaced = measure(num_rounds, work_dir, num_settling)
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
     conditions = {

@@ -217,10 +217,14 @@ class _Keeper:
         self._node_id = node_id
 
     def __getattr__(self, name: str) -> _Method:
-        return _Method(self._held if name == "held" else self._answer)
+        answers = {"held": self._held, "wait_exit": self._wait_exit}
+        return _Method(answers.get(name, self._answer))
 
     async def _answer(self, *_: object) -> int:
         return 0
+
+    async def _wait_exit(self) -> None:
+        await asyncio.Event().wait()
 
     async def _held(self) -> Holding:
         return Holding(self._node_id, PeerAddress(_HOST, 1, self._node_id), None, ())

@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,27 @@ def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -
     assert str(pids[1]) in hang["text"]
     expect_as_undisturbed(run, undisturbed)
     assert not psutil.pid_exists(pids[1]), "the new Keeper did not kill the stopped process"
+
+
+def test_a_keeper_that_comes_back_after_the_lease_has_cost_nobody_its_rank(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    slow = {"sleep_s": 0.2, "failures": {"lease_s": 3.0}}
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, **slow)
+    run.wait_training(step=20)
+    pids = run.pids()
+
+    def is_away(status: dict[str, Any]) -> bool:
+        keeper = run.keeper_of(1)
+        if keeper is not None:  # each that is started again, before it is heard
+            keeper.kill()
+        return bool(events_of(status, "keeper_away"))
+
+    run.wait(is_away)
+    status = run.wait(lambda status: bool(events_of(status, "keeper_back")))
+    assert run.pids() == pids
+    assert events_of(status, "failure") == []
+    expect_as_undisturbed(run, undisturbed)
 
 
 def test_a_thread_that_stands_still_in_a_step_is_found(

@@ -178,6 +178,11 @@ class Keeper:
     def ping(self) -> None:
         """Answer, which is all that a peer wants to know."""
 
+    @ray.method(concurrency_group="watch")
+    def wait_exit(self) -> None:
+        """Never return: the call fails when the process dies."""
+        threading.Event().wait()
+
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
         """Return this process's id."""
@@ -360,5 +365,5 @@ def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference
 
 # Ray's annotation of `remote` leaves concurrency_groups out.
 KeeperActor = cast("Any", ray.remote)(
-    max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8}
+    max_restarts=-1, num_cpus=0, concurrency_groups={"control": 8, "watch": 1}
 )(Keeper)

@@ -19,6 +19,7 @@ from trainflow.coordination import names
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor, KeeperSettings
+from trainflow.coordination.keeper_deaths import KeeperDeaths
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
@@ -55,6 +56,7 @@ class NodeWatch:
         )
         self._clock = clock
         self._keepers: dict[str, Any] = {}
+        self._deaths = KeeperDeaths(clock)
         self._everybody: Any = None  # an object of all of them, until they change
         self._heard_at_s: dict[str, float] = {}
         self._starting: set[str] = set()  # nodes whose Keepers have never been heard
@@ -79,6 +81,7 @@ class NodeWatch:
                 self._starting.add(node_id)
             self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
             self._heard_at_s[node_id] = self._clock.monotonic_s()
+            self._deaths.follow(node_id, self._keepers[node_id])
         if fresh:
             self._everybody = None
             self._introduce(self._keepers)
@@ -101,6 +104,7 @@ class NodeWatch:
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
         self._progress.pop(node_id, None)
+        self._deaths.forget(node_id)
         if keeper is not None:
             keeper.end_workers.remote()
             self._dismissed[node_id] = keeper
@@ -119,6 +123,7 @@ class NodeWatch:
         """Take a heartbeat."""
         if not knows_peers and node_id in self._keepers:
             self._introduce({node_id})
+            self._deaths.note_back(node_id)
         self._starting.discard(node_id)
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._heard.set()
@@ -143,7 +148,24 @@ class NodeWatch:
         return self._hosts.get(node_id)
 
     def silent_nodes(self) -> list[str]:
-        """Return the nodes whose lease has run out: their Keepers have killed their workers.
+        """Return the nodes whose lease has run out: their Keepers have killed their workers."""
+        unattended = self.unattended_nodes()
+        return [node for node in self._unheard_nodes() if node not in unattended]
+
+    def unattended_nodes(self) -> list[str]:
+        """Return those that would be silent, but that their Keepers are being started again.
+
+        Their workers go on, and nobody looks after them until then.
+        """
+        living = self.alive or self._keepers
+        return [
+            node
+            for node in self._unheard_nodes()
+            if node in living and self._deaths.is_coming_back(node)
+        ]
+
+    def _unheard_nodes(self) -> list[str]:
+        """Return the nodes that have not been heard within their lease.
 
         A Keeper that has never been heard may still be starting, as its workers are. While this
         coordinator stood still itself it heard nobody.
@@ -288,6 +310,8 @@ class NodeWatch:
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers; one that was lost just before is waited for."""
         self.is_closing = True
+        for node_id in self._keepers:
+            self._deaths.forget(node_id)
         await _clean_up(self._keepers.values(), timeout_s)
         await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:

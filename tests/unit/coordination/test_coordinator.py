@@ -73,6 +73,9 @@ class LiveNodes(FakeNodes):
     def silent_nodes(self) -> list[str]:
         return []
 
+    def unattended_nodes(self) -> list[str]:
+        return []
+
     def progress_of(self, worker_ids: set[str]) -> dict[str, Any]:
         return {}
 

@@ -334,7 +334,7 @@ def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
 
     coordinator.heartbeat.remote = hear
-    any_poll: Any = SimpleNamespace(newest=None, has_answered=True)
+    any_poll: Any = SimpleNamespace(newest=None, has_answered=True, trouble=None)
     keeper._notices = any_poll
     clock.next_round()
     assert told == []
@@ -354,18 +354,18 @@ def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
 def test_a_beat_says_whether_the_provider_has_answered(
     keeper: Keeper, clock: StillClock, coordinator: Coordinator, *, has_answered: bool
 ):
-    told: list[bool] = []
+    told: list[tuple[bool, str | None]] = []
 
     def hear(beat: Heartbeat) -> HeartbeatReply:
-        told.append(beat.knows_notice)
+        told.append((beat.knows_notice, beat.notice_trouble))
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
 
     coordinator.heartbeat.remote = hear
-    any_poll: Any = SimpleNamespace(newest=None, has_answered=has_answered)
+    any_poll: Any = SimpleNamespace(newest=None, has_answered=has_answered, trouble="no")
     keeper._notices = any_poll
     clock.now_s += 1.5
     clock.next_round()
-    assert told == [has_answered]
+    assert told == [(has_answered, "no")]
 
 
 def test_of_all_that_are_introduced_it_asks_the_others(keeper: Keeper):

@@ -12,6 +12,7 @@ from tests.unit.coordination.fakes import FakeClock
 from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.coordination import node_watch
 from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper_deaths import BACK_WITHIN_S, KeeperDeaths
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.wakefulness import BEAT_EVERY_S
@@ -34,6 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(name)
         ignore = SimpleNamespace(remote=nothing)
         keeper = SimpleNamespace(introduce=ignore, clean_up=SimpleNamespace(remote=done))
+        keeper.wait_exit = SimpleNamespace(remote=asyncio.Event().wait)
 
         def begin(*_: object) -> Any:
             return keeper
@@ -143,6 +145,41 @@ def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent
 
 
 @pytest.mark.usefixtures("made")
+def test_a_keeper_that_has_died_alone_has_time_to_be_started_again():
+    clock = FakeClock()
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), clock)
+        nodes.ensure({"a", "b", "gone"}, {"a", "b", "gone"})
+        died = asyncio.Event()
+
+        async def fail() -> None:
+            await died.wait()
+            raise ActorUnavailableError("it is being restarted", None)
+
+        for each in ("a", "gone"):
+            nodes._keepers[each].wait_exit.remote = fail
+            nodes._deaths.forget(each)
+            nodes._deaths.follow(each, nodes._keepers[each])
+        nodes.note_alive({"a": "10.0.0.1", "b": "10.0.0.2"})
+        await asyncio.sleep(0)
+        died.set()
+        await asyncio.sleep(0.01)
+        pass_time(nodes, clock, 11.5)  # failures.lease_s and a second are 11
+        assert set(nodes.silent_nodes()) == {"b", "gone"}
+        assert nodes.unattended_nodes() == ["a"]
+        pass_time(nodes, clock, BACK_WITHIN_S)
+        assert nodes.unattended_nodes() == []
+        assert "a" in nodes.silent_nodes(), "not for ever"
+        nodes.hear("a", {}, knows_peers=False)
+        pass_time(nodes, clock, 11.5)
+        assert "a" in nodes.silent_nodes(), "the new one has not died"
+        await nodes.close(0.1)
+
+    asyncio.run(act())
+
+
+@pytest.mark.usefixtures("made")
 def test_a_coordinator_that_stood_still_has_nobody_fall_silent_meanwhile():
     clock = FakeClock()
 
@@ -174,6 +211,7 @@ def test_a_keeper_that_knows_no_peers_is_told_of_them_and_nobody_else(
         return SimpleNamespace(introduce=SimpleNamespace(remote=introduce))
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     nodes.ensure({"a", "b", "c"})
     everybody = ["a", "b", "c"]
@@ -203,6 +241,7 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
 
     monkeypatch.setattr("ray.put", put)
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
     monkeypatch.setattr(node_watch, "_alive_nodes", set[str])
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     names = {f"node {number}" for number in range(1000)}
@@ -235,6 +274,7 @@ def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
         return SimpleNamespace(introduce=ignore, dump_stacks=SimpleNamespace(remote=dump))
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
 
     async def act() -> dict[str, StackDump]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
@@ -275,6 +315,7 @@ def test_links_are_measured_by_those_that_are_named_and_who_fails_is_left_out(
         return SimpleNamespace(introduce=ignore, probe=SimpleNamespace(remote=probe))
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
 
     async def act() -> dict[str, LinkSpeed]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
@@ -303,6 +344,7 @@ def test_nodes_are_asked_for_all_others_that_they_can_t_reach(
         return SimpleNamespace(introduce=ignore, find_unreachable=find)
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
 
     async def act() -> dict[str, list[str]]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
