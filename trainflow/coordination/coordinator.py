@@ -88,7 +88,7 @@ class Coordinator:
         self._record.keep_job(job_id, self._job, import_paths)
         self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK, directory)
         self._background = Background(self._fail)
-        guard = DetectorGuard(self._record, self._background)
+        guard = DetectorGuard(self._record, self._background, SYSTEM_CLOCK)
         self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
             job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
@@ -304,7 +304,7 @@ class Coordinator:
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
             self._monitor.tick(len(self._control.members), self._control.num_spares)
-            for node_id in self._nodes.silent_nodes():
+            for node_id in self._changes.find_silent():
                 there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]
                 self.lose(there, "its node has not been heard within its lease")
                 self._nodes.forget(node_id)

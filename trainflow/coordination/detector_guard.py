@@ -4,11 +4,11 @@ Process: coordinator.  Thread: its event loop.  Fails: never, whatever the detec
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.background import Background
 from trainflow.coordination.run_record import RunRecord
@@ -30,11 +30,12 @@ class DetectorGuard:
     A new coordinator begins with all of them.
     """
 
-    def __init__(self, record: RunRecord, background: Background):
+    def __init__(self, record: RunRecord, background: Background, clock: Clock):
         self._record = record
+        self._clock = clock
         self._background = background
         self._off: dict[Detector, str] = {}
-        self._num_well = Counter[Detector]()  # since it failed last
+        self._failed_at_s: dict[Detector, float] = {}  # the last time
         for detector in _find_off(record):
             self._tell_on(detector, "a new coordinator begins with every detector")
         record.follow(self)
@@ -46,7 +47,7 @@ class DetectorGuard:
             for each, error in self._off.items()
         ]
 
-    def look(self, detector: Detector, act: Callable[[], None]) -> None:
+    def look(self, detector: Detector, act: Callable[[], object]) -> None:
         """Have a detector look, unless it is off for good."""
         if self._is_over(detector):
             return
@@ -87,35 +88,34 @@ class DetectorGuard:
         """Steps say nothing of detectors."""
 
     def _is_over(self, detector: Detector) -> bool:
-        return detector in self._off and DUTIES[detector].well_after is None
+        return detector in self._off and DUTIES[detector].well_after_s is None
 
     def _on_task_failed(self, detector: Detector, trace: str) -> None:
         self._tell_off(detector, trace.strip().splitlines()[-1])
 
     def _turn_off(self, detector: Detector, error: Exception) -> None:
-        self._num_well[detector] = 0
         if detector not in self._off:
             logger.error("the detector of %s failed", detector, exc_info=error)
         self._tell_off(detector, f"{type(error).__name__}: {error}")
 
     def _tell_off(self, detector: Detector, error: str) -> None:
+        self._failed_at_s[detector] = self._clock.monotonic_s()
         if detector in self._off:
             return
         self._off[detector] = error
         duty = DUTIES[detector]
         until = "until there is another coordinator"
-        if duty.well_after is not None:
+        if duty.well_after_s is not None:
             until = "until it succeeds again, which is tried"
         text = f"nobody looks for {duty.unwatched}, {until}: {error}"
         data = {"detector": str(detector), "unwatched": duty.unwatched, "error": error}
         self._record.add_event(OFF, text, **data)
 
     def _on_well(self, detector: Detector) -> None:
-        well_after = DUTIES[detector].well_after
-        if detector not in self._off or well_after is None:
+        well_after_s = DUTIES[detector].well_after_s
+        if detector not in self._off or well_after_s is None:
             return
-        self._num_well[detector] += 1
-        if self._num_well[detector] >= well_after:
+        if self._clock.monotonic_s() >= self._failed_at_s[detector] + well_after_s:
             del self._off[detector]
             self._tell_on(detector, "it has succeeded again")
 

@@ -51,7 +51,7 @@ class NodeChanges:
     async def begin(self) -> None:
         """Learn which nodes there are, and take no ranks, before anything depends on it."""
         await self._guard.attend(Detector.DRAINS, self._drains.tick)
-        self._isolation.tick()
+        self._guard.look(Detector.ISOLATION, self._isolation.tick)
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper tells of its node."""
@@ -65,11 +65,20 @@ class NodeChanges:
         Args:
             may_start: whether workers may still be started, where there is room.
         """
-        self._tell_unattended()
+        self._guard.look(Detector.SILENCE, self._tell_unattended)
         self._guard.start(Detector.DRAINS, self._drains.tick)
         self._guard.start(Detector.CUTS, self._cuts.tick)
         if may_start:
             self._guard.start(Detector.ROOM, self._expansion.tick)
+        self._guard.look(Detector.ISOLATION, self._take_back)
+
+    def find_silent(self) -> list[str]:
+        """Return the nodes whose lease has run out."""
+        found: list[str] = []
+        self._guard.look(Detector.SILENCE, lambda: found.extend(self._nodes.silent_nodes()))
+        return found
+
+    def _take_back(self) -> None:
         if self._isolation.tick():
             self._control.advance()
 

@@ -201,13 +201,13 @@ class FakeSuperior:
                 self.on_lost(entry, cause)
 
 
-def guard_of(record: RunRecord) -> DetectorGuard:
+def guard_of(record: RunRecord, clock: FakeClock | None = None) -> DetectorGuard:
     """Return what isolates detectors; nothing beside them may fail."""
 
     def refuse(trace: str) -> None:
         raise AssertionError(trace)
 
-    return DetectorGuard(record, Background(refuse))
+    return DetectorGuard(record, Background(refuse), FakeClock() if clock is None else clock)
 
 
 async def settle() -> None:

@@ -400,7 +400,7 @@ def test_a_run_that_fails_waits_for_a_checkpoint_that_is_on_its_way(play: Play):
     play(act)
 
 
-def test_a_task_that_fails_ends_the_run(play: Play):
+def test_detectors_that_fail_leave_the_run_alone(play: Play):
     async def act(stage: Stage) -> None:
         coordinator = stage.start()
         await train(stage, coordinator)
@@ -409,7 +409,28 @@ def test_a_task_that_fails_ends_the_run(play: Play):
             raise KeyError("unforeseen")
 
         any_nodes: Any = coordinator._nodes
-        any_nodes.silent_nodes = fail
+        any_nodes.silent_nodes = any_nodes.unattended_nodes = fail
+        any_changes: Any = coordinator._changes
+        any_changes._isolation.tick = fail
+        guard = any_changes._guard
+        await until(
+            lambda: {each["detector"] for each in guard.describe()} == {"silence", "isolation"}
+        )
+        assert not stage.pool.closed.is_set()
+
+    play(act)
+
+
+def test_a_task_that_fails_ends_the_run(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+
+        async def fail(_: object) -> None:
+            raise KeyError("unforeseen")
+
+        any_kept: Any = coordinator._kept
+        any_kept.tick = fail
         await until(stage.pool.closed.is_set)
         assert "KeyError: 'unforeseen'" in stage.result()["reason"]
         assert stage.result()["state"] == str(RunState.FAILED)

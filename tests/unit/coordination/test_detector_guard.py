@@ -5,18 +5,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.coordination.fakes import guard_of, settle
+from tests.unit.coordination.fakes import FakeClock, guard_of, settle
 from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.run_record import RunRecord
 from trainflow.monitoring.detectors import DUTIES, Detector
 
-SURE = [each for each in Detector if DUTIES[each].well_after is None]
-TRIED_AGAIN = [each for each in Detector if DUTIES[each].well_after is not None]
+SURE = [each for each in Detector if DUTIES[each].well_after_s is None]
+TRIED_AGAIN = [each for each in Detector if DUTIES[each].well_after_s is not None]
 
 
 @pytest.fixture
-def guard(record: RunRecord) -> DetectorGuard:
-    return guard_of(record)
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def guard(record: RunRecord, clock: FakeClock) -> DetectorGuard:
+    return guard_of(record, clock)
 
 
 def fail() -> None:
@@ -67,25 +72,30 @@ def test_one_whose_knowledge_may_be_wrong_is_asked_no_more(
 
 @pytest.mark.parametrize("detector", TRIED_AGAIN)
 def test_one_that_only_looks_is_asked_again_and_its_recovery_told(
-    guard: DetectorGuard, record: RunRecord, detector: Detector
+    guard: DetectorGuard, record: RunRecord, clock: FakeClock, detector: Detector
 ):
-    well_after = DUTIES[detector].well_after
-    assert well_after is not None
+    well_after_s = DUTIES[detector].well_after_s
+    assert well_after_s is not None
     look(guard, detector, fail)
-    look(guard, detector, lambda: None, times=well_after - 1)
+    if well_after_s:
+        clock.now_s += well_after_s - 0.1
+        look(guard, detector, lambda: None, times=1000)
     assert kinds(record) == ["detector_off"]
     assert len(guard.describe()) == 1
+    clock.now_s += 0.2
     look(guard, detector, lambda: None)
     assert kinds(record) == ["detector_off", "detector_on"]
     assert guard.describe() == []
 
 
-def test_one_that_fails_now_and_then_is_not_told_of_each_time(
-    guard: DetectorGuard, record: RunRecord
+def test_one_that_fails_in_a_part_of_what_it_does_is_not_told_of_each_time(
+    guard: DetectorGuard, record: RunRecord, clock: FakeClock
 ):
+    """As where every node's heartbeat is looked at, and what is done twice a second fails."""
     for _ in range(100):
-        look(guard, Detector.HANGS, fail)
-        look(guard, Detector.HANGS, lambda: None, times=5)
+        look(guard, Detector.DRAINS, fail)
+        look(guard, Detector.DRAINS, lambda: None, times=1000)
+        clock.now_s += 0.5
     assert kinds(record) == ["detector_off"]
 
 
