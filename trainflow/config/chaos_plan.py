@@ -20,11 +20,10 @@ from trainflow.config.problems import (
     show,
     summarize,
 )
-from trainflow.config.section import Section
+from trainflow.config.section import PositiveSeconds, Section
 from trainflow.config.sources import read_file
 from trainflow.errors import ConfigError
 
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FaultKind = Literal[
     "kill",
     "stop",
@@ -41,6 +40,9 @@ FaultPhase = Literal["data", "compute", "communicate", "optimizer", "snapshot", 
 
 _MAX_SEED = 2**63 - 1
 _MOST_DRAWN = 10_000
+_MOST_WEIGHT = 1e6
+_MOST_SKEW_S = 10 * 365 * 86_400.0
+_MOST_NODES = 100
 _PROCESSES = ("member", "spare", "keeper", "coordinator")
 _TARGETS: dict[FaultKind, Sequence[FaultTarget]] = {
     "kill": _PROCESSES,
@@ -94,7 +96,7 @@ class FaultConfig(Section):
     loses: Literal["both", "sent", "received"] = "both"
     """Of partition: what the network loses, of what the node sends and what it is sent."""
 
-    skew_s: Annotated[float, Field(allow_inf_nan=False)] = 3600.0
+    skew_s: Annotated[float, Field(ge=-_MOST_SKEW_S, le=_MOST_SKEW_S)] = 3600.0
     """Of skew_clock: seconds by which its clock is ahead; below 0: behind."""
 
     back_after_s: PositiveSeconds | None = 5.0
@@ -132,7 +134,7 @@ class FaultConfig(Section):
 class DrawnFault(FaultConfig):
     """A fault that may be drawn, as often as its weight has it."""
 
-    weight: PositiveSeconds = 1.0
+    weight: Annotated[float, Field(gt=0, le=_MOST_WEIGHT)] = 1.0
     """How often it is drawn, in proportion to the others' weights."""
 
 
@@ -181,7 +183,7 @@ class ScheduledFault(FaultConfig):
 class ChaosClusterConfig(Section):
     """The cluster that a campaign starts for itself, if it is given none."""
 
-    nodes: PositiveInt = 3
+    nodes: Annotated[int, Field(gt=0, le=_MOST_NODES)] = 3
     """How many nodes there are beside the head's, each a tree of processes on this machine."""
 
 

@@ -10,12 +10,16 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem
-from trainflow.config.section import PositiveFloat, Section
+from trainflow.config.section import LONGEST_S, PositiveSeconds, Section
+
+_HOST = "{host}"
 
 
 def _check_file_path(path: str) -> str:
-    if not path.startswith("/") or path.endswith("/"):
+    if not path.startswith("/") or path.endswith(("/", "/.", "/..")) or not path.isprintable():
         raise ValueError("the path of a file, from the root, as /run/preempted, or null")
+    if set("{}") & set(path.replace(_HOST, "")):
+        raise ValueError(f"no other braces than {_HOST}, which stands for the node's address")
     return path
 
 
@@ -37,17 +41,17 @@ class FailuresConfig(Section):
     was lost with its head; 0: people do. Of a job that the service has submitted, with a
     ``checkpoint.url``."""
 
-    window_s: PositiveFloat = 3600.0
+    window_s: PositiveSeconds = 3600.0
     """Seconds for which a failure or a preemption counts."""
 
     isolate_after: PositiveInt | None = None
     """Worker failures on one node within ``window_s`` after which it takes no more ranks; null
     isolates none, nor is the last node."""
 
-    probe_after_s: PositiveFloat = 60.0
+    probe_after_s: PositiveSeconds = 60.0
     """Seconds until an isolated node is tried again; each further time twice as many."""
 
-    hang_timeout_s: Literal["auto"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = "auto"
+    hang_timeout_s: Literal["auto"] | Annotated[float, Field(ge=1, le=LONGEST_S)] = "auto"
     """Seconds without progress after which a worker is killed, at least those between two
     heartbeats; auto follows the step time."""
 
@@ -63,7 +67,7 @@ class FailuresConfig(Section):
     """File that is on a node once its machine is to be taken back; its ranks leave it then. Holds
     the seconds from when it was written, or a moment; empty: now. {host}: the node's address."""
 
-    lease_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 10.0
+    lease_s: Annotated[float, Field(ge=3, le=LONGEST_S)] = 10.0
     """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
 
     def conflicts(
@@ -84,6 +88,7 @@ class FailuresConfig(Section):
         """
         return [
             *self._resumption_conflicts(has_store=has_store),
+            *self._isolation_conflicts(),
             *self._straggler_conflicts(communication, parallel),
             *self._spot_check_conflicts(parallel, deterministic=deterministic),
         ]
@@ -94,6 +99,15 @@ class FailuresConfig(Section):
             return []
         got, change = str(self.max_lost_clusters), "set checkpoint.url, or leave this out"
         return [Problem("failures.max_lost_clusters", got, "0 without checkpoint.url", change)]
+
+    def _isolation_conflicts(self) -> list[Problem]:
+        """What is counted up to more than the run bears never comes to that."""
+        most = self.max_failures
+        if self.isolate_after is None or most is None or self.isolate_after <= most:
+            return []
+        expected = f"at most failures.max_failures = {most}, which ends the run first"
+        change = "lower it, raise failures.max_failures, or leave it out"
+        return [Problem("failures.isolate_after", str(self.isolate_after), expected, change)]
 
     def _straggler_conflicts(
         self, communication: CommunicationConfig, parallel: ParallelConfig

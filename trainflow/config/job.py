@@ -272,6 +272,7 @@ class JobConfig(Section):
                 deterministic=self.training.deterministic,
                 has_store=self.checkpoint.url is not None,
             ),
+            *_idle_conflicts(self.failures, self.training, self.workers),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,
@@ -301,6 +302,25 @@ def _batch_conflicts(training: TrainingConfig, workers: WorkersConfig) -> list[P
         expected = f"at least {name} = {most}, one sample a worker"
         change = f"raise it or lower {name}: the global batch is below the world"
         problems.append(Problem("training.global_batch_size", str(batch), expected, change))
+    return problems
+
+
+def _idle_conflicts(
+    failures: FailuresConfig, training: TrainingConfig, workers: WorkersConfig
+) -> list[Problem]:
+    """Refuse what could never do anything."""
+    problems: list[Problem] = []
+    if failures.replace_stragglers and not workers.spares:
+        change = "leave it out, or keep a spare that takes the rank"
+        expected = "false with workers.spares = 0"
+        problems.append(Problem("failures.replace_stragglers", "true", expected, change))
+    every, name = failures.spot_check_every_steps, "failures.spot_check_every_steps"
+    if every is not None and workers.most == 1:
+        expected = "null with workers.target = 1, where there is nobody to compare with"
+        problems.append(Problem(name, str(every), expected, "leave it out, or raise that"))
+    if every is not None and every > training.max_steps:
+        expected = f"at most training.max_steps = {training.max_steps}"
+        problems.append(Problem(name, str(every), expected, "lower it, or leave it out"))
     return problems
 
 

@@ -7,7 +7,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LONGEST_S = 30 * 86_400.0
+"""Of times that are waited for: libraries below fail with some that are longer."""
+
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 
 
 class Section(BaseModel):

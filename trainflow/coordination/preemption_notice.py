@@ -7,6 +7,8 @@ Process: keeper.  Thread: one of its own, so that a provider that doesn't answer
 """
 
 import logging
+import os
+import stat
 import threading
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 0.5
 _MAX_BYTES = 200
+_READ_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK  # a pipe is not waited for
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,11 @@ class NoticeFile:
     def poll_notice(self) -> PreemptionNotice | None:
         """Look at the file."""
         try:
-            written_at_s = self._path.stat().st_mtime
-            with self._path.open("rb") as file:
+            with os.fdopen(os.open(self._path, _READ_AT_ONCE), "rb") as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise OSError(f"{self._path}: got a pipe or a device, expected a file")
+                written_at_s = found.st_mtime
                 text = file.read(_MAX_BYTES).decode(errors="replace").strip()
         except FileNotFoundError:
             return None

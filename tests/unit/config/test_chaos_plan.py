@@ -63,6 +63,19 @@ def test_a_whole_plan_is_read(write):
         ({}, "mix: got no fault here nor in schedule; expected at least one; add faults to one"),
         (MIX | {"sed": 1}, "sed: got an unknown key; expected one of schema_version, seed, "),
         (MIX | {"sed": 1}, "remove sed or write seed"),
+        (
+            MIX | {"cluster": {"nodes": 10**6}},
+            "cluster.nodes: got 1000000; expected less than or equal to 100",
+        ),
+        (MIX | {"for_s": 1e300}, "for_s: got 1e+300; expected less than or equal to 2592000"),
+        (
+            MIX | {"mix": [{"kind": "kill", "weight": 1e308}] * 2},
+            "mix.0.weight: got 1e+308; expected less than or equal to 1000000",
+        ),
+        (
+            MIX | {"mix": [{"kind": "skew_clock", "skew_s": 1e300}]},
+            "mix.0.skew_s: got 1e+300; expected less than or equal to 315360000",
+        ),
         (MIX | {"seed": "x"}, "seed: got 'x'; expected a valid integer; change seed: Source of"),
         (
             MIX | {"mix": [{"kind": "kill", "wieght": 1}]},

@@ -146,3 +146,15 @@ def test_each_machine_has_its_own_file(tmp_path: Path):
     assert newest[0] is not None
     assert 0 < newest[0].left_s <= 60.0
     assert newest[1] is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_neither_waited_for_nor_taken_for_a_notice(path: Path, kind: str):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(OSError, match="expected a file" if kind != "folder" else "directory"):
+        poll(path, WRITTEN_AT_S)
