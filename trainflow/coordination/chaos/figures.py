@@ -8,6 +8,9 @@ from typing import Any
 
 Line = Mapping[str, Any]
 
+_LONG = 3.0
+_STEPS_AROUND = 10  # on each side
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -17,8 +20,10 @@ class Figures:
         wall_s: from its first commit to its last.
         step_s: median time from one commit to the next, undisturbed; None if that is not known.
         goodput_ratio: of the wall time, what the steps of it take undisturbed; None as above.
-        stalled_s: time in which no step ran: from a fault, or the last commit if that is later,
-            until all members held the state to go on from.
+        stalled_s: time in which no step ran: of each recovery from a fault, or the last commit if
+            that is later, until all members held the state to go on from; and of other times
+            between two commits that are longer than `_LONG` steps of those around them, what they
+            take beyond one.
         stalled_ratio: of the wall time.
         steps_lost: committed steps that were done again.
         recoveries: that ended with a step of all ranks.
@@ -54,7 +59,7 @@ def measure(
     step_s = None if undisturbed is None else median_step_s(undisturbed)
     recovered = [event["data"] for event in events if event["kind"] == "recovered"]
     stalls = [find_stall(each, committed_s, fallen_at_s) for each in recovered]
-    stalled_s = sum_of_union(stalls)
+    stalled_s = sum_of_union([*stalls, *find_long_gaps(committed_s)])
     num_steps = len({line["step"] for line in steps})
     is_measured = step_s is not None and wall_s > 0
     return Figures(
@@ -94,6 +99,27 @@ def find_stall(
     ]
     begin_s = min(since_s, default=noticed_s if last_s is None else last_s)
     return begin_s, max(noticed_s, healed_s)
+
+
+def find_long_gaps(committed_s: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the times between two commits in which more than steps of the usual length ran.
+
+    Whatever it was that held them up, also where nobody was lost: a process that was stopped for a
+    while, a cut that was waited out, a world that waits for workers. What is usual changes with the
+    world and with what else the machine does, so it is the median of the gaps around.
+
+    Args:
+        committed_s: CLOCK_REALTIME of each commit, ascending.
+    """
+    gaps_s = [after - before for before, after in pairwise(committed_s)]
+    found: list[tuple[float, float]] = []
+    for place, gap_s in enumerate(gaps_s):
+        others = gaps_s[max(0, place - _STEPS_AROUND) : place]
+        others += gaps_s[place + 1 : place + 1 + _STEPS_AROUND]
+        usual_s = median(others) if others else gap_s
+        if gap_s > _LONG * usual_s:
+            found.append((committed_s[place], committed_s[place + 1] - usual_s))
+    return found
 
 
 def sum_of_union(spans: Iterable[tuple[float, float]]) -> float:

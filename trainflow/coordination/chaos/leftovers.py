@@ -26,13 +26,21 @@ class Traces:
         self._sockets: dict[int, int] = {}
 
     def note(self, pids: Iterable[int]) -> None:
-        """See processes of the run; of one that is known already, its sockets once more."""
-        for pid in pids:
+        """See processes of the run, and what they have started; of known ones sockets once more."""
+        for pid in [*pids, *self._find_started()]:
             with suppress(psutil.Error):
                 process = self._processes.get(pid)
                 if process is None or not process.is_running():
                     process = self._processes[pid] = psutil.Process(pid)
                 self._sockets |= _listening(pid)
+
+    def _find_started(self) -> list[int]:
+        """Return the processes that those which are known have started, and which still live."""
+        found: list[int] = []
+        for process in self._processes.values():
+            with suppress(psutil.Error):
+                found += [child.pid for child in process.children(recursive=True)]
+        return found
 
     def find_left(self, job_id: str) -> list[str]:
         """Return what is left of a run, each in words."""

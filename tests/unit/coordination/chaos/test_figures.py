@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from trainflow.coordination.chaos.figures import find_stall, measure, median_step_s, sum_of_union
+from trainflow.coordination.chaos.figures import (
+    find_long_gaps,
+    find_stall,
+    measure,
+    median_step_s,
+    sum_of_union,
+)
 
 
 def steps_at(*committed_s: float) -> list[dict[str, Any]]:
@@ -61,6 +67,21 @@ def test_stalls_that_overlap_count_once():
     assert figures.stalled_s == pytest.approx(0.5)
     assert figures.stalled_ratio == pytest.approx(0.05)
     assert figures.recoveries == 2
+
+
+def test_what_holds_steps_up_counts_also_where_nobody_was_lost():
+    before = [float(second) for second in range(12)]
+    after = [20.0 + second for second in range(12)]
+    assert find_long_gaps([*before, *after]) == [(11.0, 19.0)]
+    figures = measure(steps_at(*before, *after), [recovered(12.0, 12.5)], [11.5], None)
+    assert figures.stalled_s == pytest.approx(8.0), "the recovery lies within"
+
+
+def test_a_step_that_is_slow_is_no_stall_nor_is_a_world_that_becomes_slower():
+    assert find_long_gaps([0.0, 1.0, 2.0, 4.9, 5.9, 6.9]) == []
+    slower = [*range(10), *range(12, 32, 3)]
+    assert find_long_gaps([float(each) for each in slower]) == []
+    assert find_long_gaps([1.0, 9.0]) == []
 
 
 def test_a_run_without_steps_has_figures():

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +55,17 @@ def wait_until_gone(pid: int) -> None:
     while psutil.pid_exists(pid):
         assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"process {pid} lives"
         SYSTEM_CLOCK.sleep(0.01)
+
+
+def test_what_a_process_of_the_run_has_started_is_left_too(listener: subprocess.Popen[str]):
+    lines = read_lines(listener)
+    (child,) = {pid for _, pid in lines} - {listener.pid}
+    traces = Traces()
+    for _ in range(2):
+        traces.note([listener.pid])
+    listener.send_signal(signal.SIGKILL)
+    left = traces.find_left(JOB_ID)
+    assert f"process {child}" in left
 
 
 def test_a_process_that_lives_is_left(listener: subprocess.Popen[str]):
