@@ -169,6 +169,12 @@ def test_of_many_faults_the_first_are_shown():
     assert found.evidence[-1] == "and 4 more"
 
 
+def test_of_a_world_that_has_shrunk_those_tell_who_were_in_it_at_the_end():
+    sizes = {1: 3, 2: 3, 3: 2, 4: 2}
+    found = make_findings(steps=[line(step, world_size=sizes[step]) for step in STEPS])
+    assert verdict(found, "ranks end bitwise equal").holds
+
+
 def test_shards_are_compared_with_their_like():
     ends = [EndState(f"w{rank}", rank, (rank % 2, 2), f"d{rank % 2}") for rank in range(4)]
     steps = [line(step, world_size=4) for step in STEPS]
