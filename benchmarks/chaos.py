@@ -63,7 +63,7 @@ MIX: list[dict[str, Any]] = [
 ]
 MIXES: Mapping[str, list[dict[str, Any]]] = {"trainflow": MIX, "trainflow_processes": PROCESSES}
 _STEPS_RATIO = {"trainflow": 0.65, "trainflow_processes": 0.9}
-"""Of the steps that a run without faults does in the time, how many make a run with them as long."""
+"""How many steps make a run with faults last as long as that, of those of a run without."""
 
 
 def make_plan(mix: list[dict[str, Any]], for_s: float, seed: int) -> ChaosPlan:

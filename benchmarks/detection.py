@@ -38,7 +38,12 @@ NUM_NODES = NUM_RANKS + 1
 LEASE_S = 4.0
 HANG_TIMEOUT_S = 3.0
 RATE, TENTH = "200mbit", "20mbit"
-ALARMS = ("failure", "hang", "deadlock", "straggler", "slow_network", "isolate")
+ALARMS = (
+    *("failure", "hang", "deadlock", "straggler", "slow_network", "isolate", "link_cut"),
+    *("ranks_differ", "drain", "anomaly", "detector_off", "keeper_away", "record_unwritable"),
+)
+_SPOT_CHECK_EVERY_STEPS = 20
+_NOTICE = "notice-{host}"
 _HEALTHY_S = 1800.0
 _SETTLED_S = 15.0
 """So long after a change training has shown what is usual."""
@@ -122,19 +127,49 @@ def cut(*, sends: bool, hears: bool) -> Callable[[NetHosts, int, int], Any]:
     return falls
 
 
+@contextmanager
+def cut_from_others(hosts: NetHosts, _pid: int, host: int) -> Generator[None]:
+    """Cut the host off from all but the head."""
+    others = [other for other in range(1, NUM_NODES + 1) if other != host]
+    for other in others:
+        hosts.cut_between(host, other)
+    try:
+        yield
+    finally:
+        for other in others:
+            hosts.mend_between(host, other)
+
+
+def under_notice(work_dir: Path) -> Callable[[NetHosts, int, int], Any]:
+    """Give notice that the host's machine is to be taken back, and take that back."""
+
+    @contextmanager
+    def falls(hosts: NetHosts, _pid: int, host: int) -> Generator[None]:
+        notice = work_dir / _NOTICE.replace("{host}", hosts.address(host))
+        notice.write_text("600")
+        try:
+            yield
+        finally:
+            notice.unlink()
+
+    return falls
+
+
 FAULTS = (
     Fault("killed", ("failure",), killed),
     Fault("stopped", ("hang", "failure"), stopped),
     Fault("cut_off", ("failure",), cut(sends=False, hears=False)),
     Fault("deaf", ("failure",), cut(sends=True, hears=False)),
     Fault("mute", ("failure",), cut(sends=False, hears=True)),
+    Fault("cut_from_others", ("link_cut",), cut_from_others),
     Fault("slow_rank", ("straggler",), slowed, is_lost=False),
     Fault("slow_link", ("slow_network",), link_slowed, is_lost=False),
 )
 
 
-def make_job(log_dir: Path) -> JobConfig:
+def make_job(work_dir: Path) -> JobConfig:
     """Describe the run: the workload of the recovery benchmark, until it is stopped."""
+    log_dir = work_dir / "log"
     log_dir.mkdir()
     return JobConfig.model_validate(
         {
@@ -145,6 +180,7 @@ def make_job(log_dir: Path) -> JobConfig:
                 "max_steps": 1_000_000,
                 "global_batch_size": 2 * NUM_RANKS,
                 "microbatch_size": 2,
+                "deterministic": True,
             },
             "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
             "workers": {"minimum": 1, "target": NUM_RANKS, "spares": 1},
@@ -153,6 +189,8 @@ def make_job(log_dir: Path) -> JobConfig:
                 "isolate_after": None,
                 "hang_timeout_s": HANG_TIMEOUT_S,
                 "lease_s": LEASE_S,
+                "spot_check_every_steps": _SPOT_CHECK_EVERY_STEPS,
+                "preemption_notice": str(work_dir / _NOTICE),
             },
         }
     )
@@ -181,7 +219,8 @@ def measure_fault(run: NetRun, hosts: NetHosts, fault: Fault, rank: int) -> Told
 
     def find() -> list[dict[str, Any]]:
         told = [each for each in run.events(*fault.told_by) if each["at_s"] >= since_s]
-        return [each for each in told if member["worker_id"] in str(each)]
+        names = member["worker_id"], member["host"]
+        return [each for each in told if any(name in str(each) for name in names)]
 
     with fault.falls(hosts, member["pid"], host):
         run.wait(find, _TOLD_WITHIN_S)
@@ -233,7 +272,7 @@ def measure(
     os.environ["TRAINFLOW_HOME"] = str(work_dir / "home")
     with LocalCluster.start(head_cpus=0, num_nodes=NUM_NODES, node_cpus=1, sites=hosts) as cluster:
         hosts.shape(RATE)
-        run = NetRun(hosts, cluster, work_dir, make_job(work_dir / "log"))
+        run = NetRun(hosts, cluster, work_dir, make_job(work_dir))
         try:
             for number in range(times):
                 for fault in faults:
@@ -271,7 +310,8 @@ def main() -> None:
     quick: bool = arguments.quick
     work_dir = Path(tempfile.mkdtemp(prefix="detection-"))
     times, healthy_s = (1, 0.0) if quick else (arguments.times, arguments.healthy)
-    faults = FAULTS[:1] if quick else FAULTS
+    notice = Fault("notice", ("drain",), under_notice(work_dir), is_lost=False)
+    faults = FAULTS[:1] if quick else (*FAULTS, notice)
     with net_hosts(1 + NUM_NODES) as hosts:
         found, alarms = measure(hosts, work_dir, faults, times=times, healthy_s=healthy_s)
     shutil.rmtree(work_dir, ignore_errors=True)
