@@ -138,6 +138,18 @@ class WorkerPool:
             self._start(self._watch_presence(description))
         entry.description = description
 
+    async def wait_description(self, worker_id: str) -> WorkerDescription | None:
+        """Wait until a worker says what it is, however long that takes; None once it is gone."""
+        while (entry := self.entries.get(worker_id)) is not None:
+            try:
+                return await entry.actor.describe.remote()
+            except ActorUnavailableError as error:
+                logger.info("%s is not reached: %s", worker_id, error)
+            except RayError:
+                return None
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+        return None
+
     def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
         """Return on which node each of these workers is, as far as that is known."""
         entries = [self.entries.get(worker_id) for worker_id in worker_ids]

@@ -104,6 +104,34 @@ def test_who_is_dropped_is_not_asked_again(monkeypatch: pytest.MonkeyPatch):
     asyncio.run(main())
 
 
+def ask_worker(monkeypatch: pytest.MonkeyPatch, *said: Any, dropped: bool = False) -> Any:
+    """Return what a worker says that answers so, one answer after the other."""
+    monkeypatch.setattr(module, "_ASK_AGAIN_AFTER_S", 0.001)
+    answers = list(said)
+
+    def answer() -> Any:
+        first = answers.pop(0)
+        if dropped:
+            pool.entries.clear()
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    async def main() -> Any:
+        worker = SimpleNamespace(wait_exit=Method(_wait_for_ever), describe=Method(answer))
+        pool.adopt(WARM, worker)
+        return await asyncio.wait_for(pool.wait_description(WARM), 5.0)
+
+    pool = _make_pool()
+    return asyncio.run(main())
+
+
+def test_who_is_to_say_what_it_is_is_asked_until_it_does(monkeypatch: pytest.MonkeyPatch):
+    assert ask_worker(monkeypatch, UNAVAILABLE, UNAVAILABLE, describe(WARM)) == describe(WARM)
+    assert ask_worker(monkeypatch, UNAVAILABLE, ActorDiedError()) is None
+    assert ask_worker(monkeypatch, UNAVAILABLE, dropped=True) is None
+
+
 def _make_pool(on_gone: Callable[[str, str], None] | None = None) -> WorkerPool:
     def fail(worker_id: str, cause: str) -> None:
         raise AssertionError(f"{worker_id} is not gone: {cause}")
