@@ -5,6 +5,7 @@ Their ranks can't be brought together: one of the two gives its own up until the
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,40 @@ def test_a_spare_takes_the_rank_of_one_of_them(
         assert run.stop() == ExitCode.STOPPED
         lost = [each for each in run.events("failure") if "worker" in each["data"]]
         assert [each["data"]["worker"] for each in lost] == [before[2]["worker_id"]]
+        used = find_used(tmp_path)
+        assert used == find_expected(job, max(used))
+    finally:
+        run.kill()
+
+
+def refuse(hosts: NetHosts, one: int, other: int) -> None:
+    hosts.refuse_between(one, other)
+
+
+def unroute(hosts: NetHosts, one: int, other: int) -> None:
+    hosts.unroute_between(one, other)
+
+
+@pytest.mark.parametrize("cut", [refuse, unroute])
+def test_those_who_are_refused_are_told_apart_as_soon_as_they_stand_still(
+    hosts: NetHosts, net: LocalCluster, tmp_path: Path, cut: Callable[[NetHosts, int, int], None]
+) -> None:
+    """Nobody waits there: each attempt to form an epoch fails at once."""
+    job = job_of(tmp_path)
+    run = NetRun(hosts, net, tmp_path, job)
+    try:
+        run.wait(lambda: has_trained(run, 10))
+        before = wait_for_staff(run, num_warm=1)
+        one, other = (hosts.number_of(before[rank]["host"]) for rank in (1, 2))
+        cut(hosts, one, other)
+        run.wait(lambda: run.events("link_cut"))
+        assert run.events("link_cut")[0]["data"]["ranks"] == [2]
+        num_steps = len(run.read("metrics"))
+        run.wait(lambda: has_trained(run, num_steps + 10))
+        after = run.workers()
+        assert [each["pid"] for each in after[:2]] == [each["pid"] for each in before[:2]]
+        assert after[2]["worker_id"] == before[3]["worker_id"]
+        assert run.stop() == ExitCode.STOPPED
         used = find_used(tmp_path)
         assert used == find_expected(job, max(used))
     finally:

@@ -87,6 +87,26 @@ def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: 
     expect_as_undisturbed(run, undisturbed)
 
 
+def test_who_does_not_answer_the_next_coordinator_at_once_keeps_its_rank(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    """It stands still for less than it may at any other time."""
+    failures = {"hang_timeout_s": 60.0}
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, failures=failures)
+    run.wait_training(step=20, spares=1)
+    before = run.pids()
+    run.kill(1, with_signal=signal.SIGSTOP)
+    os.kill(run.run.coordinator_pid(), signal.SIGKILL)
+    try:
+        status = run.wait(lambda status: bool(events_of(status, "taken_over")))
+    finally:
+        os.kill(before[1], signal.SIGCONT)
+    status = run.wait_training(step=status["step"] + 10)
+    assert events_of(status, "failure") == []
+    assert run.pids() == before
+    expect_as_undisturbed(run, undisturbed)
+
+
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
     cluster: LocalCluster, tmp_path: Path, mode: str

@@ -20,13 +20,13 @@ _AT_ONCE = 32
 def find_unreachable(
     targets: Sequence[PeerAddress], within_s: float = REACHED_WITHIN_S
 ) -> list[PeerAddress]:
-    """Return those of some nodes of which the kernel doesn't answer.
+    """Return those of some nodes that take no connection.
 
-    A connection that is refused is an answer: a Keeper may be gone, the link is there. One that is
-    taken needs both directions.
+    One that is refused counts as none: a Keeper that has just told its address listens there, so
+    that it is somebody between who refuses. One that is taken needs both directions.
 
     Args:
-        targets: where their Keepers serve snapshots.
+        targets: where Keepers serve snapshots that have just said so.
         within_s: how long to wait for each.
     """
     if not targets:
@@ -39,8 +39,6 @@ def find_unreachable(
 def _is_reached(target: PeerAddress, within_s: float) -> bool:
     try:
         socket.create_connection((target.host, target.port), within_s).close()
-    except ConnectionError:  # refused or reset, by somebody there
-        return True
     except OSError:
         return False
     return True

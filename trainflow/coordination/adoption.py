@@ -1,14 +1,17 @@
 """Take office as coordinator, and take over what an earlier one left.
 
 The order is what makes it safe: first the office, so that no other coordinator changes anything,
-then the questions, so that every answer is of now, and the epoch last, from the answers alone.
+then the questions, so that every answer is of now, and the epoch last, from the answers. Who is
+slow to answer is no further from training than it was before: it keeps its rank, and is watched by
+what it had said to the coordinator before. Whether it hangs or is cut off tell its pulse and its
+node's lease, as at any other time.
 
 Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,14 +22,18 @@ from ray.util import list_named_actors
 from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.late_answers import RETURNED
 from trainflow.coordination.lease import is_majority
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.node_watch import NodeWatch
-from trainflow.coordination.worker_pool import WorkerPool, ask_description
-from trainflow.epochs import EpochSpec
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
+from trainflow.epochs import INITIAL_EPOCH, EpochSpec
 from trainflow.errors import CoordinationError
 
 _ANSWER_WITHIN_S = 2.0
+_ANSWER_AT_LAST_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.2
 _PROMISE_WITHIN_S = 5.0
 _OFFICE_WITHIN_S = 120.0
 _ASK_AGAIN_AFTER_S = 0.2
@@ -38,7 +45,7 @@ class Estate:
 
     Attributes:
         lost: workers that can't take part, and why.
-        unheard: workers that may still be starting: they haven't answered, and none relies on them.
+        unheard: workers that haven't answered: they are slow, or still starting.
         vacant: bundles in which no worker was found.
     """
 
@@ -98,6 +105,7 @@ async def adopt(
     pool: WorkerPool,
     nodes: NodeWatch,
     control: EpochControl,
+    record: RunRecord,
     clock: Clock,
 ) -> Estate:
     """Take office, ask the workers of an earlier coordinator where they stand, take over its epoch.
@@ -107,6 +115,7 @@ async def adopt(
         pool: watches them from now on.
         nodes: knows the Keepers.
         control: takes the epoch over.
+        record: knows what earlier coordinators have told.
         clock: measures.
 
     Raises:
@@ -117,9 +126,11 @@ async def adopt(
     await take_office(nodes, control, clock)
     for entry in entries:
         entry.actor.run.remote()  # the call may have been lost with who had made it
+        contact = record.contacts.find(entry.worker_id)
+        if contact is not None:
+            pool.describe(contact)
     asked_at_s = clock.monotonic_s()
-    answers = await asyncio.gather(*[ask_description(a, _ANSWER_WITHIN_S) for a in found.values()])
-    descriptions = {answer.worker_id: answer for answer in answers if answer is not None}
+    descriptions = await _ask(entries, lambda heard: _is_enough(heard, pool, record))
     # From here on nothing waits: a worker that is gone by now has left the pool.
     for description in descriptions.values():
         nodes.ensure({description.node_id})
@@ -127,30 +138,102 @@ async def adopt(
             pool.describe(description)
         if description.standing is not None and description.standing.finished:
             control.on_finished(description.worker_id)
-    newest = _newest_spec(descriptions.values())
-    if newest is not None:
-        intact = all(
-            member in pool.entries and _trains_in(newest, descriptions.get(member))
-            for member in newest.members
-        )
-        control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
-    relied_on = () if newest is None else newest.members
-    unheard = (found.keys() & pool.entries.keys()) - descriptions.keys()
-    lost = dict.fromkeys(unheard & {*relied_on}, "it did not answer the new coordinator") | {
-        worker_id: "its training was over while the run was not"
+    newest = _find_newest(descriptions, pool, record)
+    lost = {
+        worker_id: RETURNED
         for worker_id, description in descriptions.items()
         if description.returned
     }
-    return Estate(lost, frozenset(unheard - lost.keys()), frozenset(vacant))
+    if newest is not None:
+        unknown = _find_unknown(newest, descriptions, pool)
+        lost |= dict.fromkeys(unknown, "it did not answer the new coordinator")
+        there = pool.entries.keys() - unknown
+        intact = all(
+            member in there and _may_train(newest, descriptions.get(member))
+            for member in newest.members
+        )
+        control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
+    unheard = (found.keys() & pool.entries.keys()) - descriptions.keys() - lost.keys()
+    return Estate(lost, frozenset(unheard), frozenset(vacant))
 
 
-def _newest_spec(descriptions: Collection[WorkerDescription]) -> EpochSpec | None:
-    specs = [description.spec for description in descriptions if description.spec is not None]
+Descriptions = Mapping[str, WorkerDescription]
+
+
+async def _ask(
+    entries: Sequence[WorkerEntry], is_enough: Callable[[Descriptions], bool]
+) -> Descriptions:
+    """Ask workers for their descriptions; returns those that come in time, by worker id.
+
+    Args:
+        entries: the workers.
+        is_enough: whether the rest need not be waited for any longer.
+    """
+    asked = {asyncio.ensure_future(ask_description(entry.actor, None)) for entry in entries}
+    answers: list[WorkerDescription | None] = []
+
+    def heard() -> Descriptions:
+        return {answer.worker_id: answer for answer in answers if answer is not None}
+
+    waited_s, pause_s = 0.0, _ANSWER_WITHIN_S
+    while asked and waited_s < _ANSWER_AT_LAST_WITHIN_S:
+        done, asked = await asyncio.wait(asked, timeout=pause_s)
+        answers += [task.result() for task in done]
+        waited_s, pause_s = waited_s + pause_s, _LOOK_EVERY_S
+        if is_enough(heard()):
+            break
+    for task in asked:
+        task.cancel()
+    return heard()
+
+
+def _is_enough(heard: Descriptions, pool: WorkerPool, record: RunRecord) -> bool:
+    """Whether the epoch can be taken over by what was heard, and the others be watched."""
+    told = _newest_told(heard)
+    if _is_older_than_record(told, heard, pool, record):
+        return False
+    return told is None or not _find_unknown(told, heard, pool)
+
+
+def _find_newest(heard: Descriptions, pool: WorkerPool, record: RunRecord) -> EpochSpec | None:
+    """Return the newest epoch as workers tell of it, or the record, where they are silent.
+
+    Of one on record no more is known than who its members are, which is enough until the next.
+    """
+    told = _newest_told(heard)
+    if record.beginnings and _is_older_than_record(told, heard, pool, record):
+        return EpochSpec(record.beginnings[-1][0], record.losses.members, "", 0)
+    return told
+
+
+def _is_older_than_record(
+    told: EpochSpec | None, heard: Descriptions, pool: WorkerPool, record: RunRecord
+) -> bool:
+    """Whether others may have told of an older epoch than one on record, whose members are silent.
+
+    Not if those are gone: then it is over.
+    """
+    on_record = max((epoch for epoch, _ in record.beginnings), default=INITIAL_EPOCH)
+    is_older = told is None or told.epoch < on_record
+    return is_older and any(each in pool.entries.keys() - heard for each in record.losses.members)
+
+
+def _find_unknown(spec: EpochSpec, heard: Descriptions, pool: WorkerPool) -> set[str]:
+    """Return the members that live, haven't answered, and of whom nobody knows where they are."""
+    silent = [pool.entries[each] for each in spec.members if each in pool.entries.keys() - heard]
+    return {entry.worker_id for entry in silent if entry.description is None}
+
+
+def _newest_told(heard: Descriptions) -> EpochSpec | None:
+    specs = [each.spec for each in heard.values() if each.spec is not None]
     return max(specs, key=lambda spec: spec.epoch, default=None)
 
 
-def _trains_in(spec: EpochSpec, description: WorkerDescription | None) -> bool:
-    if description is None or description.spec != spec or not description.has_begun:
+def _may_train(spec: EpochSpec, description: WorkerDescription | None) -> bool:
+    """Whether a member trains in an epoch, or hasn't said that it doesn't."""
+    if description is None:
+        return True
+    if description.spec != spec or not description.has_begun:
         return False
     if description.failure is not None:
         return False

@@ -42,6 +42,7 @@ from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
+from trainflow.coordination.late_answers import LateAnswers
 from trainflow.coordination.launch import launch_workers
 from trainflow.coordination.losses import Losses
 from trainflow.coordination.memory_tier import MemoryTier
@@ -63,7 +64,7 @@ from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
-from trainflow.coordination.worker_pool import WorkerPool, ask_description
+from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Version
 from trainflow.errors import TrainFlowError
 
@@ -113,6 +114,8 @@ class Coordinator:
         self._losses = Losses(
             self._pool, self._record, self._control, self._staffing, self._background, self
         )
+        background = self._background
+        self._late = LateAnswers(self._pool, self._record, background, self._take, self)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
@@ -277,26 +280,19 @@ class Coordinator:
         self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
         there = adoption.find_keeper_nodes(self._job_id)
         self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
-        estate = await adoption.adopt(found, self._pool, self._nodes, self._control, SYSTEM_CLOCK)
+        parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
+        estate = await adoption.adopt(found, *parts)
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)
         if not self._record.has("stopping"):
             for worker_id, cause in estate.lost.items():
                 self._on_gone(worker_id, cause)
         await self._kept.find_stored_again()
-        for worker_id in estate.unheard:
-            self._background.start(self._describe_later(worker_id))
+        self._late.wait_for(estate.unheard)
         for bundle in estate.vacant:
             self._losses.replace(bundle)
         if self._control.all_finished():
             self._background.start(self._finish())
-
-    async def _describe_later(self, worker_id: str) -> None:
-        """Wait for a worker that is starting; one that hangs is for the detectors."""
-        entry = self._pool.entries.get(worker_id)
-        description = None if entry is None else await ask_description(entry.actor, None)
-        if description is not None and description.ready:
-            self._take(worker_id, Ready(description))
 
     async def _tick(self) -> None:
         while not self._nodes.is_closing:
@@ -359,6 +355,7 @@ class Coordinator:
         if entry is not None:
             self._staffing.on_ready(entry, description.node_id)
             self._staffing.starts.on_ready(description)
+            self._record.contacts.note(description)
             self._pool.describe(description)
             self._nodes.ensure({description.node_id})
             self._control.advance()

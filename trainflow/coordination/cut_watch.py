@@ -15,6 +15,7 @@ from trainflow.checkpointing.reachability import REACHED_WITHIN_S
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.forming_attempts import SEVERAL
 from trainflow.coordination.link_cuts import Cut, choose_leaving, find_cuts
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
@@ -81,11 +82,13 @@ class CutWatch:
         """Have who is cut off be lost, where members have waited for the next epoch for long.
 
         Who connects may wait for a node that it can't reach for two minutes, until its kernel gives
-        up, whatever time it was given.
+        up, whatever time it was given. Who is refused on the way there fails at once, each time.
         """
         left_for_s = self._control.left_for_s()
         now_s = self._clock.monotonic_s()
-        if max(left_for_s.values(), default=0.0) < _LATE_AFTER_S or now_s < self._find_at_s:
+        waited_s = max(left_for_s.values(), default=0.0)
+        is_late = waited_s >= _LATE_AFTER_S or self._control.attempts.num_failed >= SEVERAL
+        if not left_for_s or not is_late or now_s < self._find_at_s:
             return
         cut_off = await self.find_cut_off(tuple(left_for_s))
         self._find_at_s = self._clock.monotonic_s() + _FIND_EVERY_S

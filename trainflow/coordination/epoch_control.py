@@ -20,8 +20,10 @@ from trainflow.coordination.epoch_former import (
     note_formed,
     plan_once_parked,
     specify,
+    tell_trouble,
 )
 from trainflow.coordination.epoch_troubles import EpochTroubles
+from trainflow.coordination.forming_attempts import GIVEN_UP_AFTER_S, SEVERAL, FormingAttempts
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
     Candidate,
@@ -42,9 +44,6 @@ from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPla
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 0.05
-_MAX_ATTEMPTS = 20
-
 
 class EpochControl:
     """The current epoch of a run.
@@ -55,6 +54,7 @@ class EpochControl:
         epoch: its id; None before the first.
         candidacy: who may be a member.
         running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
+        attempts: to form the next one.
         troubles: hears of what breaks it beside deaths.
         superior: is told who is lost, and what ends the run.
     """
@@ -87,10 +87,9 @@ class EpochControl:
         self._waiting = False
         self._stop_asked = False
         self._counter = 0
-        self._num_attempts = 0
+        self.attempts = FormingAttempts()
         self._forming: asyncio.Task[None] | None = None
         self._forms_at_boundary = False
-        self._left_since_s: float | None = None
         # Members of the newest epoch, formed or not: once some were released into it, they may hold
         # the newest state, so the next epoch is made from them.
         self._lineup: tuple[str, ...] = ()
@@ -141,9 +140,7 @@ class EpochControl:
 
         Empty where they were asked to stop at the end of a step: until then their epoch runs on.
         """
-        if self._left_since_s is None:
-            return {}
-        return dict.fromkeys(self._lineup, self._clock.monotonic_s() - self._left_since_s)
+        return self.attempts.left_for_s(self._clock.monotonic_s())
 
     def take_over(self, spec: EpochSpec, *, intact: bool, seen_at_s: float) -> None:
         """Continue an epoch that an earlier coordinator formed.
@@ -318,10 +315,7 @@ class EpochControl:
         )
         self._lineup = members
         self._forms_at_boundary = at_boundary
-        if at_boundary:
-            self._left_since_s = None
-        elif self._left_since_s is None:
-            self._left_since_s = self._clock.monotonic_s()
+        self.attempts.begin(members, self._clock.monotonic_s(), at_boundary=at_boundary)
         self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
@@ -365,12 +359,17 @@ class EpochControl:
     async def _retry_forming(self, spec: EpochSpec, error: RayError) -> None:
         """A member failed while the epoch was formed; its death is usually heard of in a moment."""
         logger.info("epoch %s could not be formed: %s", spec.epoch, error)
-        self._num_attempts += 1
-        if self._num_attempts > _MAX_ATTEMPTS:
-            reason = f"no epoch could be formed in {_MAX_ATTEMPTS} attempts; last: {error}"
-            self.superior.end(Ending(RunState.FAILED, reason, 1))
+        attempts, now_s = self.attempts, self._clock.monotonic_s()
+        attempts.fail(now_s)
+        what = f"no epoch could be formed in {attempts.num_failed} attempts"
+        why = f"{GIVEN_UP_AFTER_S:.0f} s; last: {tell_trouble(error)}"
+        if attempts.failing_for_s(now_s) > GIVEN_UP_AFTER_S:
+            self.superior.end(Ending(RunState.FAILED, f"{what} within {why}", 1))
             return
-        await asyncio.sleep(_RETRY_AFTER_S)
+        if attempts.num_failed == SEVERAL:
+            text = f"{what}, and it is tried on for {why}"
+            self._record.add_event("forming_fails", text, members=list(spec.members))
+        await asyncio.sleep(attempts.pause_s)
         self._forming = None
         self._broken = True
         self.advance()
@@ -379,8 +378,8 @@ class EpochControl:
         spec, base = formed.plan.spec, formed.plan.base
         self.members, self.epoch = spec.members, spec.epoch
         self._broken = self._member_lost = self._pausing = False
-        self._num_attempts = 0
-        self._forming = self._left_since_s = None
+        self._forming = None
+        self.attempts.succeed()
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayError, RayTaskError
+
 from trainflow.config.job import JobConfig
 from trainflow.coordination.missed_reports import make_up_for_reports
 from trainflow.coordination.placement import choose_snapshot_ranks, number_nodes
@@ -155,3 +157,9 @@ def note_formed(job: JobConfig, formed: FormedEpoch, record: RunRecord) -> None:
     if asked and not spec.by_node and not record.has("hierarchical_off"):
         text = "nodes don't have equally many members, two or more: sums don't go by node"
         record.add_event("hierarchical_off", text, nodes=list(spec.nodes))
+
+
+def tell_trouble(error: RayError) -> str:
+    """Return in one line why an epoch was not formed."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return next(iter(str(cause).splitlines()), type(cause).__name__)

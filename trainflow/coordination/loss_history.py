@@ -56,6 +56,11 @@ class LossHistory:
             self._told.add(data["worker"])
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """Those of the newest epoch told of, by rank; none before the first."""
+        return self._members
+
+    @property
     def world_size(self) -> int:
         """Number of members of the newest epoch told of."""
         return len(self._members)

@@ -4,14 +4,34 @@ Ray reports the death of an actor through its node; when the node dies with it, 
 A worker therefore listens on a port and never accepts: whoever connects holds a connection that the
 kernel closes the moment the process is gone.
 
+The network may break that connection too. What tells the two apart is the port: the kernel of a
+process that is gone refuses another connection, and that of one that lives takes it.
+
 Process: `PresenceSocket` in every worker, `wait_gone` in the coordinator.
 """
 
 import asyncio
+import errno
 import socket
 
 # Connections wait here unaccepted, one for each coordinator that ever watched.
 _BACKLOG = 1024
+
+_FIRST_WITHIN_S = 5.0
+# Three tries take about a second; each sends a packet of its own, as one may be lost.
+_WITHIN_S = _AGAIN_AFTER_S = 0.3
+_NUM_TRIES = 3
+_SHORT_S = 1.0
+_PAUSE_S = 0.05
+_PAUSE_AT_MOST_S = 5.0
+# What keeps whoever is between from forgetting a connection that carries nothing.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+)
+# The coordinator's own trouble says nothing of the worker; after a reset the next try tells.
+_NO_SILENCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNRESET})
 
 
 class PresenceSocket:
@@ -26,16 +46,79 @@ class PresenceSocket:
         self._socket.close()
 
 
+class _UnansweredError(Exception):
+    """Nobody has taken or refused a connection."""
+
+
 async def wait_gone(host: str, port: int) -> str:
-    """Return once the process that listens at ``host``:``port`` is gone, and how that was seen."""
+    """Return once the process that listens at ``host``:``port`` is gone, and how that was seen.
+
+    It is gone if its port refuses a connection, or if one breaks and for a second nobody answers
+    another. That nobody has answered yet, before there ever was one, says nothing.
+    """
     try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
-        return f"its presence port refused a connection ({error.strerror or error})"
+        connection = await _connect(host, port, within_s=_FIRST_WITHIN_S)
+    except ConnectionRefusedError:
+        return "its presence port refused a connection"
+    pause_s = 0.0
+    while True:
+        begun_s = _now_s()
+        how = await _wait_broken(*connection)
+        # Whoever breaks all of them at once is not to be asked all the time.
+        is_short = _now_s() - begun_s < _SHORT_S
+        pause_s = min(max(2 * pause_s, _PAUSE_S), _PAUSE_AT_MOST_S) if is_short else 0.0
+        try:
+            connection = await _connect(host, port, within_s=_WITHIN_S, num_tries=_NUM_TRIES)
+        except ConnectionRefusedError:
+            return f"its presence connection {how}, and its port refused another"
+        except _UnansweredError:
+            return f"its presence connection {how}, and nobody answered at its port"
+        await asyncio.sleep(pause_s)
+
+
+async def _connect(
+    host: str, port: int, *, within_s: float, num_tries: int | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a port.
+
+    Args:
+        host: where it is.
+        port: the port.
+        within_s: how long an answer is waited for.
+        num_tries: how many there are; None: as many as it takes.
+
+    Raises:
+        ConnectionRefusedError: nobody listens there.
+        _UnansweredError: no try was answered.
+    """
+    num_unanswered = 0
+    while num_tries is None or num_unanswered < num_tries:
+        again_at_s = _now_s() + _AGAIN_AFTER_S
+        try:
+            async with asyncio.timeout(within_s):
+                reader, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            raise
+        except OSError as error:
+            num_unanswered += error.errno not in _NO_SILENCE
+            await asyncio.sleep(again_at_s - _now_s())
+        else:
+            for option in _KEEPALIVE:
+                writer.get_extra_info("socket").setsockopt(*option)
+            return reader, writer
+    raise _UnansweredError
+
+
+async def _wait_broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """Return once a connection is no more, and what has become of it."""
     try:
         await reader.read()
     except OSError as error:
-        return f"its presence connection broke ({error.strerror or error})"
+        return f"broke ({error.strerror or error})"
     finally:
         writer.close()
-    return "its presence connection was closed"
+    return "was closed"
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -3,7 +3,8 @@
 ``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
 append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
 ``result.json`` at the end; ``status.json`` is replaced all the time (`status_file`). A full disk
-stops nothing: what can't be written waits in memory, and an event says so.
+stops nothing: what can't be written waits in memory, and an event says so. ``workers.jsonl`` is for
+the next coordinator alone (`worker_contacts`).
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
@@ -36,6 +37,7 @@ from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
 from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import EpochId, Version
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,13 @@ class RunRecord:
         hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
+        contacts: how workers are reached.
     """
 
     def __init__(self, directory: Path, clock: Clock):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        self.contacts = WorkerContacts(directory / "workers.jsonl")
         self._clock = clock
         self._events_file = LineFile(directory / "events.jsonl")
         self._steps_file = LineFile(directory / "metrics.jsonl")
@@ -116,6 +120,8 @@ class RunRecord:
         number = self._events[-1]["number"] + 1 if self._events else 1
         event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
         self._keep(event)
+        if kind == "submitted":
+            self.contacts.begin()
         self._note_trouble(self._events_file.append(event))
         self._note_unfollowed(self._followers.on_event(event))
 

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
     from trainflow.coordination.topology import Labels
 
-# Calls of `form` may each wait for a peer that is gone until a newer one supersedes them.
-CONCURRENCY_GROUPS = {"control": 8, "form": 16, "watch": 4}
+# Calls of `form` may each wait for a peer that is gone until a newer one supersedes them. Those of
+# `wait_exit` wait behind the first for ever: each coordinator calls it, again where it was cut off.
+CONCURRENCY_GROUPS = {"control": 8, "form": 16, "watch": 4, "exit": 1}
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 
@@ -175,7 +176,7 @@ class Worker:
         self._trained.wait()
         self._reporter.flush(_HEARD_WITHIN_S)
 
-    @_in_group("watch")
+    @_in_group("exit")
     def wait_exit(self) -> None:
         """Never return: the call fails when the process dies."""
         self._exit.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
@@ -24,6 +24,8 @@ from trainflow.coordination.worker import WorkerActor
 logger = logging.getLogger(__name__)
 
 OnGone = Callable[[str, str], None]
+
+_ASK_AGAIN_AFTER_S = 0.2
 
 
 @dataclass
@@ -136,6 +138,18 @@ class WorkerPool:
             self._start(self._watch_presence(description))
         entry.description = description
 
+    async def wait_description(self, worker_id: str) -> WorkerDescription | None:
+        """Wait until a worker says what it is, however long that takes; None once it is gone."""
+        while (entry := self.entries.get(worker_id)) is not None:
+            try:
+                return await entry.actor.describe.remote()
+            except ActorUnavailableError as error:
+                logger.info("%s is not reached: %s", worker_id, error)
+            except RayError:
+                return None
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+        return None
+
     def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
         """Return on which node each of these workers is, as far as that is known."""
         entries = [self.entries.get(worker_id) for worker_id in worker_ids]
@@ -183,7 +197,7 @@ class WorkerPool:
         """Hear of a worker's death from Ray."""
         cause = "its actor exited"
         try:
-            await entry.actor.wait_exit.remote()
+            await self._wait_exit(entry)
         except RayActorError as error:
             if error.actor_init_failed:
                 self._on_stillborn(entry.worker_id, str(error))
@@ -191,7 +205,24 @@ class WorkerPool:
             cause = str(error).splitlines()[0]
         except RayError as error:
             cause = f"{type(error).__name__}: {error}"
-        self._on_gone(entry.worker_id, cause)
+        if self._has(entry):
+            self._on_gone(entry.worker_id, cause)
+
+    def _has(self, entry: WorkerEntry) -> bool:
+        return self.entries.get(entry.worker_id) is entry
+
+    async def _wait_exit(self, entry: WorkerEntry) -> None:
+        """Wait until a worker exits, which fails; where it isn't reached, it is asked again.
+
+        Whether it lives then tells its presence, its Keeper, or Ray in the end.
+        """
+        while self._has(entry):
+            try:
+                return await entry.actor.wait_exit.remote()
+            except ActorUnavailableError as error:
+                logger.info("%s is not reached: %s", entry.worker_id, error)
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+        return None
 
     async def _watch_presence(self, description: WorkerDescription) -> None:
         """Hear of a worker's death from its machine, which is faster when its node dies too."""

@@ -1,4 +1,4 @@
-"""Whether a node can be reached: somebody's kernel answers there, or nobody's does."""
+"""Whether a node can be reached: its Keeper takes connections there, or it doesn't come to that."""
 
 import socket
 from collections.abc import Generator
@@ -20,10 +20,12 @@ def test_who_listens_is_reached(listener: PeerAddress):
     assert find_unreachable([listener]) == []
 
 
-def test_a_refusal_is_an_answer():
+def test_who_is_refused_has_not_reached_it():
+    """As by a firewall that rejects: the Keeper there has just said that it listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert find_unreachable([PeerAddress("127.0.0.1", port, "")]) == []
+    refusing = PeerAddress("127.0.0.1", port, "")
+    assert find_unreachable([refusing]) == [refusing]
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(113, "No route to host")])

@@ -149,6 +149,10 @@ class FakePool:
         entries = {worker_id: self.entries[worker_id] for worker_id in worker_ids}
         return {k: each.description.node_id for k, each in entries.items() if each.description}
 
+    async def wait_description(self, worker_id: str) -> WorkerDescription | None:
+        entry = self.entries.get(worker_id)
+        return None if entry is None else await entry.actor.describe.remote()
+
     async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
         """All have."""
 

@@ -70,12 +70,15 @@ def adopt(scene: Scene, nodes: FakeNodes) -> Estate:
     found = {worker.worker_id: worker for worker in scene.workers}
     any_pool: Any = scene.pool
     any_nodes: Any = nodes
-    return asyncio.run(adoption.adopt(found, any_pool, any_nodes, scene.control, scene.clock))
+    parts = any_pool, any_nodes, scene.control, scene.record, scene.clock
+    return asyncio.run(adoption.adopt(found, *parts))
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(adoption, "_ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(adoption, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(adoption, "_ANSWER_AT_LAST_WITHIN_S", 0.5)
     scene = Scene(tmp_path, FRESH)
     scene.pool = FakePool(num_bundles=3)
     any_pool: Any = scene.pool
@@ -137,7 +140,59 @@ def test_the_office_is_taken_before_anyone_is_asked(scene: Scene):
     assert asked_before == [2, 2, 2]
 
 
-def test_a_silent_member_is_lost_and_a_silent_other_may_still_start(scene: Scene):
+def note_warm(scene: Scene, *numbers: int) -> None:
+    """Let these have been warm in an earlier coordinator's life."""
+    for number in numbers:
+        scene.record.contacts.note(describe(IDS[number]))
+
+
+def form_on_record(scene: Scene, epoch: EpochId, members: Sequence[str] = IDS) -> None:
+    scene.record.add_event("epoch", "", epoch=str(epoch), base="0@0.0", members=list(members))
+
+
+def test_who_is_slow_to_answer_keeps_its_rank(scene: Scene):
+    """So too if it was slow while there was a coordinator: its pulse and its node's lease judge."""
+    note_warm(scene, 0, 1, 2)
+    scene.workers[1].description = None
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert estate == Estate({}, frozenset({IDS[1]}), frozenset())
+    assert scene.control.state is RunState.RUNNING
+    assert scene.control.members == IDS
+    entry = scene.pool.entries[IDS[1]]
+    assert entry.is_on(f"node of {IDS[1]}"), "its node's lease is its own"
+
+
+def test_of_an_epoch_that_is_broken_a_slow_member_is_a_member_of_the_next(scene: Scene):
+    note_warm(scene, 0, 1, 2)
+    scene.workers[1].description = None
+    scene.workers[0].description = running(IDS[0], failure="connection reset")
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.state is RunState.RECOVERING
+    available = scene.control.candidacy.available(scene.control.members)
+    assert {each.worker_id for each in available} == {*IDS}
+
+
+def test_members_are_watched_before_they_have_answered(scene: Scene):
+    """One that died with its node and the coordinator is known to be gone within a moment."""
+    note_warm(scene, 0, 1, 2)
+    scene.workers[1].description = None
+    describe_entry, watched = scene.pool.describe, list[str]()
+
+    def watch(description: Any) -> None:
+        watched.append(description.worker_id)
+        describe_entry(description)
+        if description.worker_id == IDS[1]:
+            del scene.pool.entries[IDS[1]]
+
+    any_pool: Any = scene.pool
+    any_pool.describe = watch
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert watched[:3] == [*IDS]
+    assert estate == Estate({}, frozenset(), frozenset())
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_a_silent_member_of_whom_nothing_is_known_is_waited_for_and_then_lost(scene: Scene):
     starting = FakeWorker("slot3-1.3", None)
     starting.description = None
     scene.workers[1].description = None
@@ -146,6 +201,72 @@ def test_a_silent_member_is_lost_and_a_silent_other_may_still_start(scene: Scene
     assert estate.lost == {IDS[1]: "it did not answer the new coordinator"}
     assert estate.unheard == {"slot3-1.3"}
     assert scene.control.state is RunState.RECOVERING
+
+
+def answer_once(scene: Scene, number: int, reached: asyncio.Event) -> None:
+    """Have a worker answer late."""
+    worker = scene.workers[number]
+    described = worker.description
+
+    async def answer() -> Any:
+        await reached.wait()
+        return described
+
+    worker.describe = type(worker.describe)(answer)
+
+
+def test_nothing_is_taken_over_before_one_of_the_newest_epoch_has_answered(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    """A spare may have been in an older one."""
+    note_warm(scene, 0, 1)
+    form_on_record(scene, SPEC.epoch, IDS[:2])
+    older = EpochSpec(EpochId(1, 2), IDS, "127.0.0.1", 1)
+    scene.workers[2].description = running(IDS[2], spec=older)
+    reached = asyncio.Event()
+    answer_once(scene, 0, reached)
+    answer_once(scene, 1, asyncio.Event())
+    num_looks = 0
+
+    def is_enough(*heard: Any) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 3:
+            reached.set()
+        return enough(*heard)
+
+    enough = adoption._is_enough
+    monkeypatch.setattr(adoption, "_is_enough", is_enough)
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.epoch == SPEC.epoch
+    assert scene.control.members == IDS
+    assert estate.unheard == {IDS[1]}
+    assert num_looks < 10, "once one has answered nobody else is waited for"
+
+
+@pytest.mark.parametrize("old", [None, EpochId(1, 2)], ids=["nobody answers", "a spare does"])
+def test_where_all_members_are_silent_their_epoch_is_known_from_the_record(
+    scene: Scene, old: EpochId | None
+):
+    """Whatever holds all of them up: none is to blame, and none loses its rank."""
+    note_warm(scene, 0, 1, 2)
+    form_on_record(scene, SPEC.epoch)
+    for worker in scene.workers:
+        worker.description = None
+    if old is not None:
+        spare = FakeWorker("slot3-1.3", None)
+        spare.description = running("slot3-1.3", spec=EpochSpec(old, IDS, "127.0.0.1", 1))
+        scene.workers.append(spare)
+    estate = adopt(scene, FakeNodes([1, 1, 1]))
+    assert estate == Estate({}, frozenset(IDS), frozenset())
+    assert (scene.control.epoch, scene.control.members) == (SPEC.epoch, IDS)
+    assert scene.control.state is RunState.RUNNING
+
+
+def test_an_epoch_on_record_whose_members_are_all_gone_is_over(scene: Scene):
+    form_on_record(scene, EpochId(1, 9), ["slot7-1.r7"])
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert scene.control.epoch == SPEC.epoch
 
 
 def test_one_that_died_while_it_was_starting_is_left_to_who_heard_of_it(scene: Scene):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainflow.coordination import drain_watch, staffing
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
+from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import INITIAL_VERSION, Version
 from trainflow.errors import CapacityError
 
@@ -492,6 +494,42 @@ def test_a_member_that_dies_before_its_epoch_is_taken_over_has_its_rank(play: Pl
         may_answer.set()
         await until(lambda: coordinator._control.members)
         assert await failures_of(coordinator) == [(IDS[2], 2)]
+
+    play(act)
+
+
+def test_a_member_that_is_slow_to_answer_a_new_coordinator_keeps_its_rank(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        WorkerContacts(stage.directory / "workers.jsonl").note(describe(IDS[1]))
+        slow, may_answer = stage.found[IDS[1]], asyncio.Event()
+
+        async def answer_late() -> Any:
+            await may_answer.wait()
+            return slow.description
+
+        slow.describe = Method(answer_late)
+        monkeypatch.setattr(module.adoption, "_ANSWER_WITHIN_S", 0.05)
+        coordinator = stage.start()
+        await until(lambda: "taken_over" in stage.kinds())
+        assert [each["rank"] for each in await coordinator.workers()] == [0, 1, 2]
+        slow.description = replace(slow.description, presence_port=2)
+        may_answer.set()
+        await until(lambda: stage.pool.entries[IDS[1]].description == slow.description)
+        assert await failures_of(coordinator) == []
+        assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
+def test_how_workers_are_reached_is_left_to_the_next_coordinator(play: Play):
+    async def act(stage: Stage) -> None:
+        ids = await train(stage, stage.start())
+        contacts = WorkerContacts(stage.directory / "workers.jsonl")
+        assert [contacts.find(each) for each in ids] == [describe(each) for each in ids]
 
     play(act)
 

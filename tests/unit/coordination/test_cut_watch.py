@@ -12,6 +12,7 @@ import pytest
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker, describe
 from trainflow.coordination.cut_watch import CutWatch
+from trainflow.coordination.forming_attempts import FormingAttempts
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.unfit_nodes import UnfitNodes
@@ -39,9 +40,13 @@ class Scene:
 
     def open(self) -> CutWatch:
         self.left_for_s: dict[str, float] = {}
+        self.attempts = FormingAttempts()
         self.lost: list[tuple[list[str], str]] = []
         control = SimpleNamespace(
-            advance=self.advance, left_for_s=lambda: self.left_for_s, superior=self
+            advance=self.advance,
+            left_for_s=lambda: self.left_for_s,
+            attempts=self.attempts,
+            superior=self,
         )
         parts: Any = (self.pool, self, control, self.record)
         return CutWatch(make_job(world=3, minimum=2), *parts, self.clock)
@@ -237,6 +242,23 @@ def test_members_that_wait_for_their_next_epoch_for_long_are_looked_at(scene: Sc
     scene.tick()
     assert scene.num_asked == 0, "it may take a moment"
     scene.left_for_s = dict.fromkeys(MEMBERS, 5.0)
+    scene.tick()
+    assert [worker_ids for worker_ids, _ in scene.lost] == [["slot2-1.2"]]
+
+
+def test_members_that_fail_to_connect_again_and_again_are_looked_at_at_once(scene: Scene):
+    """As where they are refused: nobody waits then."""
+    scene.cut = {("b", "c")}
+    scene.left_for_s = dict.fromkeys(MEMBERS, 0.4)
+    for _ in range(2):
+        scene.attempts.fail(scene.clock.now_s)
+    scene.tick()
+    assert scene.num_asked == 0, "it may be a death"
+    scene.attempts.fail(scene.clock.now_s)
+    left_for_s, scene.left_for_s = scene.left_for_s, {}
+    scene.tick()
+    assert scene.num_asked == 0, "nobody waits any more"
+    scene.left_for_s = left_for_s
     scene.tick()
     assert [worker_ids for worker_ids, _ in scene.lost] == [["slot2-1.2"]]
 

@@ -29,6 +29,9 @@ _NOTHING = ["rate", "8bit", "burst", "1", "limit", "1"]
 _NOBODY = "02:00:00:00:00:01"
 """No card's address."""
 
+_ARP_IGNORE = Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
+"""Of the namespace one is in: with 1 a card answers for its own addresses alone."""
+
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 _NAMESPACES = Path("/run/netns")
@@ -111,6 +114,25 @@ class NetHosts:
         """Undo `cut_between`."""
         for host, peer in ((one, other), (other, one)):
             self._neighbour(host, "del", peer)
+
+    def refuse_between(self, one: int, other: int) -> None:
+        """Have two hosts be refused by each other at once, as by a firewall that rejects.
+
+        Each takes the other's address for its own, at which nobody listens, and tells nobody else
+        of it. What they send to others gets through.
+        """
+        for host, peer in ((one, other), (other, one)):
+            with self.entered(host):
+                _ARP_IGNORE.write_text("1")
+            _run("ip", "-n", self._name(host), "addr", "add", self._only(peer), "dev", "lo")
+
+    def unroute_between(self, one: int, other: int) -> None:
+        """Have two hosts know no way to each other, and be told so at once."""
+        for host, peer in ((one, other), (other, one)):
+            _run("ip", "-n", self._name(host), "route", "add", "unreachable", self._only(peer))
+
+    def _only(self, host: int) -> str:
+        return f"{self.address(host)}/32"
 
     def up(self) -> None:
         """Make the hosts."""
