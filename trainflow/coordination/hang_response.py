@@ -18,6 +18,7 @@ from trainflow.epochs import EpochId
 from trainflow.monitoring.detectors import Detector
 
 _DEADLOCK = "every member waits for another"
+_OVER = "hang_over"
 
 
 class HangResponse:
@@ -80,6 +81,7 @@ class HangResponse:
     async def _end_shown(self, hung: Mapping[str, Hang]) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members, list(hung))
+        moved = self._watch.find_moved(hung)
         for worker_id, hang in hung.items():
             if not self._watch.knows(worker_id):
                 continue  # it died meanwhile
@@ -89,6 +91,11 @@ class HangResponse:
                 "epoch": str(hang.epoch),
                 "after_step": after_step,
             }
+            if worker_id in moved:
+                self._judged.discard(worker_id)
+                text = f"{worker_id} is not killed: it has gone on since this was seen: {hang.text}"
+                self._evidence.add_event(_OVER, text, shown, **data)
+                continue
             self._evidence.add_event("hang", f"{worker_id}: {hang.text}", shown, **data)
             self._superior.lose([worker_id], f"hung: {hang.text}")
 
@@ -99,7 +106,14 @@ class HangResponse:
     async def _break_shown(self, epoch: EpochId) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members)
-        self._shown.add(epoch)
+        if self._control.epoch != epoch or self._control.left_for_s():
+            return  # it is given up by now
         data = {"epoch": str(epoch), "after_step": after_step}
+        if not self._watch.is_deadlocked(self._control.members, epoch):
+            self._judged.discard(epoch)
+            text = f"epoch {epoch} goes on: {_DEADLOCK} no more"
+            self._evidence.add_event(_OVER, text, shown, **data)
+            return
+        self._shown.add(epoch)
         self._evidence.add_event("deadlock", _DEADLOCK, shown, **data)
         self._control.break_epoch(epoch, _DEADLOCK)

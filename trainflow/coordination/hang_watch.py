@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from trainflow.config.job import JobConfig
-from trainflow.coordination.hang_detection import Hang, Limits, judge_progress
+from trainflow.coordination.hang_detection import Hang, Limits, judge_progress, went_on
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
@@ -105,6 +105,11 @@ class HangWatch:
         """
         progress = self._nodes.progress_of(set(self._pool.entries))
         return judge_progress(progress, self._limits(left_for_s)).hung
+
+    def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
+        """Return those of them that have moved since, as far as heartbeats have told."""
+        progress = self._nodes.progress_of(set(hung))
+        return {worker_id for worker_id, now in progress.items() if went_on(hung[worker_id], now)}
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""

@@ -131,6 +131,7 @@ class Keeper:
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
+        self._had_stale = False
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
         path = settings.notice_file
@@ -260,7 +261,9 @@ class Keeper:
             if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
                 self._forget(self._stamps)
         has_news = self._notice is not None and not self._is_notice_told
-        if now_s >= self._next_beat_s or self._has_stale(progress) or has_news:
+        # That somebody goes on is news, too: whoever stands still is about to be killed.
+        had_stale, self._had_stale = self._had_stale, self._has_stale(progress)
+        if now_s >= self._next_beat_s or had_stale or self._had_stale or has_news:
             self._beat(progress)
             self._next_beat_s = now_s + HEARTBEAT_S
 

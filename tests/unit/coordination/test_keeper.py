@@ -246,6 +246,34 @@ def test_time_in_which_the_keeper_did_not_run_either_is_not_held_against_a_worke
     assert seen_after(keeper_runs=False) == pytest.approx(0.1)
 
 
+def test_that_a_worker_goes_on_is_told_at_once_as_that_it_stood_still_was(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, stamps: StampWriter
+):
+    limit_s = 0.4  # shorter than what counts as a pause of the Keeper
+    num_told = 0
+
+    def hear(_: Heartbeat) -> HeartbeatReply:
+        nonlocal num_told
+        num_told += 1
+        return HeartbeatReply(incarnation=3, hang_timeout_s=limit_s)
+
+    def look(after_s: float) -> int:
+        """Return how often it was told that a worker did something, when it is looked then."""
+        stamps.stamp(Phase.COMPUTE, step=1, epoch=EpochId(1, 1), sequence=1)
+        stamp = read_stamp(stamps._path)
+        assert stamp is not None
+        keeper._awake.beat(stamp.progress_at_s)
+        clock.now_s = stamp.progress_at_s + after_s
+        keeper._lease.renew(clock.now_s)
+        keeper._next_beat_s = clock.now_s + 1000.0
+        clock.next_round()
+        return num_told
+
+    coordinator.heartbeat.remote = hear
+    keeper._hang_timeout_s = limit_s
+    assert [look(each) for each in (0.1, 0.41, 0.41, 0.1, 0.1)] == [0, 1, 2, 3, 3]
+
+
 class Inbox:
     """Takes reports; refuses as many as it is told to."""
 
