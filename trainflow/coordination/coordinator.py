@@ -60,6 +60,7 @@ from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
+from trainflow.coordination.silent_nodes import SilentNodes
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
@@ -113,6 +114,7 @@ class Coordinator:
         self._losses = Losses(
             self._pool, self._record, self._control, self._staffing, self._background, self
         )
+        self._silent = SilentNodes(self._pool, self._nodes, self._record, self._checkpoints, self)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
@@ -139,7 +141,11 @@ class Coordinator:
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
-            self._control.incarnation, self._hangs.timeout_s, recoverable, self._record.last_epoch
+            self._control.incarnation,
+            self._hangs.timeout_s,
+            recoverable,
+            self._record.last_epoch,
+            is_counted=self._nodes.counts(beat.node_id),
         )
 
     async def ask_upload(self, node_id: str, version: Version, share_index: int) -> UploadAnswer:
@@ -148,10 +154,7 @@ class Coordinator:
 
     async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         """Take what a Keeper says of its share; see `CheckpointControl.on_share`."""
-        if isinstance(report, ShareFailed):
-            await self._checkpoints.on_share_failed(report, permit)
-            return True
-        return await self._checkpoints.on_share(report, permit, len(self._control.members))
+        return await self._checkpoints.take(report, permit, len(self._control.members))
 
     async def look_after_share(self, version: Version, permit: str) -> bool | None:
         """Say what became of a version whose share was reported; see `CheckpointControl.look`."""
@@ -304,11 +307,7 @@ class Coordinator:
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
             self._monitor.tick(len(self._control.members), self._control.num_spares)
-            for node_id in self._nodes.silent_nodes():
-                there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]
-                self.lose(there, "its node has not been heard within its lease")
-                self._nodes.forget(node_id)
-                self._checkpoints.on_node_lost(node_id)
+            self._silent.tick()
 
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""

@@ -185,6 +185,45 @@ def test_an_unanswered_keeper_kills_its_workers_once_the_lease_is_over(
 
 
 @pytest.mark.usefixtures("stamps")
+@pytest.mark.parametrize(
+    ("is_counted", "num_killed"), [(True, 0), (False, 1), (None, 1)], ids=["yes", "no", "no answer"]
+)
+def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
+    keeper: Keeper,
+    clock: StillClock,
+    coordinator: Coordinator,
+    killed: list[int],
+    *,
+    is_counted: bool | None,
+    num_killed: int,
+):
+    def answer(_: Heartbeat) -> HeartbeatReply:
+        if is_counted is None:
+            raise GetTimeoutError
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0, is_counted=is_counted)
+
+    coordinator.heartbeat.remote = answer
+    clock.now_s += 45.0  # in which nothing of it ran
+    clock.next_round()
+    assert len(killed) == num_killed
+
+
+@pytest.mark.usefixtures("stamps")
+def test_a_keeper_that_ran_all_the_time_and_heard_nobody_asks_no_more(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
+):
+    coordinator.error = GetTimeoutError()
+    keeper._next_beat_s = clock.now_s + 1000.0
+    for _ in range(101):
+        clock.now_s += 0.1
+        keeper._awake.beat(clock.now_s)
+    num_told = len(coordinator.beats)
+    clock.next_round()
+    assert len(killed) == 1
+    assert len(coordinator.beats) == num_told
+
+
+@pytest.mark.usefixtures("stamps")
 def test_an_order_of_an_older_coordinator_is_refused(keeper: Keeper, killed: list[int]):
     assert keeper.promise(5) == 3  # learnt from the first heartbeat
     assert not keeper.fence(4, "slot0-1.0")
