@@ -61,6 +61,7 @@ from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.silent_nodes import SilentNodes
+from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
@@ -105,7 +106,8 @@ class Coordinator:
         )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
-        self._response = HangResponse(self._hangs, evidence, self._control, guard, self)
+        stalls = StallWatch(self._hangs, memory, self._control, evidence, guard, SYSTEM_CLOCK)
+        self._response = HangResponse(self._hangs, evidence, self._control, guard, self, stalls)
         self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self, guard)
         parts = self._job, self._pool, self._control, self._nodes, self._record, guard
         self._detectors = StepDetectors(*parts)
@@ -142,7 +144,7 @@ class Coordinator:
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
             self._control.incarnation,
-            self._hangs.timeout_s,
+            self._response.told_after_s,
             recoverable,
             self._record.last_epoch,
             is_counted=self._nodes.counts(beat.node_id),

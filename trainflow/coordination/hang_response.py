@@ -13,6 +13,7 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_detection import Hang
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
+from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochId
 from trainflow.monitoring.detectors import Detector
@@ -31,7 +32,9 @@ class HangResponse:
         control: EpochControl,
         guard: DetectorGuard,
         superior: Superior,
+        stalls: StallWatch,
     ):
+        self._stalls = stalls
         self._watch = watch
         self._evidence = evidence
         self._control = control
@@ -41,13 +44,18 @@ class HangResponse:
         self._judged: set[str | EpochId] = set()
         self._shown: set[EpochId] = set()
 
+    @property
+    def told_after_s(self) -> float:
+        """Seconds without progress after which Keepers tell of a worker at once."""
+        return self._stalls.told_after_s
+
     def look(self) -> None:
         """See who hangs by now; called with each heartbeat, which is answered all the same."""
         self._guard.look(Detector.HANGS, self._look)
 
     def _look(self) -> None:
         left_for_s = self._control.left_for_s()
-        found = self._watch.find_hung(left_for_s)
+        found = self._stalls.leave_out(self._watch.find_hung(left_for_s))
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()

@@ -29,6 +29,7 @@ class Stage:
         self.known = {"a", "b", "spare"}
         self.deadlocked = False
         self.moved: set[str] = set()
+        self.excused: set[str] = set()
         self.last_step = 7
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
@@ -36,7 +37,7 @@ class Stage:
         self.broken: list[EpochId] = []
         parts: Any = self
         evidence = HangEvidence(parts, record, "jobs.lm:train")
-        self.response = HangResponse(parts, evidence, parts, guard_of(record), parts)
+        self.response = HangResponse(parts, evidence, parts, guard_of(record), parts, parts)
 
     def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
         assert left_for_s is self.left
@@ -44,6 +45,9 @@ class Stage:
 
     def left_for_s(self) -> dict[str, float]:
         return self.left
+
+    def leave_out(self, hung: Mapping[str, Hang]) -> Mapping[str, Hang]:
+        return {each: hung[each] for each in hung if each not in self.excused}
 
     def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
         return self.moved & hung.keys()
@@ -103,6 +107,20 @@ def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
     assert event["text"].startswith("b: no progress. ranks 0, 1: its Keeper has not told")
     where = {"stands_in": "step", "epoch": "1.1", "after_step": 7}
     assert event["data"] == {"worker": "b", **where, "stacks": ["stacks/1.txt"]}
+
+
+def test_who_waits_for_data_is_let_wait_and_found_afterwards(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung, stage.excused = {"a": STILL, "b": STILL}, {"a"}
+        stage.may_answer.set()
+        stage.response.look()
+        await settle()
+        assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
+        stage.excused.clear()
+        stage.response.look()
+        await settle()
+
+    assert [worker_id for worker_id, *_ in play(act).lost] == ["b", "a"]
 
 
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
