@@ -297,14 +297,14 @@ class EpochControl:
         self.superior.spend(text)
         self._broken = True
         self._notice(text)
-        if self._forming is not None and self._forms_at_boundary:  # which may never come
-            self._forming.cancel()
-            self._forming = None
         self.advance()
 
     def _notice(self, text: str) -> None:
         self._settled.clear()
         self._recovery.notice(text)
+        if self._forming is not None and self._forms_at_boundary:  # which may never come
+            self._forming.cancel()
+            self._forming = None
 
     def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
         if self._forming is not None:
