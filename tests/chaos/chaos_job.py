@@ -84,6 +84,19 @@ def hang_once(session: Session, args: Args, step: int) -> None:
             SYSTEM_CLOCK.sleep(1)
 
 
+def wait_for_data(args: Args, step: int) -> None:
+    """Stand still while there is a file named stalled, which names the step from which on."""
+    while is_stalled(args.work_dir / "stalled", step):
+        SYSTEM_CLOCK.sleep(0.02)
+
+
+def is_stalled(mark: Path, step: int) -> bool:
+    try:
+        return step >= int(mark.read_text())
+    except FileNotFoundError:
+        return False
+
+
 def commit(session: Session, args: Args, step: Step) -> None:
     """Commit, or stand still for good in a commit that was aborted, if the job is to."""
     rank = session.rank
@@ -200,6 +213,7 @@ def train(session: Session, args: Args) -> None:
     for step in session.steps():
         with step:
             hang_once(session, args, step.number)
+            wait_for_data(args, step.number)
             death.begin(step.number)
             flip.step = step.number
             for batch in step.microbatches():

@@ -51,6 +51,29 @@ def test_a_keeper_that_comes_back_after_the_lease_has_cost_nobody_its_rank(
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.parametrize("resumes", [False, True], ids=["for good", "until it is ended"])
+def test_a_keeper_that_stands_still_has_cost_nobody_its_rank(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str, *, resumes: bool
+) -> None:
+    slow = {"sleep_s": 0.2, "failures": {"lease_s": 3.0}}
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, **slow)
+    run.wait_training(step=5)
+    pids = run.pids()
+    keeper = run.keeper_of(1)
+    assert keeper is not None
+    keeper.suspend()
+    status = run.wait(lambda status: bool(events_of(status, "keeper_away")))
+    (away,) = events_of(status, "keeper_away")
+    assert "stands still, though workers there answer" in away["text"]
+    if resumes:  # its lease is over, and what is to end it is on its way
+        keeper.resume()
+    status = run.wait(lambda status: bool(events_of(status, "keeper_back")))
+    wait_until(lambda: run.keeper_of(1) not in {None, keeper}, lambda: "no new Keeper")
+    assert run.pids() == pids
+    assert events_of(run.run.status(), "failure") == []
+    expect_as_undisturbed(run, undisturbed)
+
+
 def test_a_thread_that_stands_still_in_a_step_is_found(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:

@@ -15,7 +15,10 @@ from trainflow.config.section import PositiveFloat, Section
 Topic = Literal["failures", "recoveries", "anomalies", "checkpoints", "capacity", "slowness", "end"]
 
 KINDS: Mapping[Topic, frozenset[str]] = {
-    "failures": frozenset({"failure", "hang", "deadlock", "ranks_differ", "isolate"}),
+    "failures": frozenset(
+        {"failure", "hang", "deadlock", "ranks_differ", "isolate"}
+        | {"data_stall", "data_stall_last", "data_stall_over"}
+    ),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
     "anomalies": frozenset({"anomaly", "anomaly_over"}),
     "checkpoints": frozenset(

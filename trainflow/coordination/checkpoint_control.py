@@ -125,6 +125,15 @@ class CheckpointControl:
         upload = Upload(node_id, version, share_index)
         return UploadAnswer(wanted=True, permit=self._permits.grant(upload, incarnation))
 
+    async def take(
+        self, report: ShareReport | ShareFailed, permit: str, world_size: int
+    ) -> bool | None:
+        """Take what a Keeper says of its share; see `on_share`."""
+        if isinstance(report, ShareFailed):
+            await self.on_share_failed(report, permit)
+            return True
+        return await self.on_share(report, permit, world_size)
+
     async def on_share(self, report: ShareReport, permit: str, world_size: int) -> bool | None:
         """A share is in the store; the last one of its version makes the checkpoint.
 

@@ -61,6 +61,8 @@ from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
+from trainflow.coordination.silent_nodes import SilentNodes
+from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
@@ -105,7 +107,8 @@ class Coordinator:
         )
         self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
         evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
-        self._response = HangResponse(self._hangs, evidence, self._control, guard, self)
+        stalls = StallWatch(self._hangs, memory, self._control, evidence, guard, SYSTEM_CLOCK)
+        self._response = HangResponse(self._hangs, evidence, self._control, guard, self, stalls)
         self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self, guard)
         parts = self._job, self._pool, self._control, self._nodes, self._record, guard
         self._detectors = StepDetectors(*parts)
@@ -114,8 +117,9 @@ class Coordinator:
         self._losses = Losses(
             self._pool, self._record, self._control, self._staffing, self._background, self
         )
-        background = self._background
-        self._late = LateAnswers(self._pool, self._record, background, self._take, self)
+        self._late = LateAnswers(self._pool, self._record, self._background, self._take, self)
+        parts = self._pool, self._nodes, self._record, self._checkpoints, self, guard
+        self._silent = SilentNodes(*parts)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
@@ -142,7 +146,11 @@ class Coordinator:
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
-            self._control.incarnation, self._hangs.timeout_s, recoverable, self._record.last_epoch
+            self._control.incarnation,
+            self._response.told_after_s,
+            recoverable,
+            self._record.last_epoch,
+            is_counted=self._nodes.counts(beat.node_id),
         )
 
     async def ask_upload(self, node_id: str, version: Version, share_index: int) -> UploadAnswer:
@@ -151,10 +159,7 @@ class Coordinator:
 
     async def take_share(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
         """Take what a Keeper says of its share; see `CheckpointControl.on_share`."""
-        if isinstance(report, ShareFailed):
-            await self._checkpoints.on_share_failed(report, permit)
-            return True
-        return await self._checkpoints.on_share(report, permit, len(self._control.members))
+        return await self._checkpoints.take(report, permit, len(self._control.members))
 
     async def look_after_share(self, version: Version, permit: str) -> bool | None:
         """Say what became of a version whose share was reported; see `CheckpointControl.look`."""
@@ -300,11 +305,7 @@ class Coordinator:
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
             self._monitor.tick(len(self._control.members), self._control.num_spares)
-            for node_id in self._changes.find_silent():
-                there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]
-                self.lose(there, "its node has not been heard within its lease")
-                self._nodes.forget(node_id)
-                self._checkpoints.on_node_lost(node_id)
+            self._silent.tick()
 
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""

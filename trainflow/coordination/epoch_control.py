@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
+from trainflow.coordination.boundary_request import BoundaryRequest
 from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.epoch_former import (
     FormedEpoch,
@@ -73,6 +74,7 @@ class EpochControl:
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
         self.candidacy = Candidacy(job, pool)
+        self._request = BoundaryRequest(pool)
         self._kept = kept
         self._job = job
         self._pool = pool
@@ -171,6 +173,7 @@ class EpochControl:
     def close(self) -> None:
         """Form no more epochs."""
         self._is_open = False
+        self._request.end()
         if self._forming is not None:
             self._forming.cancel()
 
@@ -258,7 +261,7 @@ class EpochControl:
 
     def _pause(self) -> None:
         self._pausing = True
-        self._request(Flag.PAUSE)
+        self._request.begin(Flag.PAUSE, self.members)
 
     def _note_waiting(self, move: Move) -> None:
         was_waiting = self._waiting
@@ -274,7 +277,7 @@ class EpochControl:
         self._stop_asked = True
         if self.epoch is None or not self.is_whole:
             return False
-        self._request(Flag.STOP)
+        self._request.begin(Flag.STOP, self.members)
         return True
 
     async def wait_settled(self) -> None:
@@ -294,16 +297,18 @@ class EpochControl:
         self.superior.spend(text)
         self._broken = True
         self._notice(text)
-        if self._forming is not None and self._forms_at_boundary:  # which may never come
-            self._forming.cancel()
-            self._forming = None
         self.advance()
 
     def _notice(self, text: str) -> None:
         self._settled.clear()
+        self._request.end()
         self._recovery.notice(text)
+        if self._forming is not None and self._forms_at_boundary:  # which may never come
+            self._forming.cancel()
+            self._forming = None
 
     def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
+        self._request.end()
         if self._forming is not None:
             self._forming.cancel()
         self._counter += 1
@@ -391,9 +396,3 @@ class EpochControl:
         note_formed(self._job, formed, self._record)
         self.troubles.on_running(spec.epoch)
         self.advance()
-
-    def _request(self, flag: Flag) -> None:
-        """Ask one member; its commit record tells the others."""
-        entry = self._pool.entries.get(self.members[0])
-        if entry is not None:
-            entry.actor.request.remote(flag)

@@ -64,7 +64,9 @@ class Expansion:
         self._drop_lost()
         unfit = self._nodes.unfit
         placed = self._pool.bundle_nodes()
-        num_lost = sum(node in unfit for node in placed.values())
+        # One that isn't heard will be, or Ray gives it up and places its bundles elsewhere.
+        lasting = unfit.all() - unfit.unheard
+        num_lost = sum(node in lasting for node in placed.values())
         if self._pool.num_bundles() - num_lost >= self._workers.most + self._workers.spares:
             return False
         node_id = await self._find_room(Counter(placed.values()))

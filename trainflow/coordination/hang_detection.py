@@ -8,6 +8,7 @@ from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S,
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 _FORGOTTEN_AFTER_S = 2.0
+_SEEMS_SHORTER_BY_S = 0.5  # at most: a pause of its Keeper's that it didn't know of yet
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ class Hang:
         kind: in what it stands still.
         epoch: that it is in.
         text: the evidence.
+        stood_s: seconds for which it had stood still.
     """
 
     kind: HangKind
     epoch: EpochId
     text: str
+    stood_s: float
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,17 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
     return HangVerdict(hung, deadlocked=ended and not hung)
 
 
+def went_on(hang: Hang, progress: Progress) -> bool:
+    """Return whether a worker has moved since it was judged.
+
+    Args:
+        hang: the judgement.
+        progress: as it was read later.
+    """
+    stood_s = progress.pulse_age_s if hang.kind is HangKind.STOPPED else progress.progress_age_s
+    return stood_s < hang.stood_s - _SEEMS_SHORTER_BY_S
+
+
 def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
     kind, limit_s = _find_limit(progress, limits)
     pulse_limit_s = max(limits.hang_s, limits.start_s if progress.is_warming_up else 0.0)
@@ -137,15 +151,15 @@ def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None
             f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
             f"(step {progress.step}, {progress.phase})"
         )
-        return Hang(HangKind.STOPPED, progress.epoch, text)
+        return Hang(HangKind.STOPPED, progress.epoch, text, progress.pulse_age_s)
     if kind is HangKind.ABORT:
         if min(progress.progress_age_s, left_for_s) <= limit_s:
             return None
         text = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
-        return Hang(kind, progress.epoch, text)
+        return Hang(kind, progress.epoch, text, progress.progress_age_s)
     if kind is not None and progress.progress_age_s > limit_s:
         text = f"no progress in {where} for {progress.progress_age_s:.1f} s"
-        return Hang(kind, progress.epoch, text)
+        return Hang(kind, progress.epoch, text, progress.progress_age_s)
     return None
 
 

@@ -63,10 +63,13 @@ class HangEvidence:
         self,
         kind: str,
         text: str,
-        evidence: Evidence,
+        evidence: Evidence | None = None,
         **data: Any,  # noqa: ANN401  JSON
     ) -> None:
-        """Record what was judged, with what there is to show for it."""
+        """Record what was judged, with what there is to show for it, if that was gathered."""
+        if evidence is None:
+            self._record.add_event(kind, text, **data)
+            return
         whole = f"{text}. {evidence.text}"
         self._record.add_event(kind, whole, **data, stacks=list(evidence.files))
 

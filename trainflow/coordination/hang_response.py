@@ -13,11 +13,13 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_detection import Hang
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
+from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import EpochId
 from trainflow.monitoring.detectors import Detector
 
 _DEADLOCK = "every member waits for another"
+_OVER = "hang_over"
 
 
 class HangResponse:
@@ -30,7 +32,9 @@ class HangResponse:
         control: EpochControl,
         guard: DetectorGuard,
         superior: Superior,
+        stalls: StallWatch,
     ):
+        self._stalls = stalls
         self._watch = watch
         self._evidence = evidence
         self._control = control
@@ -40,13 +44,18 @@ class HangResponse:
         self._judged: set[str | EpochId] = set()
         self._shown: set[EpochId] = set()
 
+    @property
+    def told_after_s(self) -> float:
+        """Seconds without progress after which Keepers tell of a worker at once."""
+        return self._stalls.told_after_s
+
     def look(self) -> None:
         """See who hangs by now; called with each heartbeat, which is answered all the same."""
         self._guard.look(Detector.HANGS, self._look)
 
     def _look(self) -> None:
         left_for_s = self._control.left_for_s()
-        found = self._watch.find_hung(left_for_s)
+        found = self._stalls.leave_out(self._watch.find_hung(left_for_s))
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()
@@ -80,6 +89,7 @@ class HangResponse:
     async def _end_shown(self, hung: Mapping[str, Hang]) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members, list(hung))
+        moved = self._watch.find_moved(hung)
         for worker_id, hang in hung.items():
             if not self._watch.knows(worker_id):
                 continue  # it died meanwhile
@@ -89,6 +99,11 @@ class HangResponse:
                 "epoch": str(hang.epoch),
                 "after_step": after_step,
             }
+            if worker_id in moved:
+                self._judged.discard(worker_id)
+                text = f"{worker_id} is not killed: it has gone on since this was seen: {hang.text}"
+                self._evidence.add_event(_OVER, text, shown, **data)
+                continue
             self._evidence.add_event("hang", f"{worker_id}: {hang.text}", shown, **data)
             self._superior.lose([worker_id], f"hung: {hang.text}")
 
@@ -99,7 +114,14 @@ class HangResponse:
     async def _break_shown(self, epoch: EpochId) -> None:
         after_step = self._watch.last_step
         shown = await self._evidence.gather(self._control.members)
-        self._shown.add(epoch)
+        if self._control.epoch != epoch or self._control.left_for_s():
+            return  # it is given up by now
         data = {"epoch": str(epoch), "after_step": after_step}
+        if not self._watch.is_deadlocked(self._control.members, epoch):
+            self._judged.discard(epoch)
+            text = f"epoch {epoch} goes on: {_DEADLOCK} no more"
+            self._evidence.add_event(_OVER, text, shown, **data)
+            return
+        self._shown.add(epoch)
         self._evidence.add_event("deadlock", _DEADLOCK, shown, **data)
         self._control.break_epoch(epoch, _DEADLOCK)

@@ -3,11 +3,12 @@
 Process: coordinator.  Thread: its event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from trainflow.config.job import JobConfig
-from trainflow.coordination.hang_detection import Hang, Limits, judge_progress
+from trainflow.coordination.data_stall import find_held_up, find_reading
+from trainflow.coordination.hang_detection import Hang, Limits, judge_progress, went_on
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
@@ -15,6 +16,7 @@ from trainflow.coordination.timeout_budget import (
     Hindsight,
     TimeoutBudget,
     derive_budget,
+    stall_limit_s,
 )
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import EpochId
@@ -93,6 +95,11 @@ class HangWatch:
             self._told_s = self.budget.hang_s
             self._record.add_event("timeouts", str(self.budget), **asdict(self.budget))
 
+    @property
+    def stall_s(self) -> float:
+        """Seconds for which data that comes to nobody is waited for in the step under way."""
+        return stall_limit_s(self.timeout_s)
+
     def knows(self, worker_id: str) -> bool:
         """Whether it isn't known to be gone."""
         return worker_id in self._pool.entries
@@ -105,6 +112,26 @@ class HangWatch:
         """
         progress = self._nodes.progress_of(set(self._pool.entries))
         return judge_progress(progress, self._limits(left_for_s)).hung
+
+    def find_held_up(self, members: Sequence[str]) -> tuple[frozenset[str], dict[str, float]]:
+        """Return the members of whom data is to blame for that they stand still; and who reads.
+
+        Args:
+            members: worker ids; those count that live.
+
+        Returns:
+            The former, and for how many seconds each has waited for data who has for long.
+        """
+        living = [each for each in members if self.knows(each)]
+        progress, limits = self._nodes.progress_of(set(living)), self._limits({})
+        held_up = find_held_up(progress, self._pool.nodes_of(progress), limits)
+        reading = find_reading(progress, limits)
+        return held_up, {each: progress[each].progress_age_s for each in reading}
+
+    def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
+        """Return those of them that have moved since, as far as heartbeats have told."""
+        progress = self._nodes.progress_of(set(hung))
+        return {worker_id for worker_id, now in progress.items() if went_on(hung[worker_id], now)}
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""

@@ -89,12 +89,14 @@ class HeartbeatReply:
         recoverable: snapshots of dead workers that are older than this are not needed.
         committed_in: the newest epoch that has committed a step; residuals that dead workers have
             left in those before are not needed.
+        is_counted: the node is not given up, nor are its workers.
     """
 
     incarnation: int
     hang_timeout_s: float
     recoverable: Version | None = None
     committed_in: EpochId | None = None
+    is_counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Keeper:
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
+        self._had_stale = False
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
         path = settings.notice_file
@@ -253,14 +256,16 @@ class Keeper:
     def _look(self) -> None:
         now_s = SYSTEM_CLOCK.monotonic_s()
         progress = self._read_progress()
-        if self._lease.is_expired(now_s):
+        if self._lease.is_expired(now_s) and not self._is_spared(progress, now_s):
             if progress:
                 logger.warning("%s is cut off: it ends its workers", self._node_id)
             self._kill_all()
             if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
                 self._forget(self._stamps)
         has_news = self._notice is not None and not self._is_notice_told
-        if now_s >= self._next_beat_s or self._has_stale(progress) or has_news:
+        # That somebody goes on is news, too: whoever stands still is about to be killed.
+        had_stale, self._had_stale = self._had_stale, self._has_stale(progress)
+        if now_s >= self._next_beat_s or had_stale or self._had_stale or has_news:
             self._beat(progress)
             self._next_beat_s = now_s + HEARTBEAT_S
 
@@ -275,8 +280,28 @@ class Keeper:
     def _notice(self) -> PreemptionNotice | None:
         return None if self._notices is None else self._notices.newest
 
+    def _is_spared(self, progress: dict[str, Progress], now_s: float) -> bool:
+        """Whether the lease has run out only as this process stood still, and cost nobody its rank.
+
+        Nobody but the coordinator knows that.
+        """
+        ran_s = self._awake.age_s(self._lease.renewed_at_s, now_s)
+        if self._lease.is_expired(self._lease.renewed_at_s + ran_s):
+            return False  # it has asked in vain all the time
+        try:
+            reply = self._tell(progress)
+        except Exception:
+            logger.exception("%s: the coordinator could not be asked", self._node_id)
+            return False
+        return reply is not None and reply.is_counted
+
     def _beat(self, progress: dict[str, Progress]) -> None:
         """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
+        if self._tell(progress) is None and self._hears_majority():
+            self._lease.renew(SYSTEM_CLOCK.monotonic_s())
+
+    def _tell(self, progress: dict[str, Progress]) -> HeartbeatReply | None:
+        """Tell the coordinator, and take its answer, which renews the lease; None: no answer."""
         notice = self._notice
         self._is_notice_told = notice is not None
         try:
@@ -297,9 +322,7 @@ class Keeper:
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
-            if self._hears_majority():
-                self._lease.renew(SYSTEM_CLOCK.monotonic_s())
-            return
+            return None
         with self._lock:
             self._promised = max(self._promised, reply.incarnation)
             self._hang_timeout_s = reply.hang_timeout_s
@@ -307,6 +330,7 @@ class Keeper:
         self._lease.renew(self._heard_at_s)
         self._memory.held.tidy(reply.recoverable)
         self._memory.residuals.tidy(reply.committed_in)
+        return reply
 
     def _hears_majority(self) -> bool:
         with self._lock:

@@ -7,19 +7,23 @@ the coordinator is down the Keepers still hear each other, and training goes on.
 
 
 class Lease:
-    """Right to keep workers alive, renewed by being heard."""
+    """Right to keep workers alive, renewed by being heard.
+
+    Attributes:
+        renewed_at_s: when it was last.
+    """
 
     def __init__(self, duration_s: float, now_s: float):
         self._duration_s = duration_s
-        self._renewed_at_s = now_s
+        self.renewed_at_s = now_s
 
     def renew(self, now_s: float) -> None:
         """Somebody who may decide was heard."""
-        self._renewed_at_s = now_s
+        self.renewed_at_s = now_s
 
     def is_expired(self, now_s: float) -> bool:
         """Whether the workers must die now."""
-        return now_s - self._renewed_at_s > self._duration_s
+        return now_s - self.renewed_at_s > self._duration_s
 
 
 def is_majority(num_heard: int, num_peers: int) -> bool:

@@ -107,6 +107,16 @@ class MemoryTier:
         known = self._nodes.node_ids
         return tuple(each for node, each in self._addresses.items() if node in known)
 
+    def holds(self, step: int) -> bool:
+        """Whether nodes hold the state of this step, so that no worker needs to live for it.
+
+        Of sharded state each node has the shards of its workers, whoever dies.
+        """
+        known = self._nodes.node_ids
+        held = [version for node, version in self._newest.items() if node in known]
+        is_held = any(each.step >= step and not self._record.is_void(each) for each in held)
+        return step == 0 or self.is_sharded or is_held
+
     async def find_newest(self, committed_step: int) -> HeldState | None:
         """Ask the Keepers; None if none of those that answer holds anything.
 

@@ -39,9 +39,6 @@ class NodeChanges:
         control.candidacy.unfit = nodes.unfit
         self._control = control
         self._guard = guard
-        self._nodes = nodes
-        self._record = record
-        self._unattended: set[str] = set()
         self._isolation = IsolationWatch(job, pool, nodes, record, clock)
         self.staffing = Staffing(job, pool, nodes, self._isolation, record, clock)
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
@@ -65,34 +62,12 @@ class NodeChanges:
         Args:
             may_start: whether workers may still be started, where there is room.
         """
-        self._guard.look(Detector.SILENCE, self._tell_unattended)
         self._guard.start(Detector.DRAINS, self._drains.tick)
         self._guard.start(Detector.CUTS, self._cuts.tick)
         if may_start:
             self._guard.start(Detector.ROOM, self._expansion.tick)
         self._guard.look(Detector.ISOLATION, self._take_back)
 
-    def find_silent(self) -> list[str]:
-        """Return the nodes whose lease has run out."""
-        found: list[str] = []
-        self._guard.look(Detector.SILENCE, lambda: found.extend(self._nodes.silent_nodes()))
-        return found
-
     def _take_back(self) -> None:
         if self._isolation.tick():
             self._control.advance()
-
-    def _tell_unattended(self) -> None:
-        """Tell of nodes whose Keepers take long to come back, and that they are."""
-        unattended = set(self._nodes.unattended_nodes())
-        for node_id in sorted(unattended - self._unattended):
-            host = self._nodes.host_of(node_id)
-            text = f"the Keeper of node {host} has died, and is being started again: workers there "
-            text += "go on, and nobody looks after them until it is back"
-            self._record.add_event("keeper_away", text, node=node_id, host=host)
-        heard = self._nodes.node_ids.difference(self._nodes.silent_nodes())
-        for node_id in sorted((self._unattended - unattended) & heard):
-            host = self._nodes.host_of(node_id)
-            text = f"the Keeper of node {host} is back"
-            self._record.add_event("keeper_back", text, node=node_id, host=host)
-        self._unattended = unattended

@@ -25,10 +25,12 @@ from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.wakefulness import BEAT_EVERY_S, Wakefulness
+from trainflow.coordination.worker_answers import WorkerAnswers
 from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
 _ASK_AGAIN_AFTER_S = 0.2
+_QUIET_AFTER_S = 3.0
 
 
 class NodeWatch:
@@ -39,12 +41,14 @@ class NodeWatch:
         unfit: nodes that are to take no more ranks, workers or copies.
         alive: addresses of the nodes of the cluster that live, as of when it was last looked.
         awake: when this coordinator could have heard anybody.
+        answers: of workers on nodes whose Keepers aren't heard.
     """
 
     def __init__(self, job_id: str, job: JobConfig, clock: Clock, directory: str | None = None):
         self.unfit = UnfitNodes()
         self.alive: dict[str, str] = {}
         self.awake = Wakefulness(clock.monotonic_s())
+        self.answers = WorkerAnswers(clock, self.awake)
         self._hosts: dict[str, str] = {}
         self._job_id = job_id
         self._settings = KeeperSettings(
@@ -105,12 +109,15 @@ class NodeWatch:
         self._starting.discard(node_id)
         self._progress.pop(node_id, None)
         self._deaths.forget(node_id)
+        self.answers.forget(node_id)
         if keeper is not None:
             keeper.end_workers.remote()
             self._dismissed[node_id] = keeper
             self._everybody = None
             self._introduce(self._keepers)
-            if node_id not in _alive_nodes():
+            if node_id in _alive_nodes():
+                self.unfit.unheard |= {node_id}
+            else:
                 for other in self._keepers.values():
                     other.forget_node.remote(node_id)
 
@@ -123,7 +130,10 @@ class NodeWatch:
         """Take a heartbeat."""
         if not knows_peers and node_id in self._keepers:
             self._introduce({node_id})
-            self._deaths.note_back(node_id)
+        self._deaths.note_heard(node_id, is_new=not knows_peers)
+        self.answers.forget(node_id)
+        if node_id in self.unfit.unheard:
+            self.unfit.unheard -= {node_id}
         self._starting.discard(node_id)
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._heard.set()
@@ -142,39 +152,69 @@ class NodeWatch:
         """Take the addresses of the nodes that live."""
         self.alive = dict(alive)
         self._hosts |= alive
+        self.unfit.unheard = self.unfit.unheard.intersection(alive)
 
     def host_of(self, node_id: str) -> str | None:
         """Return a node's address, also of one that is gone; None if it was never seen."""
         return self._hosts.get(node_id)
 
+    def counts(self, node_id: str) -> bool:
+        """Whether a node is not given up."""
+        return node_id in self._keepers
+
+    def restart_keeper(self, node_id: str) -> None:
+        """End a Keeper that stands still, so that Ray starts it again."""
+        self._deaths.end(node_id, self._keepers[node_id])
+
+    def quiet_nodes(self) -> list[str]:
+        """Return the nodes that may be found silent soon."""
+        return self._find_unheard(self._silent_after_s - _QUIET_AFTER_S)
+
     def silent_nodes(self) -> list[str]:
         """Return the nodes whose lease has run out: their Keepers have killed their workers."""
         unattended = self.unattended_nodes()
-        return [node for node in self._unheard_nodes() if node not in unattended]
+        return [node for node in self._find_unheard() if node not in unattended]
 
     def unattended_nodes(self) -> list[str]:
         """Return those that would be silent, but that their Keepers are being started again.
 
-        Their workers go on, and nobody looks after them until then.
+        Their workers go on, and nobody looks after them until then. Where there are workers that
+        could say so, and don't, the node is cut off whatever has become of its Keeper.
         """
         living = self.alive or self._keepers
         return [
             node
-            for node in self._unheard_nodes()
-            if node in living and self._deaths.is_coming_back(node)
+            for node in self._find_unheard()
+            if node in living
+            and self._deaths.is_coming_back(node)
+            and (self.is_answering(node) or not self.answers.were_asked(node))
         ]
 
-    def _unheard_nodes(self) -> list[str]:
+    def is_answering(self, node_id: str) -> bool:
+        """Whether a worker of a node has answered within the lease, while its Keeper was silent."""
+        return self.answers.have_come(node_id, self._silent_after_s)
+
+    def _find_unheard(self, before_s: float = 0.0) -> list[str]:
         """Return the nodes that have not been heard within their lease.
 
         A Keeper that has never been heard may still be starting, as its workers are. While this
         coordinator stood still itself it heard nobody.
+
+        Args:
+            before_s: so many seconds earlier.
         """
         now_s, limit_s = self._clock.monotonic_s(), self._silent_after_s
         limits_s = dict.fromkeys(self._keepers, limit_s)
         limits_s |= dict.fromkeys(self._starting, max(limit_s, START_LIMIT_S))
-        heard_s = {node: self.awake.age_s(self._heard_at_s[node], now_s) for node in limits_s}
-        return [node for node, limit in limits_s.items() if heard_s[node] > limit]
+        return [
+            node
+            for node, at_most_s in limits_s.items()
+            if self._is_older(self._heard_at_s[node], now_s, at_most_s - before_s)
+        ]
+
+    def _is_older(self, since_s: float, now_s: float, age_s: float) -> bool:
+        """Whether this coordinator has run for longer than that since a moment."""
+        return now_s - since_s > age_s and self.awake.age_s(since_s, now_s) > age_s
 
     async def keep_awake(self) -> None:
         """Beat as long as the event loop runs, which takes what Keepers say."""
@@ -312,6 +352,7 @@ class NodeWatch:
         self.is_closing = True
         for node_id in self._keepers:
             self._deaths.forget(node_id)
+            self.answers.forget(node_id)
         await _clean_up(self._keepers.values(), timeout_s)
         await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:

@@ -3,8 +3,9 @@
 From the shortest to the longest: a heartbeat, a worker that stands still, the same in the first
 step of an epoch, one that starts, one that copies the state out or reads it, a collective. Each
 leaves room for the ones before it: a collective, above all, gives up only long after whoever stands
-still has been found, as it names nobody. The lease of a node is beside them: of a node that isn't
-heard, nobody is judged by how long it stands still.
+still has been found, as it names nobody. Two are beside them: the lease of a node, as of one that
+isn't heard nobody is judged by how long it stands still; and data that comes to several ranks
+alike, which isn't theirs to bring.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _HANG_FLOOR_S = 10.0
 _NUM_STEPS_AT_LEAST = 5
 _FIRST_STEPS_A_HANG = 2.0
 _MAX_DOUBLINGS = 20
+_HANGS_A_STALL = 8.0
 _COLLECTIVE_FLOOR_S = 1800.0
 _COLLECTIVES_A_HANG = 2.0
 _RAISED_TO_AT_MOST_S = _COLLECTIVE_FLOOR_S / _COLLECTIVES_A_HANG
@@ -185,3 +187,8 @@ def _double(limit_s: float, times: int) -> float:
 def collective_timeout_s(hang_s: float | None) -> float:
     """Return when a collective gives up, where the job sets ``hang_s``, or leaves it out."""
     return max(_COLLECTIVE_FLOOR_S, _COLLECTIVES_A_HANG * (hang_s or 0.0))
+
+
+def stall_limit_s(hang_s: float) -> float:
+    """Return for how long data that comes to nobody is waited for, at most 900 s or ``hang_s``."""
+    return max(hang_s, min(_HANGS_A_STALL * hang_s, _RAISED_TO_AT_MOST_S))

@@ -13,18 +13,20 @@ class UnfitNodes:
             leave them between two steps. Those that are gone meanwhile stay here.
         isolated: nodes that have failed too often: who has a rank there keeps it.
         cut_off: nodes that can't reach others with ranks, and have given theirs up.
+        unheard: nodes that were given up as silent, though Ray has them alive.
     """
 
     draining: dict[str, float] = field(default_factory=dict[str, float])
     isolated: frozenset[str] = frozenset()
     cut_off: frozenset[str] = frozenset()
+    unheard: frozenset[str] = frozenset()
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self.all()
 
     def all(self) -> frozenset[str]:
         """Return all of them."""
-        return self.isolated.union(self.cut_off, self.draining)
+        return self.isolated.union(self.cut_off, self.unheard, self.draining)
 
     def leave_out(self, node_ids: Collection[str], at_least: int) -> list[str]:
         """Return those that are fit, where that leaves enough; else all, in their order."""

@@ -23,6 +23,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
 from trainflow.coordination import drain_watch, staffing
 from trainflow.coordination.coordinator import Coordinator
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.worker_contacts import WorkerContacts
@@ -77,6 +78,15 @@ class LiveNodes(FakeNodes):
 
     def unattended_nodes(self) -> list[str]:
         return []
+
+    def quiet_nodes(self) -> list[str]:
+        return []
+
+    def hear(self, *_: Any, **__: Any) -> None:
+        """They are."""
+
+    def counts(self, node_id: str) -> bool:
+        return node_id != "given up"
 
     def progress_of(self, worker_ids: set[str]) -> dict[str, Any]:
         return {}
@@ -398,6 +408,16 @@ def test_a_run_that_fails_waits_for_a_checkpoint_that_is_on_its_way(play: Play):
         assert not coordinator._nodes.is_closing, "a Keeper was ended that brings a share"
         coordinator._checkpoints.on_skipped(version, "too slow")
         await until(lambda: coordinator._nodes.is_closing)
+
+    play(act)
+
+
+@pytest.mark.parametrize("node_id", ["a", "given up"])
+def test_a_keeper_is_told_whether_its_node_still_counts(play: Play, node_id: str):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        reply = await coordinator.heartbeat(Heartbeat(node_id, {}, knows_peers=True, held=None))
+        assert reply.is_counted is (node_id == "a")
 
     play(act)
 

@@ -16,7 +16,7 @@ from trainflow.coordination.drain_watch import DrainWatch
 from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.unfit_nodes import UnfitNodes
-from trainflow.epochs import Flag
+from trainflow.epochs import EpochSpec, Flag, MemberReport
 from trainflow.errors import CoordinationError
 
 WORKERS = {"slot0-1.0": "a", "slot1-1.1": "b", "slot2-1.2": "c"}
@@ -261,6 +261,50 @@ def test_a_loss_before_the_boundary_is_an_ordinary_recovery_and_told(play: Play)
     )
     assert "b" in scene.nodes.unfit, "it is gone for good"
     assert not scene.events("drain_over")
+
+
+def test_a_node_that_goes_before_all_have_come_to_the_boundary_holds_nobody_up(play: Play):
+    """Members wait for its rank in the tail of their step, and would do so for as long as TCP."""
+    asked: list[tuple[str, bool]] = []
+
+    def wait_in_the_tail(worker: FakeWorker) -> None:
+        async def form(spec: EpochSpec, *, at_boundary: bool) -> MemberReport:
+            asked.append((worker.worker_id, at_boundary))
+            if at_boundary:
+                await asyncio.Event().wait()
+            return MemberReport(worker.worker_id, worker.version, tail_done=False)
+
+        worker.form = Method(form)
+
+    async def act(scene: DrainScene) -> None:
+        scene.add_spare("c")
+        await scene.drain("b")
+        for index in (0, 2):
+            wait_in_the_tail(scene.workers[index])
+        await scene.reach_boundary()
+        assert asked == [(scene.ids[0], True), (scene.ids[2], True)]
+        scene.lose(1)
+        assert scene.control.left_for_s(), "from here on it is judged who doesn't come out of it"
+        await settle()
+        assert asked[2:] == [(scene.ids[0], False), (scene.ids[2], False)]
+
+    scene = play(act)
+    assert scene.control.members == (scene.ids[0], SPARE, scene.ids[2])
+    assert scene.pool.entries[SPARE].actor.plans[-1].replay_tail
+
+
+def test_who_leaves_and_is_lost_is_not_waited_for_to_stand_still(play: Play):
+    async def act(scene: DrainScene) -> None:
+        scene.add_spare("c")
+        scene.workers[1].stand = Method(asyncio.Event().wait)
+        await scene.drain("b")
+        await scene.reach_boundary()
+        assert not scene.pool.entries[SPARE].actor.plans
+        scene.lose(1)
+        await settle()
+        assert scene.pool.entries[SPARE].actor.plans
+
+    play(act)
 
 
 def test_a_deadline_that_is_nearer_than_a_step_takes_is_said(play: Play):

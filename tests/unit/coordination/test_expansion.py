@@ -112,6 +112,13 @@ def test_workers_on_nodes_that_are_to_go_are_replaced_elsewhere(make: MakeCluste
     assert cluster.placed == {0: "a", 1: "a", 2: "c", 3: "c"}
 
 
+def test_workers_of_a_node_that_is_not_heard_are_placed_elsewhere_by_ray(make: MakeCluster):
+    cluster = make(workers={})
+    cluster.unfit.unheard |= {"a", "b"}
+    cluster.tick(5)
+    assert cluster.spawned == []
+
+
 def test_before_training_has_begun_and_without_room_after_all_nothing_is_added(make: MakeCluster):
     cluster = make()
     cluster.control.epoch = None

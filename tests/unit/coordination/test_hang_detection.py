@@ -8,6 +8,7 @@ from trainflow.coordination.hang_detection import (
     Limits,
     Progress,
     judge_progress,
+    went_on,
 )
 from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
@@ -30,14 +31,14 @@ def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
     for phase in set(Phase) - {Phase.STARTING}:
         verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, LIMITS)
         text = f"process 4321 has not run for 11.0 s (step 7, {phase})"
-        assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text)}
+        assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text, 11)}
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
 def test_a_process_that_pulses_but_does_not_move_hangs(phase: Phase):
     verdict = judge_progress({"a": progress(phase, age_s=11)}, LIMITS)
     text = f"no progress in {phase} of step 7 for 11.0 s"
-    assert verdict.hung == {"a": Hang(HangKind.STEP, EpochId(1, 1), text)}
+    assert verdict.hung == {"a": Hang(HangKind.STEP, EpochId(1, 1), text, 11)}
 
 
 @pytest.mark.parametrize("phase", [Phase.PARKED, Phase.USER, Phase.COMMUNICATE])
@@ -160,7 +161,7 @@ def test_who_waits_on_in_an_epoch_that_was_given_up_is_stuck(phase: Phase):
     members = {"a": progress(phase, age_s=30.0), "b": progress(Phase.PARKED, age_s=10.9)}
     verdict = judge_progress(members, left)
     text = f"still in {phase} of step 7, 11.0 s after epoch 1.1 was given up"
-    assert verdict.hung == {"a": Hang(HangKind.ABORT, EpochId(1, 1), text)}
+    assert verdict.hung == {"a": Hang(HangKind.ABORT, EpochId(1, 1), text, 30)}
     assert not verdict.deadlocked
 
 
@@ -182,3 +183,23 @@ def test_who_waits_for_those_that_have_parked_waits_for_nobody():
     tail = progress(Phase.USER, age_s=1e6)
     assert not judge_progress({"a": waiting, "b": parked, "c": tail}, LIMITS).deadlocked
     assert not judge_progress({"a": parked, "b": parked}, LIMITS).deadlocked
+
+
+@pytest.mark.parametrize(
+    ("kind", "age_s", "pulse_age_s", "moved"),
+    [
+        (HangKind.STEP, 11.4, 0.0, False),
+        (HangKind.STEP, 10.7, 0.0, False),
+        (HangKind.STEP, 0.2, 0.0, True),
+        (HangKind.STOPPED, 11.4, 11.4, False),
+        (HangKind.STOPPED, 11.4, 0.1, True),
+        (HangKind.ABORT, 0.1, 0.0, True),
+    ],
+    ids=["still", "its Keeper slept a moment", "moves", "stopped", "runs again", "came out of it"],
+)
+def test_who_has_moved_since_it_was_judged(
+    kind: HangKind, age_s: float, pulse_age_s: float, *, moved: bool
+):
+    hang = Hang(kind, EpochId(1, 1), "", stood_s=11.0)
+    now = progress(Phase.COMPUTE, age_s=age_s, pulse_age_s=pulse_age_s)
+    assert went_on(hang, now) is moved

@@ -14,7 +14,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 EPOCH = EpochId(1, 1)
-STILL = Hang(HangKind.STEP, EPOCH, "no progress")
+STILL = Hang(HangKind.STEP, EPOCH, "no progress", 11.0)
 
 
 class Stage:
@@ -28,6 +28,8 @@ class Stage:
         self.left: dict[str, float] = {}
         self.known = {"a", "b", "spare"}
         self.deadlocked = False
+        self.moved: set[str] = set()
+        self.excused: set[str] = set()
         self.last_step = 7
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
@@ -35,7 +37,7 @@ class Stage:
         self.broken: list[EpochId] = []
         parts: Any = self
         evidence = HangEvidence(parts, record, "jobs.lm:train")
-        self.response = HangResponse(parts, evidence, parts, guard_of(record), parts)
+        self.response = HangResponse(parts, evidence, parts, guard_of(record), parts, parts)
 
     def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
         assert left_for_s is self.left
@@ -43,6 +45,12 @@ class Stage:
 
     def left_for_s(self) -> dict[str, float]:
         return self.left
+
+    def leave_out(self, hung: Mapping[str, Hang]) -> Mapping[str, Hang]:
+        return {each: hung[each] for each in hung if each not in self.excused}
+
+    def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
+        return self.moved & hung.keys()
 
     def knows(self, worker_id: str) -> bool:
         return worker_id in self.known
@@ -101,12 +109,26 @@ def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
     assert event["data"] == {"worker": "b", **where, "stacks": ["stacks/1.txt"]}
 
 
+def test_who_waits_for_data_is_let_wait_and_found_afterwards(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung, stage.excused = {"a": STILL, "b": STILL}, {"a"}
+        stage.may_answer.set()
+        stage.response.look()
+        await settle()
+        assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
+        stage.excused.clear()
+        stage.response.look()
+        await settle()
+
+    assert [worker_id for worker_id, *_ in play(act).lost] == ["b", "a"]
+
+
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
     async def act(stage: Stage) -> None:
         stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
-        stage.hung["spare"] = Hang(HangKind.STOPPED, INITIAL_EPOCH, "it has not run")
+        stage.hung["spare"] = Hang(HangKind.STOPPED, INITIAL_EPOCH, "it has not run", 11.0)
         stage.response.look()
         stage.may_answer.set()
         await settle()
@@ -142,6 +164,58 @@ def test_one_that_dies_while_it_is_asked_has_another_cause(play: Play):
 
     stage = play(act)
     assert (stage.lost, stage.kinds()) == ([], [])
+
+
+def test_who_goes_on_while_stacks_are_gathered_is_told_and_lives(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung = {"a": STILL, "b": STILL}
+        stage.response.look()
+        await settle()
+        stage.hung, stage.moved = {}, {"b"}
+        stage.may_answer.set()
+        await settle()
+        assert [worker_id for worker_id, *_ in stage.lost] == ["a"]
+        stage.hung, stage.moved = {"b": STILL}, set()
+        stage.response.look()
+        await settle()
+
+    stage = play(act)
+    assert [worker_id for worker_id, *_ in stage.lost] == ["a", "b"], "should it hang again"
+    assert stage.kinds() == ["hang", "hang_over", "hang"]
+    over = stage.record.events_since(0)[1]
+    assert over["text"].startswith("b is not killed: it has gone on since this was seen: no progr")
+    assert over["data"]["worker"] == "b"
+
+
+def test_an_epoch_that_goes_on_while_stacks_are_gathered_is_not_broken(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.deadlocked = True
+        stage.response.look()
+        await settle()
+        stage.deadlocked = False
+        stage.may_answer.set()
+        await settle()
+        assert stage.kinds() == ["hang_over"]
+        stage.deadlocked = True
+        stage.response.look()
+        await settle()
+
+    stage = play(act)
+    assert stage.broken == [EPOCH]
+    assert stage.kinds() == ["hang_over", "deadlock"]
+
+
+def test_of_an_epoch_that_is_given_up_while_stacks_are_gathered_nothing_is_told(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.deadlocked = True
+        stage.response.look()
+        await settle()
+        stage.left = {"a": 0.1, "b": 0.1}
+        stage.may_answer.set()
+        await settle()
+
+    stage = play(act)
+    assert (stage.kinds(), stage.broken) == ([], [])
 
 
 def test_an_epoch_in_which_all_wait_is_broken_once_they_have_shown_where(play: Play):

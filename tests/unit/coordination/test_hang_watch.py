@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakeClock, FakePool
+from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker
 from trainflow.computation.reports import StepReport
-from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.hang_detection import Hang, HangKind, Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
@@ -153,3 +153,10 @@ def test_a_start_that_was_killed_is_given_longer(record: RunRecord):
     assert watch.find_hung({}).keys() == {"slot0-1.r1"}
     record.add_event("hang", "", worker="slot0-1.0", stands_in="start", epoch="0.0", after_step=0)
     assert watch.find_hung({}) == {}
+
+
+def test_who_has_moved_is_known_by_the_newest_heartbeat_of_those_that_are_heard(record: RunRecord):
+    pool: Any = FakePool([FakeWorker("w0", None), FakeWorker("w1", None)])
+    watch = HangWatch(make_job(), pool, computing(NEW, 0.5), record)
+    hang = Hang(HangKind.STEP, NEW, "", stood_s=11.0)
+    assert watch.find_moved({"w0": hang, "w1": hang}) == {"w0"}

@@ -185,6 +185,45 @@ def test_an_unanswered_keeper_kills_its_workers_once_the_lease_is_over(
 
 
 @pytest.mark.usefixtures("stamps")
+@pytest.mark.parametrize(
+    ("is_counted", "num_killed"), [(True, 0), (False, 1), (None, 1)], ids=["yes", "no", "no answer"]
+)
+def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
+    keeper: Keeper,
+    clock: StillClock,
+    coordinator: Coordinator,
+    killed: list[int],
+    *,
+    is_counted: bool | None,
+    num_killed: int,
+):
+    def answer(_: Heartbeat) -> HeartbeatReply:
+        if is_counted is None:
+            raise GetTimeoutError
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0, is_counted=is_counted)
+
+    coordinator.heartbeat.remote = answer
+    clock.now_s += 45.0  # in which nothing of it ran
+    clock.next_round()
+    assert len(killed) == num_killed
+
+
+@pytest.mark.usefixtures("stamps")
+def test_a_keeper_that_ran_all_the_time_and_heard_nobody_asks_no_more(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
+):
+    coordinator.error = GetTimeoutError()
+    keeper._next_beat_s = clock.now_s + 1000.0
+    for _ in range(101):
+        clock.now_s += 0.1
+        keeper._awake.beat(clock.now_s)
+    num_told = len(coordinator.beats)
+    clock.next_round()
+    assert len(killed) == 1
+    assert len(coordinator.beats) == num_told
+
+
+@pytest.mark.usefixtures("stamps")
 def test_an_order_of_an_older_coordinator_is_refused(keeper: Keeper, killed: list[int]):
     assert keeper.promise(5) == 3  # learnt from the first heartbeat
     assert not keeper.fence(4, "slot0-1.0")
@@ -244,6 +283,34 @@ def test_time_in_which_the_keeper_did_not_run_either_is_not_held_against_a_worke
 
     assert seen_after(keeper_runs=True) == pytest.approx(40.0)
     assert seen_after(keeper_runs=False) == pytest.approx(0.1)
+
+
+def test_that_a_worker_goes_on_is_told_at_once_as_that_it_stood_still_was(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, stamps: StampWriter
+):
+    limit_s = 0.4  # shorter than what counts as a pause of the Keeper
+    num_told = 0
+
+    def hear(_: Heartbeat) -> HeartbeatReply:
+        nonlocal num_told
+        num_told += 1
+        return HeartbeatReply(incarnation=3, hang_timeout_s=limit_s)
+
+    def look(after_s: float) -> int:
+        """Return how often it was told that a worker did something, when it is looked then."""
+        stamps.stamp(Phase.COMPUTE, step=1, epoch=EpochId(1, 1), sequence=1)
+        stamp = read_stamp(stamps._path)
+        assert stamp is not None
+        keeper._awake.beat(stamp.progress_at_s)
+        clock.now_s = stamp.progress_at_s + after_s
+        keeper._lease.renew(clock.now_s)
+        keeper._next_beat_s = clock.now_s + 1000.0
+        clock.next_round()
+        return num_told
+
+    coordinator.heartbeat.remote = hear
+    keeper._hang_timeout_s = limit_s
+    assert [look(each) for each in (0.1, 0.41, 0.41, 0.1, 0.1)] == [0, 1, 2, 3, 3]
 
 
 class Inbox:

@@ -73,3 +73,33 @@ def test_members_are_told_where_living_nodes_serve_what_they_hold(tmp_path: Path
     for node_id, port in (("a", 1), ("b", 2), ("gone", 3), ("a", 4), ("b", None)):
         hear(node_id, port)
     assert {each.port for each in memory.addresses} == {4, 2}, "the newest that each has said"
+
+
+def test_a_state_that_a_living_node_holds_needs_no_worker(tmp_path: Path):
+    clock, nodes = FakeClock(), NoNodes()
+    any_nodes: Any = nodes
+    record = RunRecord(tmp_path, clock)
+    memory = MemoryTier(make_job(), any_nodes, record, clock)
+    nodes.node_ids = frozenset({"a", "gone"})
+
+    def hear(node_id: str, version: Version | None) -> None:
+        memory.hear(Heartbeat(node_id, {}, knows_peers=True, held=version))
+
+    assert memory.holds(0), "any worker may begin"
+    hear("a", None)
+    assert not memory.holds(7)
+    hear("a", Version(6, EpochId(1, 1)))
+    hear("gone", Version(7, EpochId(1, 1)))
+    nodes.node_ids = frozenset({"a"})
+    assert not memory.holds(7)
+    hear("a", Version(7, EpochId(1, 1)))
+    assert memory.holds(7)
+    record.add_event("epoch", "", epoch="1.2", members=[], base="5@1.1")
+    assert not memory.holds(6), "of a history that the run has gone back from"
+
+
+def test_sharded_state_is_on_the_node_of_each_worker(tmp_path: Path):
+    clock = FakeClock()
+    any_nodes: Any = NoNodes()
+    job = make_job(parallel={"mode": "fsdp"})
+    assert MemoryTier(job, any_nodes, RunRecord(tmp_path, clock), clock).holds(7)

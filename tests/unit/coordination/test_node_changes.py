@@ -24,7 +24,6 @@ def open_changes(directory: Path) -> tuple[NodeChanges, Any, RunRecord]:
     nodes: Any = SimpleNamespace(unfit=UnfitNodes(), node_ids={"a"}, alive={"a": "10.0.0.1"})
     nodes.host_of = nodes.alive.get
     nodes.note_alive = nodes.alive.update
-    nodes.silent_nodes = nodes.unattended_nodes = list
     control: Any = SimpleNamespace(
         candidacy=SimpleNamespace(unfit=None),
         members=(),
@@ -82,22 +81,3 @@ def test_that_a_node_can_t_ask_its_provider_is_told(
     (event,) = record.events_since(0)
     assert event["kind"] == "detector_off"
     assert "can't ask whether it stays (PermissionError: no)" in event["text"]
-
-
-def test_a_node_whose_keeper_takes_long_to_come_back_is_told_until_it_is_or_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    changes, nodes, record = open_changes(tmp_path)
-    monkeypatch.setattr(changes._guard, "start", lambda *_: None)
-
-    def tick(unattended: list[str], silent: list[str]) -> list[str]:
-        nodes.unattended_nodes, nodes.silent_nodes = lambda: unattended, lambda: silent
-        changes.tick(may_start=False)
-        return [event["kind"] for event in record.events_since(0)]
-
-    assert tick([], []) == []
-    assert tick(["a"], []) == ["keeper_away"]
-    assert tick(["a"], []) == ["keeper_away"], "once"
-    assert tick([], []) == ["keeper_away", "keeper_back"]
-    tick(["a"], [])
-    assert tick([], ["a"])[2:] == ["keeper_away"], "it is not back: the node is lost"

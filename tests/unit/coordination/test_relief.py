@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool, FakeWorker, settle
+from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, settle, until
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from trainflow.coordination import boundary_request
 from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.worker_pool import WorkerPool
@@ -69,6 +71,55 @@ def test_a_spare_takes_the_rank_at_the_boundary_and_nothing_is_lost(play: Play):
     assert scene.control.state is RunState.RUNNING
     assert scene.kinds() == ["epoch", "epoch"]
     assert not scene.superior.lost
+
+
+def test_a_pause_that_is_not_heard_is_asked_for_again(play: Play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boundary_request, "_AGAIN_AFTER_S", 0.0)
+
+    async def act(scene: Scene) -> None:
+        def fail(_: Flag) -> None:
+            raise ActorUnavailableError("connection reset", None)
+
+        scene.workers[0].request = Method(fail)
+        add_spare(scene)
+        assert scene.control.relieve(scene.ids[2])
+        await until(lambda: scene.workers[1].requested)
+
+    assert play(act).workers[1].requested == [Flag.PAUSE]
+
+
+@pytest.mark.parametrize("what", ["boundary", "loss", "end"])
+def test_a_pause_is_asked_for_no_more_once_there_is_nothing_to_pause(
+    play: Play, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    monkeypatch.setattr(boundary_request, "_AGAIN_AFTER_S", 0.0)
+
+    async def act(scene: Scene) -> None:
+        def fail(_: Flag) -> None:
+            asked.append(what)
+            raise ActorUnavailableError("connection reset", None)
+
+        asked: list[str] = []
+        for worker in scene.workers:
+            worker.request = Method(fail)
+            worker.stuck = True
+        add_spare(scene)
+        assert scene.control.relieve(scene.ids[2])
+        await until(lambda: asked)
+        if what == "boundary":
+            scene.report(0, 2, pausing=True)
+        elif what == "loss":
+            for worker_id in (SPARE, scene.ids[0]):  # fewer are left than may train
+                del scene.pool.entries[worker_id]
+            scene.lose(1)
+        else:
+            scene.control.close()
+        await settle()
+        asked.clear()
+        await settle()
+        assert asked == []
+
+    play(act)
 
 
 def test_without_a_spare_it_stays(play: Play):

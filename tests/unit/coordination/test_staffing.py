@@ -66,6 +66,11 @@ def test_none_on_a_node_that_is_to_go_nor_one_that_may_come_there(scene: Scene):
     assert scene.fit() == [0, 1, 2]
 
 
+def test_none_on_a_node_whose_keeper_is_not_heard(scene: Scene):
+    scene.unfit.unheard |= {"b"}
+    assert scene.fit() == [0]
+
+
 def test_where_no_node_is_better_any_will_do(scene: Scene):
     scene.unfit.draining |= {"a": 5.0, "b": 5.0}
     assert scene.fit() == [0, 1, 2]

@@ -8,6 +8,7 @@ from trainflow.coordination.timeout_budget import (
     Hindsight,
     collective_timeout_s,
     derive_budget,
+    stall_limit_s,
 )
 
 
@@ -114,3 +115,12 @@ def test_a_start_that_was_killed_has_twice_as_long_the_next_time(
         shown = Hindsight(num_hung_starts=num_starts)
         budget = derive_budget([0.1] * 9, hang_s=hang_s, lease_s=10.0, hindsight=shown)
         assert budget.start_s == expected_s
+
+
+@pytest.mark.parametrize(
+    ("hang_s", "expected_s"), [(3.0, 24.0), (10.0, 80.0), (120.0, 900.0), (2000.0, 2000.0)]
+)
+def test_data_that_comes_to_nobody_is_waited_for_much_longer_and_not_for_ever(
+    hang_s: float, expected_s: float
+):
+    assert stall_limit_s(hang_s) == expected_s

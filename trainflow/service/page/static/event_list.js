@@ -10,6 +10,8 @@ const BAD = new Set([
   "failed",
   "hang",
   "deadlock",
+  "data_stall",
+  "data_stall_last",
   "straggler",
   "isolate",
   "waiting",
@@ -18,7 +20,14 @@ const BAD = new Set([
   "drill_failed",
   "record_unwritable",
 ]);
-const GOOD = new Set(["recovered", "succeeded", "checkpoint", "straggler_over", "drill"]);
+const GOOD = new Set([
+  "recovered",
+  "succeeded",
+  "checkpoint",
+  "straggler_over",
+  "data_stall_over",
+  "drill",
+]);
 const TOLD_ALOUD = new Set(["failure", "recovered", "succeeded", "failed", "stopped", "waiting"]);
 
 /** The list, newest first. */
