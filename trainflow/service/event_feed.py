@@ -29,12 +29,22 @@ LAST_WORDS_WITHIN_S = 30.0
 _ENDINGS = frozenset(str(state) for state in RunState if state.is_terminal)
 
 
+async def wait_for_news(news: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until a topic's news are there; False if they weren't in time."""
+    try:
+        await asyncio.wait_for(news.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
 class Topic:
     """News of one job.
 
     Attributes:
         last: number of its newest event; None until the reader has looked.
         num_watchers: who waits for it.
+        news: set with the next news; another one takes its place then.
     """
 
     def __init__(self) -> None:
@@ -44,7 +54,7 @@ class Topic:
         self._terminal_since_s: float | None = None
         self._last_kind = ""
         self._is_gone = False
-        self._changed = asyncio.Event()
+        self.news = asyncio.Event()
 
     def after(self, number: int) -> list[EventRecord] | None:
         """Return the events after ``number``; None if not all of them are remembered."""
@@ -87,16 +97,8 @@ class Topic:
         self._wake()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait_changed(self, timeout_s: float) -> bool:
-        """Wait for news; False if there were none in time."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        told, self.news = self.news, asyncio.Event()
+        told.set()
 
     def lacks(self, head: JobHead, now_s: float) -> bool:
         """Whether a watcher would want to know of this head."""

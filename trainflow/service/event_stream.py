@@ -11,9 +11,10 @@ from anyio import to_thread
 from trainflow.clock import Clock
 from trainflow.errors import JobNotFoundError
 from trainflow.service import sse
-from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
+from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, wait_for_news
 from trainflow.service.history.history import History
 from trainflow.service.history.records import EventRecord, Job
+from trainflow.service.problems import ProblemError, ProblemType
 
 _PAGE = 500
 _COME_BACK_AFTER_S = 1.0
@@ -26,6 +27,20 @@ def has_all(job: Job, known: int, now_s: float) -> bool:
     """
     ended_s = 0.0 if job.ended_at_s is None else now_s - job.ended_at_s
     return job.is_finished and known >= job.last_event and ended_s > LAST_WORDS_WITHIN_S
+
+
+def require_known(job: Job, known: int) -> None:
+    """Refuse a number that no event of a job has: who waited after it would miss events. Pure.
+
+    Raises:
+        ProblemError: INVALID.
+    """
+    if known > job.last_event:
+        raise ProblemError(
+            ProblemType.INVALID,
+            f"Last-Event-ID or query.after: got {known}, expected at most {job.last_event}, the "
+            "number of the job's newest event; if the history has lost events, begin anew after 0",
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class EventStreams:
         number, kind = after, ""
         with self.feed.watch(job_id) as topic:
             while True:
+                news = topic.news  # before looking: what comes meanwhile is not to be slept over
                 events = topic.after(number)
                 if events is None:
                     events = await to_thread.run_sync(self._read, job_id, number)
@@ -64,7 +80,7 @@ class EventStreams:
                 if topic.is_over(self.clock.monotonic_s(), kind):
                     yield sse.frame_named("end", {"last_event": number})
                     return
-                if not await topic.wait_changed(self.heartbeat_s):
+                if not await wait_for_news(news, self.heartbeat_s):
                     yield sse.HEARTBEAT
 
     def _read(self, job_id: str, after: int) -> tuple[EventRecord, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from tests.unit.service.fakes import FakeClock
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import HistoryError, JobNotFoundError
-from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
+from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, wait_for_news
 from trainflow.service.event_stream import EventStreams, has_all
 from trainflow.service.history.records import EventRecord, Job, JobHead
 
@@ -31,6 +31,7 @@ class FakeHistory:
         self.kept: dict[str, list[EventRecord]] = {}
         self.calls: Counter[str] = Counter()
         self.error: HistoryError | None = None
+        self.on_read: Callable[[], None] = lambda: None
 
     @property
     def jobs(self) -> "FakeHistory":
@@ -57,9 +58,13 @@ class FakeHistory:
 
     def after(self, job_id: str, number: int, *, limit: int) -> tuple[EventRecord, ...]:
         self.calls["after"] += 1
+        if self.error is not None:
+            raise self.error
         if job_id not in self.kept:
             raise JobNotFoundError(job_id)
-        return tuple(self.kept[job_id][number : number + limit])
+        found = tuple(self.kept[job_id][number : number + limit])
+        self.on_read()
+        return found
 
 
 @pytest.fixture
@@ -160,6 +165,26 @@ async def test_a_history_that_is_silent_for_a_while_loses_nothing(
     await stream.aclose()
 
 
+async def test_what_comes_while_the_history_is_read_is_not_slept_over(
+    history: FakeHistory, clock: FakeClock
+):
+    any_history: Any = history
+    streams = EventStreams(any_history, EventFeed(any_history, 0.01, clock), 1e-6, clock)
+    stream = streams.follow("a", 1)
+    await anext(stream)
+    loop = asyncio.get_running_loop()
+
+    def tell_meanwhile() -> None:
+        history.on_read = lambda: None
+        for count in (0, 1):
+            history.happen("a", count)
+            asyncio.run_coroutine_threadsafe(streams.feed.poll(), loop).result()
+
+    history.on_read = tell_meanwhile
+    assert (await anext(stream)).startswith(b"id: 2\n")
+    await stream.aclose()
+
+
 async def test_the_last_word_is_waited_for_but_not_for_ever(
     streams: EventStreams, history: FakeHistory, clock: FakeClock
 ):
@@ -192,7 +217,7 @@ async def test_the_reader_rests_while_nobody_waits(streams: EventStreams, histor
     await asyncio.wait({reader}, timeout=0)
     assert history.calls == {}
     with streams.feed.watch("a") as topic:
-        assert await topic.wait_changed(20)
+        assert await wait_for_news(topic.news, 20)
     reader.cancel()
     await asyncio.wait({reader})
     assert history.calls["heads"] >= 1
