@@ -199,11 +199,38 @@ def test_a_page_that_nobody_sees_holds_no_connection(
         expect(page.locator(".events li")).to_have_count(5)
 
 
-def test_a_job_that_is_not_there_is_told(serve: Serve, open_page: OpenPage, complaints: Complaints):
+def test_a_job_that_was_submitted_just_now_appears_on_its_page(
+    serve: Serve, open_page: OpenPage, complaints: Complaints
+):
     complaints.are_expected = True  # of the 404
     with serve() as served:
-        page = open_page(served.job_url("nowhere-abcdef"))
-        expect(page.get_by_role("heading", name="There is no such job")).to_be_visible()
+        page = open_page(served.job_url(JOB))
+        waiting = page.get_by_text(f"There is no job {JOB} yet.")
+        expect(waiting).to_be_visible()
+        expect(page.locator("#figure-step")).to_be_hidden()
+        WatchedRun(JOB).learn(range(1, 4))
+        expect(page.locator("#figure-step")).to_contain_text("3", timeout=30_000)
+        expect(page.get_by_role("heading", level=1)).to_have_text(JOB)
+        expect(waiting).to_have_count(0)
+
+
+def test_a_job_that_is_not_there_is_told_after_a_while(
+    serve: Serve, open_page: OpenPage, complaints: Complaints
+):
+    complaints.are_expected = True  # of the 404
+    looks: list[str] = []
+    with serve() as served:
+        page = open_page(served.url)
+        expect(page.get_by_text("There are no jobs yet.")).to_be_visible()
+        page.on("response", lambda answer: looks.append(answer.url))
+        page.clock.install()
+        page.goto(served.job_url("nowhere-abcdef"))
+        expect(page.get_by_text("There is no job nowhere-abcdef yet.")).to_be_visible()
+        told = page.get_by_role("heading", name="There is no such job")
+        while not told.is_visible():
+            page.clock.fast_forward(1000)
+            page.evaluate("fetch('healthz').then((answer) => answer.status)")
+        assert sum(url.endswith("/nowhere-abcdef") for url in looks) == 8
         page.get_by_role("link", name="All jobs").click()
         expect(page.get_by_text("There are no jobs yet.")).to_be_visible()
 

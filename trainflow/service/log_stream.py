@@ -6,6 +6,7 @@ others.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,31 @@ from trainflow.service.record_documents import WorkerLogDocument
 DRIVER_LOG = "driver.log"
 _PIECE_BYTES = 64 * 1024
 
-Log = Callable[[int], Piece]
+Read = Callable[[int], Piece]
 """Reads a log from a byte on, up to a bound; an empty piece is its end. Blocks on the disk."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a job's driver or one of its workers has printed so far.
+
+    Attributes:
+        read: returns what is in it from a byte on.
+        find_end: returns the number of the byte that comes next. Blocks on the disk.
+    """
+
+    read: Read
+    find_end: Callable[[], int]
+
+    def find_begin(self, offset: int, tail: int | None) -> int:
+        """Return the number of the first byte to tell of: more than was asked for if that is gone.
+
+        Args:
+            offset: of the byte that was asked for, counted from the log's beginning.
+            tail: the same, counted back from its end; None: ``offset`` counts.
+        """
+        wanted = offset if tail is None else max(0, self.find_end() - tail)
+        return self.read(wanted).begin
 
 
 def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any]]) -> Log:
@@ -40,7 +64,7 @@ def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any
     if worker is None:
         path = directory / DRIVER_LOG
         if path.is_file():
-            return partial(read_file, path)
+            return Log(partial(read_file, path), partial(_measure_file, path))
         raise ProblemError(
             ProblemType.LOG_NOT_FOUND,
             f"log: got no {DRIVER_LOG} in {directory}, expected that of a job that was submitted "
@@ -48,7 +72,10 @@ def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any
         )
     folder = directory / FOLDER / find_worker(worker, workers)
     if folder.is_dir():
-        return lambda offset: read_from_log(folder, offset, _PIECE_BYTES)
+        return Log(
+            lambda offset: read_from_log(folder, offset, _PIECE_BYTES),
+            lambda: (find_bounds(folder) or (0, 0))[1],
+        )
     raise ProblemError(
         ProblemType.LOG_NOT_FOUND,
         f"query.worker: got {worker}, of which nothing is in {folder.parent}, expected a worker "
@@ -103,29 +130,36 @@ def read_file(path: Path, offset: int) -> Piece:
         return Piece(offset, b"")
 
 
-async def read_log(log: Log, offset: int) -> AsyncGenerator[bytes]:
+def _measure_file(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # erased since
+        return 0
+
+
+async def read_log(read: Read, offset: int) -> AsyncGenerator[bytes]:
     """Yield a log from a byte on, to where it ends now, or where a part of it is gone."""
-    while (piece := await to_thread.run_sync(log, offset)).data and piece.begin == offset:
+    while (piece := await to_thread.run_sync(read, offset)).data and piece.begin == offset:
         offset = piece.end
         yield piece.data
 
 
 async def follow_log(
-    log: Log, offset: int, *, every_s: float, is_over: Callable[[], bool]
+    read: Read, offset: int, *, every_s: float, is_over: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     """Yield a log from a byte on, and what is added to it, until the job is over.
 
     Args:
-        log: what is read.
+        read: reads the log.
         offset: of the first byte.
         every_s: seconds between two looks.
         is_over: whether the job has ended; asked in another thread.
     """
     while True:
         was_over = await to_thread.run_sync(is_over)  # before the last look, not after it
-        async for piece in read_log(log, offset):
+        async for piece in read_log(read, offset):
             offset += len(piece)
             yield piece
-        if was_over or (await to_thread.run_sync(log, offset)).begin != offset:
+        if was_over or (await to_thread.run_sync(read, offset)).begin != offset:
             return
         await asyncio.sleep(every_s)

@@ -140,6 +140,7 @@ async def test_status_and_workers_are_told_with_their_age(
         "metrics?since_step=1.5",
         f"metrics?since_step={2**63}",
         "logs?offset=-1",
+        "logs?tail=-1",
         "logs?follow=perhaps",
     ],
 )
@@ -153,14 +154,20 @@ async def test_a_wrong_question_is_refused(
     assert answer.json()["errors"][0]["setting"].startswith("query.")
 
 
+@pytest.mark.parametrize(
+    "last_event_id", ["1; drop", "-1", "x", "1.5", "", "1 2", "+1", "0x1", "9" * 16, "\u00b2", "2"]
+)
 async def test_a_wrong_last_event_id_is_refused(
-    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+    last_event_id: str, open_client: OpenClient, run: RecordedRun, ingester: Ingester
 ):
+    """The last one is of an event that is yet to come: who waited after it would miss it."""
     ingester.catch_up()
     async with open_client() as client:
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1; drop"}
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id.encode("latin-1")}
         answer = await client.get(f"{JOB}/events", headers=headers)
     assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:trainflow:problem:invalid-request"
+    assert "Last-Event-ID" in answer.text or "last-event-id" in answer.text
 
 
 async def test_a_log_is_read_from_a_byte_on(
@@ -176,6 +183,11 @@ async def test_a_log_is_read_from_a_byte_on(
         assert (await client.get(f"{JOB}/logs?offset=5")).content.startswith(b"two\n")
         past = await client.get(f"{JOB}/logs?offset=999999")
         assert (past.status_code, past.content) == (200, b"")
+        for tail, begin in ((5, 200_004), (0, 200_009), (999_999, 0)):
+            end = await client.get(f"{JOB}/logs?tail={tail}")
+            assert (end.headers["log-offset"], len(end.content)) == (str(begin), 200_009 - begin)
+        both = await client.get(f"{JOB}/logs?tail=5&offset=1")
+        assert (both.status_code, "leave one out" in both.json()["detail"]) == (422, True)
 
 
 async def test_a_workers_log_is_read_by_its_name_or_its_rank(
@@ -221,6 +233,9 @@ async def test_who_asks_for_what_was_removed_is_told_where_the_log_begins(
         assert (answer.headers["log-offset"], answer.content) == ("18", b"line3\nline4\n")
         driver = await client.get(f"{JOB}/logs?worker=slot0-1.0&offset=24")
         assert (driver.headers["log-offset"], driver.content) == ("24", b"line4\n")
+        for tail, begin in (("8", "22"), ("999", "18")):
+            end = await client.get(f"{JOB}/logs?worker=slot0-1.0&tail={tail}")
+            assert (end.headers["log-offset"], end.content[-6:]) == (begin, b"line4\n")
 
 
 async def test_nothing_of_jobs_is_kept_in_caches(

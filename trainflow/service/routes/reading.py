@@ -13,9 +13,10 @@ from starlette.requests import Request
 
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
-from trainflow.service.event_stream import has_all
+from trainflow.service.event_stream import has_all, require_known
 from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
+from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.record_documents import (
     LOG_OFFSET,
     CheckpointDocument,
@@ -75,6 +76,7 @@ async def list_events(
     found = await to_thread.run_sync(history.jobs.get, job_id)
     if sse.MEDIA_TYPE in request.headers.get("accept", ""):
         known = after if last_event_id is None else int(last_event_id)
+        require_known(found.job, known)
         if has_all(found.job, known, here.clock.unix_s()):
             return Response(status_code=204)
         return StreamResponse(
@@ -169,6 +171,15 @@ async def read_logs(
         ),
     ] = None,
     offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    tail: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=_MOST,
+            description="Begin so many bytes before the log's end, as it is now; instead of "
+            "`offset`.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, Query(description="Go on as more is printed, until the job has ended.")
     ] = False,
@@ -178,17 +189,24 @@ async def read_logs(
     With `worker`, what that worker has: stdout and stderr, line by line as they came, within a
     second. A stream may end at any time: come back with the number of the next byte as `offset`.
     """
+    if tail is not None and offset > 0:
+        raise ProblemError(
+            ProblemType.INVALID,
+            f"query.tail: got {tail}, and {offset} as offset, expected one of them; leave one out",
+        )
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
     log = await to_thread.run_sync(open_log, job_id, worker, found.workers)
-    begin = (await to_thread.run_sync(log, offset)).begin
+    begin = await to_thread.run_sync(log.find_begin, offset, tail)
 
     def is_over() -> bool:
         return history.jobs.get(job_id).job.is_finished
 
     every_s = here.settings.history.poll_every_s
     pieces = (
-        follow_log(log, begin, every_s=every_s, is_over=is_over) if follow else read_log(log, begin)
+        follow_log(log.read, begin, every_s=every_s, is_over=is_over)
+        if follow
+        else read_log(log.read, begin)
     )
     return StreamResponse(
         pieces,

@@ -4,11 +4,13 @@ import { ask, jobPath } from "./api.js";
 import { element, section, setText } from "./dom.js";
 import { EventList } from "./event_list.js";
 import { followEvents } from "./event_stream.js";
+import { decideNextLook, describeWait, isUnknown } from "./first_look.js";
 import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
 import { hasEnded, isStale } from "./job_state.js";
 import { Checkpoints, Workers } from "./job_tables.js";
+import { LogView } from "./log_view.js";
 import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
 import { Recoveries } from "./recoveries.js";
 import { Series } from "./series.js";
@@ -29,6 +31,7 @@ export class JobView {
   #known = [];
   #troubles = new Map();
   #isDue = true;
+  #looks = 0;
   #figures = new JobFigures();
   #charts = new JobCharts();
   #recoveries = new Recoveries();
@@ -37,29 +40,38 @@ export class JobView {
   #about = element("p", { class: "quiet" }, "Asking for the job …");
   #reason = element("p", { class: "notice", hidden: true });
   #config = element("pre");
+  #logs;
+  #parts;
 
   constructor(jobId, { notices, spoken }) {
     this.jobId = jobId;
     this.title = jobId;
     this.notices = notices;
     this.events = new EventList(spoken);
-    this.element = element(
+    this.#logs = new LogView(jobId, (error, waitS) => this.#noteTrouble("log", error, waitS));
+    this.#parts = element(
       "div",
-      {},
-      element("p", {}, element("a", { href: "#/" }, "All jobs")),
-      element("h1", { tabindex: "-1" }, jobId),
-      this.#about,
+      { hidden: true },
       this.#reason,
       this.#figures.element,
       section("Charts", this.#charts.element),
       section("Events", this.events.element),
       section("Recoveries", this.#recoveries.element),
       section("Workers", this.#workers.element),
+      section("Logs", this.#logs.element),
       section("Checkpoints", this.#checkpoints.element),
       section(
         "Configuration",
         element("details", {}, element("summary", {}, "Show it"), this.#config),
       ),
+    );
+    this.element = element(
+      "div",
+      {},
+      element("p", {}, element("a", { href: "#/" }, "All jobs")),
+      element("h1", { tabindex: "-1" }, jobId),
+      this.#about,
+      this.#parts,
     );
   }
 
@@ -69,15 +81,13 @@ export class JobView {
     const either = AbortSignal.any([signal, failed.signal]);
     const timer = setInterval(() => document.hidden || this.#draw(), REDRAW_MS);
     try {
-      await this.#repeat("first", either, async () => {
-        await this.#lookAtJob(either);
-        return null;
-      });
+      await this.#repeat("first", either, () => this.#lookForJob(either));
       await Promise.all([
         this.#repeat("job", either, () => this.#lookAtJob(either)),
         this.#repeat("metrics", either, () => this.#lookAtMetrics(either)),
         this.#repeat("workers", either, () => this.#lookAtWorkers(either)),
         this.#repeat("checkpoints", either, () => this.#lookAtCheckpoints(either)),
+        this.#logs.run(either),
         this.#follow(either),
       ]);
     } finally {
@@ -98,6 +108,24 @@ export class JobView {
     // One notice tells of all that fails: it is the same service.
     const [worst] = [...this.#troubles.values(), [null, 0]];
     this.notices.setTrouble("connection", ...worst);
+  }
+
+  /** Look until the job is there; a while after it was submitted the service does not know it. */
+  async #lookForJob(signal) {
+    try {
+      await this.#lookAtJob(signal);
+    } catch (error) {
+      this.#looks += isUnknown(error) ? 1 : 0;
+      const waitS = decideNextLook(this.#looks, Math.random());
+      if (!isUnknown(error) || waitS === null) {
+        throw error;
+      }
+      this.notices.set("unknown", describeWait(this.jobId, waitS));
+      return waitS;
+    }
+    this.notices.set("unknown", null);
+    this.#parts.hidden = false;
+    return null;
   }
 
   async #lookAtJob(signal) {
