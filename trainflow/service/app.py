@@ -63,7 +63,7 @@ def _list_middleware(settings: ServiceSettings, history: History, clock: Clock) 
     """Return what a request passes on its way in, the outermost first."""
     found = [
         Middleware(Admission, settings=settings, check_token=history.tokens.check, clock=clock),
-        Middleware(BodyLimit, most_bytes=settings.limits.body_bytes),
+        Middleware(BodyLimit, limits=settings.limits),
     ]
     if settings.http.allowed_origins:
         allowed = Middleware(

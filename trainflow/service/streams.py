@@ -96,7 +96,7 @@ class StreamResponse(Response):
                     if num_bytes >= limits.stream_bytes:
                         break
         except TimeoutError:
-            logger.info("dropped a stream whose client took nothing for %g s", limits.stalled_s)
+            logger.warning("dropped a stream whose client took nothing for %g s", limits.stalled_s)
             return
         except TrainFlowError as error:
             logger.warning("a stream ends, to be taken up again: %s", error)
