@@ -15,6 +15,7 @@ import pytest
 from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.fakes import FakeCluster
 from tests.unit.service.runs import RecordedRun, listening, wait_until
+from trainflow.client import TrainFlowClient
 from trainflow.service.app import create_app
 from trainflow.service.history import database
 from trainflow.service.history.history import History, open_history
@@ -122,20 +123,30 @@ def count_waiting(looking: "psycopg.Connection[tuple[Any, ...]]") -> int:
 
 
 @pytest.mark.storage
-def test_a_stream_goes_on_when_its_database_is_back(
+def test_who_follows_goes_on_when_the_database_is_back(
     client: httpx.Client, server_history: History, postgres: PostgresServer, run: RecordedRun
 ):
-    with client.stream("GET", f"{JOB}/events", headers={"Accept": "text/event-stream"}) as answer:
-        pieces, body = answer.iter_raw(), b""
-        while b"id: 1\n" not in body:
-            body += next(pieces)
+    secret = server_history.tokens.create("follower", BOTH).secret
+    with TrainFlowClient(str(client.base_url), secret) as follower:
+        events = follower.events(run.job_id)
+        assert next(events).number == 1
         with killed(postgres):
             require_told(client.get(JOB))
-            run.happen(1)
+            run.happen(2)
         Ingester(server_history.database).catch_up()
-        while b"id: 2\n" not in body:
-            body += next(pieces)
-    assert body.count(b"id: ") == 2
+        assert [next(events).number for _ in range(2)] == [2, 3]
+
+
+@pytest.mark.storage
+def test_who_reads_does_not_wait_for_who_holds_the_token(
+    client: httpx.Client, server_history: History, server_url: str
+):
+    with closing(psycopg.connect(server_url)) as holding:
+        holding.execute("SELECT * FROM tokens FOR UPDATE")
+        assert client.get(JOB).status_code == 200
+        assert server_history.tokens.list()[0].last_used_at_s is None
+    assert client.get(JOB).status_code == 200
+    assert server_history.tokens.list()[0].last_used_at_s is not None
 
 
 OpenImpatient = Callable[[float], History]
