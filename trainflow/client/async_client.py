@@ -164,7 +164,8 @@ class AsyncTrainFlowClient:
     ) -> AsyncIterator[EventDocument]:
         """Yield a job's events in order, each once; as they happen, until it has ended.
 
-        A connection that ends is taken up where it was.
+        A connection that ends is taken up where it was. Should the service have lost the events
+        that it has told, a warning is logged, and those that it has come from the first one on.
 
         Args:
             job_id: of the job.
@@ -198,7 +199,7 @@ class AsyncTrainFlowClient:
     async def _knows_all(self, job_id: str, last: int) -> bool:
         """Whether a stream that gave nothing was that of a job that has ended long ago."""
         job = await self.get(job_id)
-        return job.state.is_terminal and job.last_event <= last
+        return job.state.is_terminal and job.last_event == last
 
     async def logs(
         self, job_id: str, *, worker: str | None = None, offset: int = 0, follow: bool = False

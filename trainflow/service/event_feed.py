@@ -66,22 +66,30 @@ class Topic:
             return None
         return [event for event in self._newest if event.number > number]
 
-    def is_over(self, now_s: float, last_kind: str) -> bool:
+    def falls_short_of(self, number: int) -> bool:
+        """Whether the history has no event of that number, as far as the reader has seen."""
+        return self.last is not None and number > self.last
+
+    def is_over(self, now_s: float, number: int, last_kind: str) -> bool:
         """Whether no event is to come: the job has ended, and has told so or had the time to.
 
         Args:
             now_s: by the monotonic clock.
-            last_kind: of the newest event that the watcher knows.
+            number: of the newest event that the watcher knows.
+            last_kind: of that event.
         """
         if self._is_gone:
             return True
-        if self._terminal_since_s is None:
+        if self._terminal_since_s is None or self.falls_short_of(number):
             return False
         told = (self._last_kind or last_kind) in _ENDINGS
         return told or now_s - self._terminal_since_s > LAST_WORDS_WITHIN_S
 
     def take(self, head: JobHead, news: tuple[EventRecord, ...], now_s: float) -> None:
         """Take what the reader has found, and wake who waits."""
+        if self.last is not None and head.last_event < self.last:  # the history has lost events
+            self._newest.clear()
+            self._last_kind = ""
         self._newest.extend(news)
         self.last = news[-1].number if news else head.last_event
         self._last_kind = news[-1].kind if news else self._last_kind

@@ -54,7 +54,8 @@ class EventsDocument(Document):
     """After the number asked for."""
 
     last_event: int
-    """Number of the job's newest event; more than the last one here means that there are more."""
+    """Number of the job's newest event; more than the last one here means that there are more, less
+    than `after` that the history has lost what was known: begin with 0, if it stays so."""
 
 
 class AggregateDocument(Document):

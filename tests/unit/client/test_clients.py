@@ -17,6 +17,7 @@ from trainflow.client import (
 from trainflow.coordination import log_segments
 from trainflow.coordination.log_segments import append_to_log
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, UnreachableError
+from trainflow.service import event_stream
 
 
 class CountingClock:
@@ -115,6 +116,22 @@ def test_events_are_all_there_once_over_many_connections(client: TrainFlowClient
     assert [event.number for event in client.events(run.job_id)] == expected
     assert [event.number for event in client.events(run.job_id, follow=False)] == expected
     assert [event.number for event in client.events(run.job_id, after=600)] == [601, 602]
+
+
+def test_events_come_from_the_first_on_where_the_service_has_lost_those_that_are_known(
+    client: TrainFlowClient,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(event_stream, "CATCHES_UP_WITHIN_S", 0.0)
+    run = service.record("tiny-abcdef")
+    run.happen(2)
+    run.end()
+    service.ingester.catch_up()
+    assert [event.number for event in client.events(run.job_id, after=57)] == [1, 2, 3, 4]
+    assert "has lost the events that it told up to number 57" in caplog.text
+    assert list(client.events(run.job_id, after=57, follow=False)) == []
 
 
 def test_what_became_of_a_job_is_read(client: TrainFlowClient, service: Service):

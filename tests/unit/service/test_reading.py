@@ -155,12 +155,11 @@ async def test_a_wrong_question_is_refused(
 
 
 @pytest.mark.parametrize(
-    "last_event_id", ["1; drop", "-1", "x", "1.5", "", "1 2", "+1", "0x1", "9" * 16, "\u00b2", "2"]
+    "last_event_id", ["1; drop", "-1", "x", "1.5", "", "1 2", "+1", "0x1", "9" * 16, "\u00b2"]
 )
 async def test_a_wrong_last_event_id_is_refused(
     last_event_id: str, open_client: OpenClient, run: RecordedRun, ingester: Ingester
 ):
-    """The last one is of an event that is yet to come: who waited after it would miss it."""
     ingester.catch_up()
     async with open_client() as client:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id.encode("latin-1")}

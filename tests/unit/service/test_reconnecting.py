@@ -1,16 +1,18 @@
 """Whatever breaks a stream of events, and wherever: each event comes once, and in order.
 
 Lives of one client are drawn at random: events that happen, looks of the reader, connections that
-break after any byte, replicas that are restarted, a history that is silent, bounds on streams.
+break after any byte, replicas that are restarted, a history that is silent, or is made again from
+the record and has less for a while, bounds on streams.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
@@ -39,7 +41,14 @@ ACTS: st.SearchStrategy[Act] = st.one_of(
     st.tuples(st.just("break"), st.integers(0, 3000)),  # so many of the newest bytes are lost
     st.tuples(st.just("restart"), st.integers(0, 300)),
     st.tuples(st.just("fail"), st.integers(0, 1)),
+    st.tuples(st.just("lose"), st.one_of(st.just(0), st.integers(1, 1200))),
 )
+
+LOST_AND_FOUND: list[Act] = [
+    *[("poll", 1), ("happen", 4), ("poll", 1)],
+    *[("lose", 2), ("poll", 1), ("lose", 0), ("poll", 1)],
+    ("break", 250),
+]
 
 
 class Client:
@@ -59,11 +68,14 @@ class Client:
         self._body = bytearray()
         self._left = asyncio.Event()
         self._task: asyncio.Future[None] | None = None
+        self._others = ExitStack()
         self.restart_service()
 
     def restart_service(self) -> None:
-        """Have a replica answer that knows nothing of before."""
+        """Have a replica answer that knows nothing of before, for others, too."""
+        self._others.close()
         self.feed = EventFeed(self._history, 0.01, self._clock)
+        self._others.enter_context(self.feed.watch(JOB))
         self._streams = EventStreams(self._history, self.feed, 3600.0, self._clock)
 
     async def settle(self) -> None:
@@ -86,9 +98,10 @@ class Client:
         await self._task
         self._task = None
         events = parse_events(bytes(self._body[: max(0, len(self._body) - num_lost)]))
+        assert {each.name for each in events} <= {"message", "end"}
         self.seen += [int(each.id) for each in events if each.name == "message" and each.id]
         self.has_ended = any(each.name == "end" for each in events)
-        assert self._open.num_open == self.feed.num_watchers == 0
+        assert (self._open.num_open, self.feed.num_watchers) == (0, 1)
 
     def _connect(self) -> None:
         self._body, self._left = bytearray(), asyncio.Event()
@@ -121,6 +134,8 @@ async def perform(act: str, count: int, client: Client, history: FakeHistory) ->
         case "restart":
             await client.disconnect(count)
             client.restart_service()
+        case "lose":
+            history.num_lost = count
         case _:
             history.error = HistoryError("no answer") if count else None
 
@@ -132,7 +147,7 @@ async def live(acts: list[Act], stream_bytes: int) -> list[int]:
     client = Client(history, stream_bytes)
     for act, count in acts:
         await perform(act, count, client, history)
-    history.error = None
+    history.error, history.num_lost = None, 0
     history.happen(JOB, 1, kind=str(RunState.SUCCEEDED))
     history.state = RunState.SUCCEEDED
     most_looks = len(history.kept[JOB]) + 5
@@ -160,6 +175,7 @@ def threadless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_event_is_lost_or_doubled_whatever_breaks(threadless: None):
+    @example(LOST_AND_FOUND, SMALLEST)
     @given(st.lists(ACTS, max_size=25), st.sampled_from([SMALLEST, 2 * SMALLEST, 2**22]))
     @settings(max_examples=150, deadline=None)
     def check(acts: list[Act], stream_bytes: int) -> None:

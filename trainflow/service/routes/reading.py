@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
-from trainflow.service.event_stream import has_all, require_known
+from trainflow.service.event_stream import has_all
 from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
 from trainflow.service.problems import ProblemError, ProblemType
@@ -71,12 +71,15 @@ async def list_events(
     With `Accept: text/event-stream` they come as server-sent events, and go on as they happen: the
     id of each is its number, a comment comes in silence, and an event named `end` once the job has
     ended. A stream may end at any time; taken up with Last-Event-ID, no event is lost or doubled.
+
+    If that is a number that no event has, the history may be being filled anew: what comes after it
+    is waited for. Some seconds later an event named `anew` says that it is not so, and the events
+    come from the first one on.
     """
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
     if sse.MEDIA_TYPE in request.headers.get("accept", ""):
         known = after if last_event_id is None else int(last_event_id)
-        require_known(found.job, known)
         if has_all(found.job, known, here.clock.unix_s()):
             return Response(status_code=204)
         return StreamResponse(

@@ -15,6 +15,14 @@ export function decideNextLook(looks, chance) {
   return looks >= MOST_LOOKS ? null : decideDelay(looks, 0, chance);
 }
 
+/** Return what a reader is told of a job that was there, and is not any more. Pure. */
+export function describeLoss(jobId) {
+  return (
+    `The service no longer knows the job ${jobId}: it was erased, or the service has lost what it ` +
+    "knew, and reads it in again."
+  );
+}
+
 /** Return what a reader is told meanwhile. Pure. */
 export function describeWait(jobId, waitS) {
   return (

@@ -3,8 +3,8 @@
 import { ask, jobPath } from "./api.js";
 import { element, section, setText } from "./dom.js";
 import { EventList } from "./event_list.js";
-import { followEvents } from "./event_stream.js";
-import { decideNextLook, describeWait, isUnknown } from "./first_look.js";
+import { BegunAnew, followEvents } from "./event_stream.js";
+import { decideNextLook, describeLoss, describeWait, isUnknown } from "./first_look.js";
 import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
@@ -75,24 +75,35 @@ export class JobView {
     );
   }
 
-  /** Keep all of it as it is, until the signal ends it. Rejects if the service refuses it. */
+  /**
+   * Keep all of it as it is, until the signal ends it. Rejects if the service refuses it; with
+   * `BegunAnew` if the job is to be shown anew.
+   */
   async run(signal) {
     const failed = new AbortController();
     const either = AbortSignal.any([signal, failed.signal]);
     const timer = setInterval(() => document.hidden || this.#draw(), REDRAW_MS);
     try {
       await this.#repeat("first", either, () => this.#lookForJob(either));
-      await Promise.all([
-        this.#repeat("job", either, () => this.#lookAtJob(either)),
-        this.#repeat("metrics", either, () => this.#lookAtMetrics(either)),
-        this.#repeat("workers", either, () => this.#lookAtWorkers(either)),
-        this.#repeat("checkpoints", either, () => this.#lookAtCheckpoints(either)),
-        this.#logs.run(either),
-        this.#follow(either),
-      ]);
+      await this.#keep(either);
     } finally {
       failed.abort();
       clearInterval(timer);
+    }
+  }
+
+  async #keep(signal) {
+    try {
+      await Promise.all([
+        this.#repeat("job", signal, () => this.#lookAtJob(signal)),
+        this.#repeat("metrics", signal, () => this.#lookAtMetrics(signal)),
+        this.#repeat("workers", signal, () => this.#lookAtWorkers(signal)),
+        this.#repeat("checkpoints", signal, () => this.#lookAtCheckpoints(signal)),
+        this.#logs.run(signal),
+        this.#follow(signal),
+      ]);
+    } catch (error) {
+      throw isUnknown(error) ? new BegunAnew(describeLoss(this.jobId)) : error;
     }
   }
 
