@@ -21,6 +21,7 @@ def run(home: Path) -> WatchedRun:
     del home  # the run is under it
     run = WatchedRun(JOB)
     run.learn(range(1, 21))
+    run.form("w0", "w1")
     run.employ(2)
     run.publish()
     return run

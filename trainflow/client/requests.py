@@ -15,6 +15,7 @@ from trainflow.client.problems import Problem, ServiceError, as_error, read_prob
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.record_documents import (
     LOG_OFFSET,
+    LOG_WORKER,
     CheckpointsDocument,
     EventsDocument,
     SeriesDocument,
@@ -179,6 +180,11 @@ def find_begin(headers: Mapping[str, str], offset: int) -> int:
     """Return the number of the first byte of a log that was asked for from ``offset``."""
     told = headers.get(LOG_OFFSET, "")
     return int(told) if told.isdecimal() else offset
+
+
+def find_worker(headers: Mapping[str, str], worker: str | None) -> str | None:
+    """Return the id of the worker whose log was asked for by that, or by its rank."""
+    return headers.get(LOG_WORKER, worker)
 
 
 def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceError | None:

@@ -196,7 +196,7 @@ class TrainFlowClient:
 
         Args:
             job_id: of the job.
-            worker: its id, or its rank at the moment; None: the driver.
+            worker: its id, or a rank: of who has it, or had it last; None: the driver.
             offset: number of the first byte.
             follow: go on until the job has ended.
         """
@@ -209,12 +209,14 @@ class TrainFlowClient:
     ) -> Iterator[Piece]:
         """Yield as `logs` does, with the numbers of bytes, by which a log is taken up again.
 
-        Of a worker's log only the newest part is kept: numbers may jump.
+        Of a worker's log only the newest part is kept: numbers may jump. Asked for by a rank, it
+        stays the log of the worker that had it at first.
         """
 
         def begin(headers: Mapping[str, str]) -> None:
-            nonlocal offset
+            nonlocal offset, worker
             offset = api.find_begin(headers, offset)
+            worker = api.find_worker(headers, worker)
 
         while True:
             is_over = not follow or (self.get(job_id)).state.is_terminal

@@ -11,6 +11,7 @@ from trainflow.service.documents import Document
 from trainflow.service.history.records import CheckpointState
 
 LOG_OFFSET = "Log-Offset"
+LOG_WORKER = "Log-Worker"
 """Header that tells the number of the first byte of an answer with a log."""
 
 
@@ -191,7 +192,8 @@ class WorkerLogDocument(Document):
     """Names the worker."""
 
     rank: int | None
-    """That it has now; null of a spare, and of a worker that is gone."""
+    """That it has, or, if nobody has it now, had last: `worker=RANK` reads its log. Null of a
+    worker that never had one, or whose ranks others have had since."""
 
     begin: int
     """Number of the first byte that is kept; those before it were removed."""

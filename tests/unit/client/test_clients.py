@@ -170,6 +170,24 @@ def test_a_workers_log_is_read_on_where_its_beginning_is_gone(
         list(client.logs(run.job_id, worker="slot1-1.0"))
 
 
+def test_the_log_of_a_rank_stays_that_of_one_worker_while_it_is_followed(
+    client: TrainFlowClient, service: Service
+):
+    run = service.record("tiny-abcdef")
+    log = b"of the first\n" * 20_000  # several streams of bounded length
+    append_to_log(run.directory / "logs" / "slot0-1.0", log)
+    append_to_log(run.directory / "logs" / "slot1-1.0", b"of another\n" * 50_000)
+    run.form("slot0-1.0")
+    service.ingester.catch_up()
+    pieces = client.logs(run.job_id, worker="0", follow=True)
+    begin = next(pieces)
+    run.form("slot1-1.0")
+    run.end()
+    service.ingester.catch_up()
+    assert begin + b"".join(pieces) == log
+    assert next(client.logs(run.job_id, worker="0")).startswith(b"of another")
+
+
 @pytest.mark.anyio
 async def test_the_asynchronous_client_does_the_same(service: Service, clock: CountingClock):
     run = service.record("tiny-abcdef")

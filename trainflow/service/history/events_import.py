@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert, update
 from trainflow.service.history import schema
 from trainflow.service.history.draft import Draft
 from trainflow.service.history.record_files import Slice
-from trainflow.service.history.record_lines import parse_cut, parse_event
+from trainflow.service.history.record_lines import parse_cut, parse_event, parse_members
 from trainflow.service.history.records import CheckpointState, EventRecord
 from trainflow.service.history.standing import (
     STATES,
@@ -56,6 +56,9 @@ def _follow(draft: Draft, event: EventRecord) -> None:
     state = state_after(known, event)
     if state is not None:
         draft.events_say = Sight(state, event.at_s)
+    members = parse_members(event)
+    if members is not None:
+        draft.ranks = members + draft.ranks[len(members) :]
     cut = parse_cut(event)
     if cut is not None and cut not in draft.cuts:
         draft.cuts.append(cut)

@@ -19,6 +19,7 @@ from trainflow.service.openapi import problems_for
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.record_documents import (
     LOG_OFFSET,
+    LOG_WORKER,
     CheckpointDocument,
     CheckpointsDocument,
     EventDocument,
@@ -142,7 +143,7 @@ def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
 def list_logs(job_id: JobId, here: Here) -> WorkerLogsDocument:
     """Return which workers have logs. The newest part of each is kept, also when Ray is gone."""
     found = here.history.jobs.get(job_id)
-    return WorkerLogsDocument(workers=list_worker_logs(job_id, found.workers))
+    return WorkerLogsDocument(workers=list_worker_logs(job_id, found.ranks))
 
 
 @router.get(
@@ -156,7 +157,11 @@ def list_logs(job_id: JobId, here: Here) -> WorkerLogsDocument:
                     "description": "Number of the first byte that is answered; more than `offset` "
                     "if what follows that was removed.",
                     "schema": {"type": "integer"},
-                }
+                },
+                LOG_WORKER: {
+                    "description": "Id of the worker whose log it is; not of the driver's.",
+                    "schema": {"type": "string"},
+                },
             },
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
@@ -170,7 +175,8 @@ async def read_logs(
         str | None,
         Query(
             pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
-            description="A worker's id, or its rank at the moment; the driver if not given.",
+            description="A worker's id, or a rank: of the worker that has it, or had it last. The "
+            "driver if not given.",
         ),
     ] = None,
     offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
@@ -190,7 +196,8 @@ async def read_logs(
     """Return what a job's driver has printed: its progress, its events, and why it failed.
 
     With `worker`, what that worker has: stdout and stderr, line by line as they came, within a
-    second. A stream may end at any time: come back with the number of the next byte as `offset`.
+    second. A stream may end at any time: come back with the number of the next byte as `offset`,
+    and with the id in the header `Log-Worker`, since a rank may be another worker's by then.
     """
     if tail is not None and offset > 0:
         raise ProblemError(
@@ -199,12 +206,15 @@ async def read_logs(
         )
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
-    log = await to_thread.run_sync(open_log, job_id, worker, found.workers)
+    log = await to_thread.run_sync(open_log, job_id, worker, found.ranks)
     begin = await to_thread.run_sync(log.find_begin, offset, tail)
 
     def is_over() -> bool:
         return history.jobs.get(job_id).job.is_finished
 
+    headers = {LOG_OFFSET: str(begin)}
+    if log.worker_id is not None:
+        headers[LOG_WORKER] = log.worker_id
     every_s = here.settings.history.poll_every_s
     pieces = (
         follow_log(log.read, begin, every_s=every_s, is_over=is_over)
@@ -215,5 +225,5 @@ async def read_logs(
         pieces,
         here.streams,
         media_type="text/plain; charset=utf-8",
-        headers={LOG_OFFSET: str(begin)},
+        headers=headers,
     )
