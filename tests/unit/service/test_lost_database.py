@@ -137,7 +137,15 @@ def test_who_follows_goes_on_when_the_database_is_back(
         assert [next(events).number for _ in range(2)] == [2, 3]
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whoever waits for others at all wait for longer than a test does."""
+    monkeypatch.setattr(database, "_BUSY_S", AN_HOUR_S)
+    monkeypatch.setattr(database, "_STATEMENT_MS", round(AN_HOUR_S * 1000))
+
+
 @pytest.mark.storage
+@pytest.mark.usefixtures("patience")
 def test_who_reads_does_not_wait_for_who_holds_the_token(
     client: httpx.Client, server_history: History, server_url: str
 ):
@@ -145,6 +153,7 @@ def test_who_reads_does_not_wait_for_who_holds_the_token(
         holding.execute("SELECT * FROM tokens FOR UPDATE")
         assert client.get(JOB).status_code == 200
         assert server_history.tokens.list()[0].last_used_at_s is None
+        holding.rollback()
     assert client.get(JOB).status_code == 200
     assert server_history.tokens.list()[0].last_used_at_s is not None
 
@@ -196,6 +205,19 @@ async def test_who_reads_does_not_wait_for_who_writes(open_impatient: OpenImpati
         assert history.tokens.list()[0].last_used_at_s is None
         await client.get(JOB)
     assert history.tokens.list()[0].last_used_at_s is not None
+
+
+def test_who_changes_something_waits_after_one_who_would_not(
+    open_impatient: OpenImpatient, home: Path
+):
+    history = open_impatient(AN_HOUR_S)
+    token = history.tokens.create("me", BOTH)
+    with ThreadPoolExecutor(1) as pool:
+        with lock(home, "BEGIN IMMEDIATE"):
+            history.tokens.check(token.secret)  # its use is not noted
+            changing = pool.submit(history.tokens.revoke, token.token.token_id)
+            wait_until(changing.running)
+        assert changing.result().revoked_at_s is not None
 
 
 @pytest.mark.anyio
