@@ -104,8 +104,12 @@ class StreamResponse(Response):
 
 
 async def _wait_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Wait until a client has gone, or has not ended its own request in time."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except ProblemError as error:
+        logger.warning("dropped a stream: %s", error.detail)
 
 
 def _body(piece: bytes, *, more: bool) -> dict[str, object]:

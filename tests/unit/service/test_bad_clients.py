@@ -164,6 +164,18 @@ def test_a_body_that_does_not_come_is_given_up(serve: Serve):
         assert service.ask(JOB).status_code == 200
 
 
+def test_a_stream_that_is_asked_for_with_a_body_that_does_not_come_is_dropped(serve: Serve):
+    with serve(body_within_s=0.2) as service:
+        asked = ask_stream().replace("\n\n", "\nContent-Length: 100\n\n")
+        with connected(service, asked) as client:
+            while client.recv(4096):  # to the end of the connection
+                pass
+        assert service.ask(JOB).status_code == 200
+    told = service.log.read_text()
+    assert "dropped a stream: body: got 0 bytes" in told
+    assert "never retrieved" not in told
+
+
 def test_a_stream_is_under_no_deadline_of_bodies(serve: Serve, run: RecordedRun):
     with (
         serve(body_within_s=0.01, heartbeat_s=0.01) as service,
