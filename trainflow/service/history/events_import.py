@@ -5,12 +5,17 @@ Process: any that keeps the history.  Blocks: on the database.
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from trainflow.service.history import schema
 from trainflow.service.history.draft import Draft
 from trainflow.service.history.record_files import Slice
-from trainflow.service.history.record_lines import parse_cut, parse_event, parse_members
+from trainflow.service.history.record_lines import (
+    GOES_BACK,
+    parse_cut,
+    parse_event,
+    parse_members,
+)
 from trainflow.service.history.records import CheckpointState, EventRecord
 from trainflow.service.history.standing import (
     STATES,
@@ -42,6 +47,15 @@ def import_events(connection: Connection, draft: Draft, read: Slice) -> int:
     for event in events:
         _change_checkpoints(connection, draft.job_id, event)
     return read.num_unreadable + len(read.objects) - len(events)
+
+
+def read_cuts(connection: Connection, job_id: str) -> list[tuple[int, int]]:
+    """Return where a run went back, as the events tell that were taken of it."""
+    table = schema.events.c
+    query = select(table.number, table.at_s, table.kind, table.text, table.data)
+    query = query.where(table.job_id == job_id, table.kind == GOES_BACK).order_by(table.number)
+    found = (parse_cut(EventRecord(*row)) for row in connection.execute(query))
+    return [cut for cut in found if cut is not None]
 
 
 def _follow(draft: Draft, event: EventRecord) -> None:

@@ -27,6 +27,9 @@ _NO_METRICS = frozenset({"step", "epoch", "rank", "committed_at_s"})
 
 Line = Mapping[str, Any]
 
+GOES_BACK = "resumed"
+"""Kind of the event that tells after which step training goes on."""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -126,7 +129,7 @@ def parse_cut(event: EventRecord) -> tuple[int, int] | None:
     Returns:
         None if the event is of another kind.
     """
-    if event.kind != "resumed":
+    if event.kind != GOES_BACK:
         return None
     epoch, step = parse_epoch(event.data.get("epoch")), _to_count(event.data.get("step"), least=0)
     return None if epoch is None or step is None else (epoch, step)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from tests.unit.service.history.conftest import MakeUrl, empty
 from tests.unit.service.history.records import JOB_ID, Home, tell
@@ -135,6 +135,7 @@ def settle(ingester: Ingester) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@example([(0, 1), (3, 1), (6, 1)])  # of a step that was read, and is torn later
 @given(acts)
 def test_many_passes_come_to_the_same_as_one(
     pair: tuple[History, History], plan: list[tuple[int, int]]
