@@ -25,7 +25,8 @@ from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
 
 KEPT_SINGLY = 12  # instead of ten thousand, so that short runs become coarse
-LINE_FILES = ("events.jsonl", "metrics.jsonl")
+# And how many of their lines are never torn: when a job was first heard of is not forgotten.
+LINE_FILES = {"events.jsonl": 1, "metrics.jsonl": 0}
 
 
 class Life:
@@ -67,10 +68,10 @@ class Life:
 
     def tear(self, num_bytes: int) -> None:
         """A crash leaves the newest line in pieces; a new coordinator goes on after it."""
-        for file in LINE_FILES:
+        for file, num_whole in LINE_FILES.items():
             path = self.run.directory / file
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            if lines:
+            if len(lines) > num_whole:
                 kept = lines[-1][: -1 - num_bytes]
                 path.write_bytes(b"".join(lines[:-1]) + kept)
                 self.read(0)
