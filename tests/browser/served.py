@@ -14,13 +14,16 @@ from tests.unit.service.fakes import FakeCluster
 from tests.unit.service.runs import STEP, RecordedRun, listening
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.log_segments import append_to_log
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.status_file import STATUS_FILE
+from trainflow.coordination.worker_output import FOLDER
 from trainflow.epochs import EpochId
 from trainflow.service.app import create_app
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
+from trainflow.service.log_stream import DRIVER_LOG
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
 
@@ -123,6 +126,14 @@ class WatchedRun(RecordedRun):
             }
             for number in range(count + spares)
         ]
+
+    def print(self, text: str, worker: str | None = None) -> None:
+        """Print as the job's driver, or as one of its workers."""
+        if worker is None:
+            with (self.directory / DRIVER_LOG).open("a", encoding="utf-8") as log:
+                log.write(text)
+        else:
+            append_to_log(self.directory / FOLDER / worker, text.encode())
 
     def lose(self, rank: int) -> None:
         """Tell of a worker that was killed."""

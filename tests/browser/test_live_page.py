@@ -10,8 +10,10 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.conftest import Complaints, OpenPage, Serve
 from tests.browser.served import Served, WatchedRun, serve_runs
 from tests.unit.service.runs import wait_until
+from trainflow.checkpointing.whole_files import replace_file
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import EpochId
+from trainflow.service import event_stream
 from trainflow.service.history.records import Scope
 
 pytestmark = pytest.mark.browser
@@ -182,6 +184,35 @@ def test_a_lost_connection_is_told_and_taken_up_without_a_gap(
     assert shown == [str(number) for number in range(12, 0, -1)]
 
 
+def test_events_that_the_service_has_lost_are_told_and_the_job_is_shown_anew(
+    serve: Serve, run: WatchedRun, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_stream, "CATCHES_UP_WITHIN_S", 0.0)
+    run.happen(5)
+    record = run.directory / "events.jsonl"
+    with serve() as served:
+        page = open_job(open_page, served)
+        expect(page.locator(".events li")).to_have_count(7)
+        replace_file(record, b"".join(record.read_bytes().splitlines(keepends=True)[:3]))
+        expect(page.get_by_text("has lost the events that it told, up to number 7")).to_be_visible()
+        expect(page.locator(".events li")).to_have_count(3)
+        expect(page.locator("#figure-step")).to_contain_text("20")
+
+
+def test_a_job_that_the_service_no_longer_knows_is_told_and_looked_for(
+    serve: Serve, run: WatchedRun, open_page: OpenPage, complaints: Complaints
+):
+    complaints.are_expected = True  # of the 404
+    run.end()
+    with serve() as served:
+        page = open_page(served.job_url(JOB))
+        expect(page.locator("#figure-step")).to_contain_text("20")
+        served.history.jobs.erase(JOB)
+        told = page.get_by_text(f"The service no longer knows the job {JOB}")
+        expect(told).to_be_visible(timeout=20_000)
+        expect(page.get_by_text(f"There is no job {JOB} yet.")).to_be_visible()
+
+
 def test_a_page_that_nobody_sees_holds_no_connection(
     serve: Serve, run: WatchedRun, open_page: OpenPage
 ):
@@ -199,11 +230,38 @@ def test_a_page_that_nobody_sees_holds_no_connection(
         expect(page.locator(".events li")).to_have_count(5)
 
 
-def test_a_job_that_is_not_there_is_told(serve: Serve, open_page: OpenPage, complaints: Complaints):
+def test_a_job_that_was_submitted_just_now_appears_on_its_page(
+    serve: Serve, open_page: OpenPage, complaints: Complaints
+):
     complaints.are_expected = True  # of the 404
     with serve() as served:
-        page = open_page(served.job_url("nowhere-abcdef"))
-        expect(page.get_by_role("heading", name="There is no such job")).to_be_visible()
+        page = open_page(served.job_url(JOB))
+        waiting = page.get_by_text(f"There is no job {JOB} yet.")
+        expect(waiting).to_be_visible()
+        expect(page.locator("#figure-step")).to_be_hidden()
+        WatchedRun(JOB).learn(range(1, 4))
+        expect(page.locator("#figure-step")).to_contain_text("3", timeout=30_000)
+        expect(page.get_by_role("heading", level=1)).to_have_text(JOB)
+        expect(waiting).to_have_count(0)
+
+
+def test_a_job_that_is_not_there_is_told_after_a_while(
+    serve: Serve, open_page: OpenPage, complaints: Complaints
+):
+    complaints.are_expected = True  # of the 404
+    looks: list[str] = []
+    with serve() as served:
+        page = open_page(served.url)
+        expect(page.get_by_text("There are no jobs yet.")).to_be_visible()
+        page.on("response", lambda answer: looks.append(answer.url))
+        page.clock.install()
+        page.goto(served.job_url("nowhere-abcdef"))
+        expect(page.get_by_text("There is no job nowhere-abcdef yet.")).to_be_visible()
+        told = page.get_by_role("heading", name="There is no such job")
+        while not told.is_visible():
+            page.clock.fast_forward(1000)
+            page.evaluate("fetch('healthz').then((answer) => answer.status)")
+        assert sum(url.endswith("/nowhere-abcdef") for url in looks) == 8
         page.get_by_role("link", name="All jobs").click()
         expect(page.get_by_text("There are no jobs yet.")).to_be_visible()
 

@@ -151,6 +151,53 @@ def test_waiting_grows_with_failures_and_does_what_the_service_says(run: Run):
     assert run("pacing.js", "m.decideDelay(1, 30, 0.5)") == 30
 
 
+def test_a_job_that_is_not_there_is_looked_for_about_a_minute(run: Run):
+    delays = run("first_look.js", "[1, 2, 3, 4, 5, 6, 7, 8].map((n) => m.decideNextLook(n, 0.5))")
+    assert delays == [1, 2, 4, 8, 15, 15, 15, None]
+
+
+def last_lines(*calls: str, is_cut: bool = False) -> str:
+    """Return an expression for what is kept of a log after some calls."""
+    steps = "; ".join(f"l.{call}" for call in calls)
+    return f"((l, b) => {{ {steps}; return l.text; }})({new_lines(is_cut=is_cut)}, {ENCODE})"
+
+
+def new_lines(*, is_cut: bool) -> str:
+    return f"new m.LastLines({json.dumps(is_cut)})"
+
+
+ENCODE = "(text) => new TextEncoder().encode(text)"
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (['push(b("a\\nb"))', 'push(b("c\\n"))'], "a\nbc\n"),
+        (['push(b("\u00fc").slice(0, 1))', 'push(b("\u00fc").slice(1))'], "\u00fc"),
+        (['push(b("1%\\r2%\\r\\nb"))'], "2%\nb"),
+        (['push(b("\\u001b[31mred\\u001b[0m"))'], "red"),
+        (
+            ['push(b("a\\nb"))', "skip(7)", 'push(b("half\\nc"))'],
+            "a\nb\n\u2026 7 bytes are gone \u2026\nc",
+        ),
+    ],
+)
+def test_a_log_is_put_together_however_it_comes(calls: list[str], text: str, run: Run):
+    assert run("log_lines.js", last_lines(*calls)) == text
+
+
+def test_a_line_without_its_beginning_is_left_out(run: Run):
+    calls = ['push(b("half"))', 'push(b(" a line\\nwhole\\n"))']
+    assert run("log_lines.js", last_lines(*calls, is_cut=True)) == "whole\n"
+
+
+def test_of_a_log_only_the_last_lines_are_kept(run: Run):
+    lines = run("log_lines.js", last_lines('push(b("x\\n".repeat(9000)))', 'push(b("end\\n"))'))
+    assert lines == "x\n" * 499 + "end\n"
+    endless = run("log_lines.js", last_lines(*['push(b("x".repeat(9000)))'] * 9))
+    assert 1000 < len(endless) < 5000
+
+
 def test_a_line_is_broken_where_a_value_is_missing(run: Run):
     points = json.dumps([{"x": x, "y": y} for x, y in enumerate([1, 2, None, 4, 5])])
     assert run("chart_marks.js", f"m.linePath({points}, (x) => x, (y) => y)") == "M0 1L1 2M3 4L4 5"

@@ -149,4 +149,4 @@ def test_the_first_day_of_a_new_user(tmp_path: Path):
         kinds = [event["kind"] for event in desk.ask("events", job_id)]
         assert kinds[0] == "submitted"
         assert kinds.count("stopped") == 2
-        assert "the line is about to be fitted" in desk.run("logs", job_id, "--worker", "all")
+        assert "the line is about to be fitted" in desk.run("logs", job_id, "--worker", "0")

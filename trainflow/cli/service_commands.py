@@ -63,8 +63,8 @@ Worker = Annotated[
         "--worker",
         "-w",
         metavar="ID|RANK|all",
-        help="What this worker has printed, or all of them, with their ids before each line; "
-        "without it, what the driver has.",
+        help="What this worker has printed, by its id, or by the rank that it has or had last; or "
+        "all of them, with their ids before each line. Without it, what the driver has.",
     ),
 ]
 Follow = Annotated[

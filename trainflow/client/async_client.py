@@ -164,7 +164,8 @@ class AsyncTrainFlowClient:
     ) -> AsyncIterator[EventDocument]:
         """Yield a job's events in order, each once; as they happen, until it has ended.
 
-        A connection that ends is taken up where it was.
+        A connection that ends is taken up where it was. Should the service have lost the events
+        that it has told, a warning is logged, and those that it has come from the first one on.
 
         Args:
             job_id: of the job.
@@ -198,7 +199,7 @@ class AsyncTrainFlowClient:
     async def _knows_all(self, job_id: str, last: int) -> bool:
         """Whether a stream that gave nothing was that of a job that has ended long ago."""
         job = await self.get(job_id)
-        return job.state.is_terminal and job.last_event <= last
+        return job.state.is_terminal and job.last_event == last
 
     async def logs(
         self, job_id: str, *, worker: str | None = None, offset: int = 0, follow: bool = False
@@ -207,7 +208,7 @@ class AsyncTrainFlowClient:
 
         Args:
             job_id: of the job.
-            worker: its id, or its rank at the moment; None: the driver.
+            worker: its id, or a rank: of who has it, or had it last; None: the driver.
             offset: number of the first byte.
             follow: go on until the job has ended.
         """
@@ -220,12 +221,14 @@ class AsyncTrainFlowClient:
     ) -> AsyncIterator[Piece]:
         """Yield as `logs` does, with the numbers of bytes, by which a log is taken up again.
 
-        Of a worker's log only the newest part is kept: numbers may jump.
+        Of a worker's log only the newest part is kept: numbers may jump. Asked for by a rank, it
+        stays the log of the worker that had it at first.
         """
 
         def begin(headers: Mapping[str, str]) -> None:
-            nonlocal offset
+            nonlocal offset, worker
             offset = api.find_begin(headers, offset)
+            worker = api.find_worker(headers, worker)
 
         while True:
             is_over = not follow or (await self.get(job_id)).state.is_terminal

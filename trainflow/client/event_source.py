@@ -1,8 +1,11 @@
-"""Read server-sent events from a stream of bytes, by the HTML standard, section 9.2.6. Pure."""
+"""Read server-sent events from a stream of bytes, by the HTML standard, section 9.2.6."""
 
+import logging
 from dataclasses import dataclass, field
 
 from trainflow.service.record_documents import EventDocument
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,6 +49,13 @@ class EventSource:
         self._name, self._data = "", []
         if name == "end":
             self.has_ended = True
+        elif name == "anew":
+            logger.warning(
+                "the service has lost the events that it told up to number %d: those that it has "
+                "come from the first one on",
+                self.last,
+            )
+            self.last = 0
         if name or not data:
             return None
         event = EventDocument.model_validate_json(data)

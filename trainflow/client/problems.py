@@ -108,6 +108,7 @@ _BY_STATUS: Mapping[int, type[ServiceError]] = {
     400: RequestRefusedError,
     401: AccessRefusedError,
     403: AccessRefusedError,
+    408: ServiceUnavailableError,
     409: JobConflictError,
     413: RequestRefusedError,
     422: RequestRefusedError,

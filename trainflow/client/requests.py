@@ -15,6 +15,7 @@ from trainflow.client.problems import Problem, ServiceError, as_error, read_prob
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.record_documents import (
     LOG_OFFSET,
+    LOG_WORKER,
     CheckpointsDocument,
     EventsDocument,
     SeriesDocument,
@@ -28,6 +29,9 @@ Query = Mapping[str, str | int | bool | Sequence[str]]
 
 _PAUSES_S = (0.2, 1.0, 3.0)
 _LONGEST_PAUSE_S = 30.0
+# Of these requests nothing was done, whatever they were: too slow to come, or too many.
+_UNSEEN = frozenset({408, 429})
+_PASSING = _UNSEEN | {0, 503}
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,11 @@ def find_begin(headers: Mapping[str, str], offset: int) -> int:
     return int(told) if told.isdecimal() else offset
 
 
+def find_worker(headers: Mapping[str, str], worker: str | None) -> str | None:
+    """Return the id of the worker whose log was asked for by that, or by its rank."""
+    return headers.get(LOG_WORKER, worker)
+
+
 def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceError | None:
     """Return the error that an answer tells of; None if it is a good one."""
     if 200 <= status < 300:  # noqa: PLR2004  success, by HTTP
@@ -213,9 +222,8 @@ def decide_pause(num_failures: int, error: ServiceError, *, may_repeat: bool) ->
         error: of the newest.
         may_repeat: see `Request`.
     """
-    is_passing = error.problem.status in {0, 429, 503}
-    # Too many requests were not looked at: whatever it was, it was not done.
-    if not is_passing or not (may_repeat or error.problem.status == 429):  # noqa: PLR2004
+    status = error.problem.status
+    if status not in _PASSING or not (may_repeat or status in _UNSEEN):
         return None
     if num_failures > len(_PAUSES_S):
         return None

@@ -20,7 +20,7 @@ from trainflow.service.history.records import Token
 from trainflow.service.host_checks import check_host, check_origin
 from trainflow.service.page.files import PAGE_PATHS
 from trainflow.service.problem_responses import respond
-from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.problems import ProblemError, ProblemType, as_problem
 from trainflow.service.rate_limits import RateLimit
 from trainflow.service.settings import ServiceSettings, is_loopback
 
@@ -137,7 +137,7 @@ class Admission:
                 ProblemType.UNAUTHENTICATED, str(error), headers=_CHALLENGE
             ) from error
         except HistoryError as error:
-            raise ProblemError(ProblemType.HISTORY_UNAVAILABLE, str(error)) from error
+            raise as_problem(error) from error
 
     def _count(self, client: str) -> None:
         wait_s = self._requests.take(client, self._clock.monotonic_s())

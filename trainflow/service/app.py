@@ -20,6 +20,7 @@ from trainflow.service.context import Context
 from trainflow.service.history.history import History
 from trainflow.service.openapi import describe_app
 from trainflow.service.problem_responses import install_problems
+from trainflow.service.record_documents import LOG_OFFSET, LOG_WORKER
 from trainflow.service.routes import jobs, page, reading, service
 from trainflow.service.settings import ServiceSettings
 
@@ -63,7 +64,7 @@ def _list_middleware(settings: ServiceSettings, history: History, clock: Clock) 
     """Return what a request passes on its way in, the outermost first."""
     found = [
         Middleware(Admission, settings=settings, check_token=history.tokens.check, clock=clock),
-        Middleware(BodyLimit, most_bytes=settings.limits.body_bytes),
+        Middleware(BodyLimit, limits=settings.limits),
     ]
     if settings.http.allowed_origins:
         allowed = Middleware(
@@ -71,6 +72,7 @@ def _list_middleware(settings: ServiceSettings, history: History, clock: Clock) 
             allow_origins=settings.http.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
+            expose_headers=["Location", "Retry-After", LOG_OFFSET, LOG_WORKER],
         )
         return [allowed, *found]
     return found

@@ -29,12 +29,22 @@ LAST_WORDS_WITHIN_S = 30.0
 _ENDINGS = frozenset(str(state) for state in RunState if state.is_terminal)
 
 
+async def wait_for_news(news: asyncio.Event, timeout_s: float) -> bool:
+    """Wait until a topic's news are there; False if they weren't in time."""
+    try:
+        await asyncio.wait_for(news.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
+
+
 class Topic:
     """News of one job.
 
     Attributes:
         last: number of its newest event; None until the reader has looked.
         num_watchers: who waits for it.
+        news: set with the next news; another one takes its place then.
     """
 
     def __init__(self) -> None:
@@ -44,7 +54,7 @@ class Topic:
         self._terminal_since_s: float | None = None
         self._last_kind = ""
         self._is_gone = False
-        self._changed = asyncio.Event()
+        self.news = asyncio.Event()
 
     def after(self, number: int) -> list[EventRecord] | None:
         """Return the events after ``number``; None if not all of them are remembered."""
@@ -56,22 +66,30 @@ class Topic:
             return None
         return [event for event in self._newest if event.number > number]
 
-    def is_over(self, now_s: float, last_kind: str) -> bool:
+    def falls_short_of(self, number: int) -> bool:
+        """Whether the history has no event of that number, as far as the reader has seen."""
+        return self.last is not None and number > self.last
+
+    def is_over(self, now_s: float, number: int, last_kind: str) -> bool:
         """Whether no event is to come: the job has ended, and has told so or had the time to.
 
         Args:
             now_s: by the monotonic clock.
-            last_kind: of the newest event that the watcher knows.
+            number: of the newest event that the watcher knows.
+            last_kind: of that event.
         """
         if self._is_gone:
             return True
-        if self._terminal_since_s is None:
+        if self._terminal_since_s is None or self.falls_short_of(number):
             return False
         told = (self._last_kind or last_kind) in _ENDINGS
         return told or now_s - self._terminal_since_s > LAST_WORDS_WITHIN_S
 
     def take(self, head: JobHead, news: tuple[EventRecord, ...], now_s: float) -> None:
         """Take what the reader has found, and wake who waits."""
+        if self.last is not None and head.last_event < self.last:  # the history has lost events
+            self._newest.clear()
+            self._last_kind = ""
         self._newest.extend(news)
         self.last = news[-1].number if news else head.last_event
         self._last_kind = news[-1].kind if news else self._last_kind
@@ -87,16 +105,8 @@ class Topic:
         self._wake()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait_changed(self, timeout_s: float) -> bool:
-        """Wait for news; False if there were none in time."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        told, self.news = self.news, asyncio.Event()
+        told.set()
 
     def lacks(self, head: JobHead, now_s: float) -> bool:
         """Whether a watcher would want to know of this head."""

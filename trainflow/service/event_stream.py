@@ -3,7 +3,7 @@
 Process: a replica of the service.  Thread: its event loop; the history is read in another.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 
 from anyio import to_thread
@@ -11,12 +11,14 @@ from anyio import to_thread
 from trainflow.clock import Clock
 from trainflow.errors import JobNotFoundError
 from trainflow.service import sse
-from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
+from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, Topic, wait_for_news
 from trainflow.service.history.history import History
 from trainflow.service.history.records import EventRecord, Job
 
 _PAGE = 500
 _COME_BACK_AFTER_S = 1.0
+CATCHES_UP_WITHIN_S = 10.0
+"""How long a history may have less than a client knows: it may be filled anew from the record."""
 
 
 def has_all(job: Job, known: int, now_s: float) -> bool:
@@ -25,7 +27,34 @@ def has_all(job: Job, known: int, now_s: float) -> bool:
     A job's last event may come some seconds after its end.
     """
     ended_s = 0.0 if job.ended_at_s is None else now_s - job.ended_at_s
-    return job.is_finished and known >= job.last_event and ended_s > LAST_WORDS_WITHIN_S
+    return job.is_finished and known == job.last_event and ended_s > LAST_WORDS_WITHIN_S
+
+
+@dataclass
+class _Place:
+    """Where a client is in a job's events.
+
+    Attributes:
+        number: of the newest that it knows.
+        kind: of that; empty if another stream has told it.
+        short_since_s: CLOCK_MONOTONIC since when the history has less; None if it has not.
+    """
+
+    number: int
+    kind: str = ""
+    short_since_s: float | None = None
+
+    def is_lost(self, topic: Topic, now_s: float) -> bool:
+        """Whether the history has less than the client knows, and had the time to catch up.
+
+        Then the numbers are no longer those of the same events, or never were.
+        """
+        if not topic.falls_short_of(self.number):
+            self.short_since_s = None
+            return False
+        if self.short_since_s is None:
+            self.short_since_s = now_s
+        return now_s - self.short_since_s >= CATCHES_UP_WITHIN_S
 
 
 @dataclass(frozen=True)
@@ -47,25 +76,34 @@ class EventStreams:
     async def follow(self, job_id: str, after: int) -> AsyncGenerator[bytes]:
         """Yield a job's events after a number, as server-sent events, until it has ended.
 
-        The last one is then an event named ``end``, so that a client knows not to come back.
+        The last one is then an event named ``end``, so that a client knows not to come back. Where
+        the history has lost what the client knows, and does not find it again, an event named
+        ``anew`` says so, and the job's events come from the first one on.
         """
         yield sse.frame_retry(_COME_BACK_AFTER_S)
-        number, kind = after, ""
+        place = _Place(after)
         with self.feed.watch(job_id) as topic:
             while True:
-                events = topic.after(number)
-                if events is None:
-                    events = await to_thread.run_sync(self._read, job_id, number)
+                news = topic.news  # before looking: what comes meanwhile is not to be slept over
+                now_s = self.clock.monotonic_s()
+                if place.is_lost(topic, now_s):
+                    yield sse.frame_anew(place.number)
+                    place = _Place(0)
+                events = await self._find(topic, job_id, place.number)
                 for event in events:
-                    number, kind = event.number, event.kind
-                    yield sse.frame_event(number, asdict(event))
+                    place.number, place.kind = event.number, event.kind
+                    yield sse.frame_event(event.number, asdict(event))
                 if events:
                     continue
-                if topic.is_over(self.clock.monotonic_s(), kind):
-                    yield sse.frame_named("end", {"last_event": number})
+                if topic.is_over(now_s, place.number, place.kind):
+                    yield sse.frame_named("end", {"last_event": place.number})
                     return
-                if not await topic.wait_changed(self.heartbeat_s):
+                if not await wait_for_news(news, self.heartbeat_s):
                     yield sse.HEARTBEAT
+
+    async def _find(self, topic: Topic, job_id: str, after: int) -> Sequence[EventRecord]:
+        found = topic.after(after)
+        return await to_thread.run_sync(self._read, job_id, after) if found is None else found
 
     def _read(self, job_id: str, after: int) -> tuple[EventRecord, ...]:
         try:

@@ -5,10 +5,10 @@ others.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from anyio import to_thread
 
@@ -21,17 +21,42 @@ from trainflow.service.record_documents import WorkerLogDocument
 DRIVER_LOG = "driver.log"
 _PIECE_BYTES = 64 * 1024
 
-Log = Callable[[int], Piece]
+Read = Callable[[int], Piece]
 """Reads a log from a byte on, up to a bound; an empty piece is its end. Blocks on the disk."""
 
 
-def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any]]) -> Log:
+@dataclass(frozen=True)
+class Log:
+    """What a job's driver or one of its workers has printed so far.
+
+    Attributes:
+        worker_id: of the worker; None of the driver.
+        read: returns what is in it from a byte on.
+        find_end: returns the number of the byte that comes next. Blocks on the disk.
+    """
+
+    worker_id: str | None
+    read: Read
+    find_end: Callable[[], int]
+
+    def find_begin(self, offset: int, tail: int | None) -> int:
+        """Return the number of the first byte to tell of: more than was asked for if that is gone.
+
+        Args:
+            offset: of the byte that was asked for, counted from the log's beginning.
+            tail: the same, counted back from its end; None: ``offset`` counts.
+        """
+        wanted = offset if tail is None else max(0, self.find_end() - tail)
+        return self.read(wanted).begin
+
+
+def open_log(job_id: str, worker: str | None, ranks: Sequence[str]) -> Log:
     """Return the log of a job's driver, or of one of its workers.
 
     Args:
         job_id: of the job.
         worker: its id, or its rank; None: the driver.
-        workers: as the job's coordinator published them last.
+        ranks: by rank, the id of the worker that has it, or had it last.
 
     Raises:
         ProblemError: LOG_NOT_FOUND.
@@ -40,55 +65,61 @@ def open_log(job_id: str, worker: str | None, workers: Sequence[Mapping[str, Any
     if worker is None:
         path = directory / DRIVER_LOG
         if path.is_file():
-            return partial(read_file, path)
+            return Log(None, partial(read_file, path), partial(_measure_file, path))
         raise ProblemError(
             ProblemType.LOG_NOT_FOUND,
             f"log: got no {DRIVER_LOG} in {directory}, expected that of a job that was submitted "
             "or begun with --job-id; what `trainflow run` prints without it is not kept",
         )
-    folder = directory / FOLDER / find_worker(worker, workers)
+    worker_id = find_worker(worker, ranks)
+    folder = directory / FOLDER / worker_id
     if folder.is_dir():
-        return lambda offset: read_from_log(folder, offset, _PIECE_BYTES)
+        return Log(
+            worker_id,
+            lambda offset: read_from_log(folder, offset, _PIECE_BYTES),
+            lambda: (find_bounds(folder) or (0, 0))[1],
+        )
     raise ProblemError(
         ProblemType.LOG_NOT_FOUND,
-        f"query.worker: got {worker}, of which nothing is in {folder.parent}, expected a worker "
+        f"query.worker: got {worker}, and {folder} is not there, expected a worker "
         "that has printed, on a node that shares this folder; GET .../logs/workers lists them",
     )
 
 
-def find_worker(worker: str, workers: Sequence[Mapping[str, Any]]) -> str:
+def find_worker(worker: str, ranks: Sequence[str]) -> str:
     """Return the id of a worker that is named by it, or by its rank, which is a number. Pure.
 
     Raises:
-        ProblemError: LOG_NOT_FOUND: no worker has that rank now.
+        ProblemError: LOG_NOT_FOUND: no worker ever had that rank.
     """
     if not worker.isdecimal():
         return worker
-    for row in workers:
-        if row.get("rank") == int(worker):
-            return str(row["worker_id"])
+    if int(worker) < len(ranks):
+        return ranks[int(worker)]
+    had = f"0 to {len(ranks) - 1}" if ranks else "of which there were none yet"
     raise ProblemError(
         ProblemType.LOG_NOT_FOUND,
-        f"query.worker: got rank {worker}, expected one that a worker has at the moment; name the "
+        f"query.worker: got rank {worker}, expected one that a worker has or had, {had}; name the "
         "worker instead: GET .../logs/workers lists those that have printed",
     )
 
 
-def list_worker_logs(job_id: str, workers: Sequence[Mapping[str, Any]]) -> list[WorkerLogDocument]:
+def list_worker_logs(job_id: str, ranks: Sequence[str]) -> list[WorkerLogDocument]:
     """Return the logs of a job's workers, by name; also of those that are gone.
 
     Args:
         job_id: of the job.
-        workers: as its coordinator published them last.
+        ranks: by rank, the id of the worker that has it, or had it last.
     """
-    ranks = {str(row.get("worker_id")): row.get("rank") for row in workers}
+    # Of one that had several the least: it is of the newest epoch, which may have fewer members.
+    rank_of = {worker_id: rank for rank, worker_id in reversed(list(enumerate(ranks)))}
     folder = names.run_directory(job_id) / FOLDER
     found: list[WorkerLogDocument] = []
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
         bounds = find_bounds(each)
         if bounds is not None:
             begin, end = bounds
-            rank = ranks.get(each.name)
+            rank = rank_of.get(each.name)
             found.append(WorkerLogDocument(worker_id=each.name, rank=rank, begin=begin, end=end))
     return found
 
@@ -103,29 +134,36 @@ def read_file(path: Path, offset: int) -> Piece:
         return Piece(offset, b"")
 
 
-async def read_log(log: Log, offset: int) -> AsyncGenerator[bytes]:
+def _measure_file(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # erased since
+        return 0
+
+
+async def read_log(read: Read, offset: int) -> AsyncGenerator[bytes]:
     """Yield a log from a byte on, to where it ends now, or where a part of it is gone."""
-    while (piece := await to_thread.run_sync(log, offset)).data and piece.begin == offset:
+    while (piece := await to_thread.run_sync(read, offset)).data and piece.begin == offset:
         offset = piece.end
         yield piece.data
 
 
 async def follow_log(
-    log: Log, offset: int, *, every_s: float, is_over: Callable[[], bool]
+    read: Read, offset: int, *, every_s: float, is_over: Callable[[], bool]
 ) -> AsyncGenerator[bytes]:
     """Yield a log from a byte on, and what is added to it, until the job is over.
 
     Args:
-        log: what is read.
+        read: reads the log.
         offset: of the first byte.
         every_s: seconds between two looks.
         is_over: whether the job has ended; asked in another thread.
     """
     while True:
         was_over = await to_thread.run_sync(is_over)  # before the last look, not after it
-        async for piece in read_log(log, offset):
+        async for piece in read_log(read, offset):
             offset += len(piece)
             yield piece
-        if was_over or (await to_thread.run_sync(log, offset)).begin != offset:
+        if was_over or (await to_thread.run_sync(read, offset)).begin != offset:
             return
         await asyncio.sleep(every_s)

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from trainflow.service.problems import MEDIA_TYPE, ProblemDocument, ProblemType
 
-_ALWAYS = (401, 403, 421, 429, 500)
+_ALWAYS = (401, 403, 421, 429, 500, 503)
 _DESCRIPTION = """Jobs of TrainFlow: submit, follow, stop, resume, read what became of them.
 
 Errors are problem details (RFC 9457). Tokens have scopes: `read` for what is asked by GET, `submit`

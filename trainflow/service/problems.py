@@ -41,6 +41,7 @@ class ProblemType(Enum):
     JOB_NOT_FOUND = "job-not-found", 404, "There is no such job"
     LOG_NOT_FOUND = "log-not-found", 404, "The job has no log here"
     METHOD_NOT_ALLOWED = "method-not-allowed", 405, "That can't be done at this address"
+    TOO_SLOW = "body-too-slow", 408, "The request's body didn't come in time"
     CONFLICT = "conflict", 409, "The job's state does not allow it"
     KEY_REUSED = "idempotency-key-reused", 409, "The key was used for another request"
     NOT_RESUMABLE = "not-resumable", 409, "The job can't be gone on with"

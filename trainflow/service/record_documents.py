@@ -11,6 +11,7 @@ from trainflow.service.documents import Document
 from trainflow.service.history.records import CheckpointState
 
 LOG_OFFSET = "Log-Offset"
+LOG_WORKER = "Log-Worker"
 """Header that tells the number of the first byte of an answer with a log."""
 
 
@@ -54,7 +55,8 @@ class EventsDocument(Document):
     """After the number asked for."""
 
     last_event: int
-    """Number of the job's newest event; more than the last one here means that there are more."""
+    """Number of the job's newest event; more than the last one here means that there are more, less
+    than `after` that the history has lost what was known: begin with 0, if it stays so."""
 
 
 class AggregateDocument(Document):
@@ -190,7 +192,8 @@ class WorkerLogDocument(Document):
     """Names the worker."""
 
     rank: int | None
-    """That it has now; null of a spare, and of a worker that is gone."""
+    """That it has, or, if nobody has it now, had last: `worker=RANK` reads its log. Null of a
+    worker that never had one, or whose ranks others have had since."""
 
     begin: int
     """Number of the first byte that is kept; those before it were removed."""

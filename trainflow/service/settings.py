@@ -55,6 +55,9 @@ class LimitSettings(Section):
     body_bytes: Annotated[int, Field(ge=1024, le=64 * _MIB)] = _MIB
     """Largest body of a request."""
 
+    body_within_s: PositiveFloat = 30.0
+    """Seconds within which a request's whole body must come; a slower one is refused."""
+
     requests_per_s: PositiveFloat = 50.0
     """Requests a second of one token, or of one address where there are no tokens."""
 

@@ -19,6 +19,14 @@ def frame_event(number: int, data: Mapping[str, Any]) -> bytes:
     return f"id: {number}\ndata: {json.dumps(data)}\n\n".encode()
 
 
+def frame_anew(known: int) -> bytes:
+    """Return what tells a client that the events it knows, up to a number, are known no more.
+
+    Its id has whoever comes back now begin with the first event.
+    """
+    return f"id: 0\nevent: anew\ndata: {json.dumps({'known': known})}\n\n".encode()
+
+
 def frame_named(name: str, data: Mapping[str, Any]) -> bytes:
     """Return an event that is none of the job's, and so has no number."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

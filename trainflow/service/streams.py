@@ -96,7 +96,7 @@ class StreamResponse(Response):
                     if num_bytes >= limits.stream_bytes:
                         break
         except TimeoutError:
-            logger.info("dropped a stream whose client took nothing for %g s", limits.stalled_s)
+            logger.warning("dropped a stream whose client took nothing for %g s", limits.stalled_s)
             return
         except TrainFlowError as error:
             logger.warning("a stream ends, to be taken up again: %s", error)
@@ -104,8 +104,12 @@ class StreamResponse(Response):
 
 
 async def _wait_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Wait until a client has gone, or has not ended its own request in time."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except ProblemError as error:
+        logger.warning("dropped a stream: %s", error.detail)
 
 
 def _body(piece: bytes, *, more: bool) -> dict[str, object]:

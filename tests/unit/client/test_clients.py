@@ -17,6 +17,7 @@ from trainflow.client import (
 from trainflow.coordination import log_segments
 from trainflow.coordination.log_segments import append_to_log
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, UnreachableError
+from trainflow.service import event_stream
 
 
 class CountingClock:
@@ -117,6 +118,22 @@ def test_events_are_all_there_once_over_many_connections(client: TrainFlowClient
     assert [event.number for event in client.events(run.job_id, after=600)] == [601, 602]
 
 
+def test_events_come_from_the_first_on_where_the_service_has_lost_those_that_are_known(
+    client: TrainFlowClient,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(event_stream, "CATCHES_UP_WITHIN_S", 0.0)
+    run = service.record("tiny-abcdef")
+    run.happen(2)
+    run.end()
+    service.ingester.catch_up()
+    assert [event.number for event in client.events(run.job_id, after=57)] == [1, 2, 3, 4]
+    assert "has lost the events that it told up to number 57" in caplog.text
+    assert list(client.events(run.job_id, after=57, follow=False)) == []
+
+
 def test_what_became_of_a_job_is_read(client: TrainFlowClient, service: Service):
     run = service.record("tiny-abcdef")
     run.train(range(1, 11))
@@ -151,6 +168,24 @@ def test_a_workers_log_is_read_on_where_its_beginning_is_gone(
     assert (log.worker_id, log.begin, log.end) == ("slot0-1.0", 18, 30)
     with pytest.raises(UnknownLogError):
         list(client.logs(run.job_id, worker="slot1-1.0"))
+
+
+def test_the_log_of_a_rank_stays_that_of_one_worker_while_it_is_followed(
+    client: TrainFlowClient, service: Service
+):
+    run = service.record("tiny-abcdef")
+    log = b"of the first\n" * 20_000  # several streams of bounded length
+    append_to_log(run.directory / "logs" / "slot0-1.0", log)
+    append_to_log(run.directory / "logs" / "slot1-1.0", b"of another\n" * 50_000)
+    run.form("slot0-1.0")
+    service.ingester.catch_up()
+    pieces = client.logs(run.job_id, worker="0", follow=True)
+    begin = next(pieces)
+    run.form("slot1-1.0")
+    run.end()
+    service.ingester.catch_up()
+    assert begin + b"".join(pieces) == log
+    assert next(client.logs(run.job_id, worker="0")).startswith(b"of another")
 
 
 @pytest.mark.anyio

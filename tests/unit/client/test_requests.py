@@ -31,6 +31,7 @@ def test_every_problem_of_the_service_has_an_error(problem: ProblemType):
         ProblemType.CONFLICT: problems.JobConflictError,
         ProblemType.INVALID_CONFIGURATION: problems.RequestRefusedError,
         ProblemType.UNAUTHENTICATED: problems.AccessRefusedError,
+        ProblemType.TOO_SLOW: problems.ServiceUnavailableError,
         ProblemType.HISTORY_UNAVAILABLE: problems.ServiceUnavailableError,
         ProblemType.INTERNAL: ServiceError,
     }
@@ -55,6 +56,7 @@ def test_an_answer_of_something_else_is_told(body: bytes):
         (0, False, False),
         (503, True, True),
         (503, False, False),
+        (408, False, True),
         (429, False, True),
         (409, True, False),
         (500, True, False),

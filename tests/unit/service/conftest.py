@@ -1,5 +1,6 @@
 """What tests of the service share: a home, a history, a cluster that isn't there, and the app."""
 
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.testbed import postgres_server
+from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.fakes import FakeClock, FakeCluster
 from trainflow.service.app import create_app
 from trainflow.service.history.history import History, open_history
@@ -80,3 +83,18 @@ def job_config() -> dict[str, Any]:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server; a test that kills it starts it again."""
+    programs = postgres_server.find_programs()
+    if programs is None:
+        pytest.skip(f"needs PostgreSQL (apt-get install {postgres_server.PACKAGES})")
+    with tempfile.TemporaryDirectory(prefix="trainflow-pg-") as folder:
+        server = PostgresServer(Path(folder), programs)
+        try:
+            server.make()
+            yield server
+        finally:
+            server.stop()

@@ -73,6 +73,11 @@ class RecordedRun:
         for number in range(count):
             self.record.add_event("note", text, of=number)
 
+    def form(self, *members: str) -> None:
+        """Begin an epoch with these workers, by rank."""
+        text = f"an epoch of {len(members)} members"
+        self.record.add_event("epoch", text, epoch="1.1", members=list(members))
+
     def end(self, state: RunState = RunState.SUCCEEDED) -> None:
         record_ending(Attempt(self.job_id), Ending(state, "so it ended", 0))
 

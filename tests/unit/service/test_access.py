@@ -157,6 +157,7 @@ async def test_pages_of_other_origins_may_not_ask(
     assert answer.status_code == status
     allowed = answer.headers.get("access-control-allow-origin")
     assert allowed == ("https://page.lan" if origin == "https://page.lan" else None)
+    assert "Log-Offset" in answer.headers["access-control-expose-headers"]
 
 
 async def test_without_tokens_only_this_machine_is_answered(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ import pytest
 from tests.unit.service.fakes import FakeClock
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import HistoryError, JobNotFoundError
-from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed
-from trainflow.service.event_stream import EventStreams, has_all
+from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, wait_for_news
+from trainflow.service.event_stream import CATCHES_UP_WITHIN_S, EventStreams, has_all
 from trainflow.service.history.records import EventRecord, Job, JobHead
 
 pytestmark = pytest.mark.anyio
@@ -24,13 +24,16 @@ class FakeHistory:
         events: themselves.
         jobs: as `History.jobs` and `History.events` at once.
         calls: by name.
+        num_lost: newest events of each job that it does not have at the moment.
     """
 
     def __init__(self) -> None:
         self.state = RunState.RUNNING
         self.kept: dict[str, list[EventRecord]] = {}
         self.calls: Counter[str] = Counter()
+        self.num_lost = 0
         self.error: HistoryError | None = None
+        self.on_read: Callable[[], None] = lambda: None
 
     @property
     def jobs(self) -> "FakeHistory":
@@ -50,16 +53,24 @@ class FakeHistory:
         if self.error is not None:
             raise self.error
         return {
-            job_id: JobHead(self.state, len(self.kept[job_id]), 0, None)
+            job_id: JobHead(self.state, len(self._known(job_id)), 0, None)
             for job_id in job_ids
             if job_id in self.kept
         }
 
     def after(self, job_id: str, number: int, *, limit: int) -> tuple[EventRecord, ...]:
         self.calls["after"] += 1
+        if self.error is not None:
+            raise self.error
         if job_id not in self.kept:
             raise JobNotFoundError(job_id)
-        return tuple(self.kept[job_id][number : number + limit])
+        found = tuple(self._known(job_id)[number : number + limit])
+        self.on_read()
+        return found
+
+    def _known(self, job_id: str) -> list[EventRecord]:
+        events = self.kept[job_id]
+        return events[: max(0, len(events) - self.num_lost)]
 
 
 @pytest.fixture
@@ -160,6 +171,26 @@ async def test_a_history_that_is_silent_for_a_while_loses_nothing(
     await stream.aclose()
 
 
+async def test_what_comes_while_the_history_is_read_is_not_slept_over(
+    history: FakeHistory, clock: FakeClock
+):
+    any_history: Any = history
+    streams = EventStreams(any_history, EventFeed(any_history, 0.01, clock), 1e-6, clock)
+    stream = streams.follow("a", 1)
+    await anext(stream)
+    loop = asyncio.get_running_loop()
+
+    def tell_meanwhile() -> None:
+        history.on_read = lambda: None
+        for count in (0, 1):
+            history.happen("a", count)
+            asyncio.run_coroutine_threadsafe(streams.feed.poll(), loop).result()
+
+    history.on_read = tell_meanwhile
+    assert (await anext(stream)).startswith(b"id: 2\n")
+    await stream.aclose()
+
+
 async def test_the_last_word_is_waited_for_but_not_for_ever(
     streams: EventStreams, history: FakeHistory, clock: FakeClock
 ):
@@ -177,6 +208,121 @@ async def test_the_last_word_is_waited_for_but_not_for_ever(
     await stream.aclose()
 
 
+async def next_id(stream: AsyncGenerator[bytes]) -> int:
+    """Return the number of the event that comes next."""
+    return int((await anext(stream)).split(b"\n")[0].removeprefix(b"id: "))
+
+
+async def look(streams: EventStreams, waiting: "asyncio.Future[bytes]", times: int = 1) -> None:
+    """Have the reader look some times, and a stream take what it finds."""
+    for _ in range(times):
+        await streams.feed.poll()
+        await asyncio.wait({waiting}, timeout=0)
+
+
+async def test_who_knows_more_than_the_history_waits_until_it_has_caught_up(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    history.happen("a", 9)
+    history.num_lost = 8
+    stream = streams.follow("a", 9)
+    await anext(stream)
+    following = asyncio.ensure_future(anext(stream))
+    for history.num_lost in (8, 5, 2):
+        clock.now_s += 0.3 * CATCHES_UP_WITHIN_S
+        await look(streams, following)
+    assert not following.done()
+    history.num_lost = 0
+    await look(streams, following)
+    assert (await following).startswith(b"id: 10\n")
+    following = asyncio.ensure_future(anext(stream))
+    clock.now_s += CATCHES_UP_WITHIN_S
+    history.num_lost = 5  # once more, so that the time counts from now on
+    await look(streams, following, times=3)
+    assert not following.done()
+    following.cancel()
+    await asyncio.wait({following})
+
+
+async def test_who_knows_what_is_lost_is_told_so_and_begins_anew(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    history.happen("a", 1)
+    stream = streams.follow("a", 9)
+    await anext(stream)
+    following = asyncio.ensure_future(anext(stream))
+    await look(streams, following, times=3)
+    clock.now_s += 0.9 * CATCHES_UP_WITHIN_S
+    history.happen("a", 1)
+    await look(streams, following)
+    assert not following.done()
+    clock.now_s += 0.2 * CATCHES_UP_WITHIN_S
+    history.happen("a", 1)
+    await look(streams, following)
+    assert await following == b'id: 0\nevent: anew\ndata: {"known": 9}\n\n'
+    assert [await next_id(stream) for _ in range(4)] == [1, 2, 3, 4]
+    await stream.aclose()
+
+
+async def test_the_end_of_a_job_is_not_told_to_who_may_lack_its_events(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    stream = streams.follow("a", 9)
+    await anext(stream)
+    following = asyncio.ensure_future(anext(stream))
+    await look(streams, following, times=3)
+    history.happen("a", 1, kind=str(RunState.SUCCEEDED))
+    history.state = RunState.SUCCEEDED
+    await look(streams, following, times=3)
+    assert not following.done()
+    clock.now_s += LAST_WORDS_WITHIN_S + 1
+    await look(streams, following)
+    assert b"event: anew" in await following
+    assert [await next_id(stream) for _ in range(2)] == [1, 2]
+    assert await anext(stream) == b'event: end\ndata: {"last_event": 2}\n\n'
+    await stream.aclose()
+
+
+async def test_what_was_lost_in_the_midst_of_a_stream_is_not_told_again(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    stream = streams.follow("a", 0)
+    await begin(stream)
+    await streams.feed.poll()
+    history.happen("a", 4)
+    await streams.feed.poll()
+    assert [await next_id(stream) for _ in range(4)] == [2, 3, 4, 5]
+    following = asyncio.ensure_future(anext(stream))
+    history.kept["a"] = []
+    history.happen("a", 2, kind="other")
+    await look(streams, following, times=3)
+    clock.now_s += CATCHES_UP_WITHIN_S
+    history.happen("a", 1, kind="other")
+    await look(streams, following)
+    assert b'"known": 5' in await following
+    events = [await anext(stream) for _ in range(3)]
+    assert all(b"other" in event for event in events)
+    late = streams.follow("a", 2)
+    await anext(late)
+    assert b"other" in await anext(late)
+    await late.aclose()
+    await stream.aclose()
+
+
+async def test_the_last_word_of_what_is_lost_is_not_that_of_what_follows(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    with streams.feed.watch("a") as topic:
+        await streams.feed.poll()
+        history.happen("a", 1, kind=str(RunState.FAILED))
+        history.state = RunState.FAILED
+        await streams.feed.poll()
+        assert topic.is_over(clock.now_s, 2, "")
+        history.num_lost = 1
+        await streams.feed.poll()
+        assert not topic.is_over(clock.now_s, 1, "note")
+
+
 async def test_a_stream_of_a_job_that_is_erased_ends(streams: EventStreams, history: FakeHistory):
     stream = streams.follow("a", 0)
     await begin(stream)
@@ -192,7 +338,7 @@ async def test_the_reader_rests_while_nobody_waits(streams: EventStreams, histor
     await asyncio.wait({reader}, timeout=0)
     assert history.calls == {}
     with streams.feed.watch("a") as topic:
-        assert await topic.wait_changed(20)
+        assert await wait_for_news(topic.news, 20)
     reader.cancel()
     await asyncio.wait({reader})
     assert history.calls["heads"] >= 1
@@ -203,6 +349,7 @@ async def test_the_reader_rests_while_nobody_waits(streams: EventStreams, histor
     [
         (RunState.FAILED, 5, 31.0, True),
         (RunState.FAILED, 4, 31.0, False),
+        (RunState.FAILED, 6, 31.0, False),
         (RunState.FAILED, 5, 29.0, False),
         (RunState.RUNNING, 5, 31.0, False),
     ],

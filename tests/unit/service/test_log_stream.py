@@ -23,9 +23,10 @@ async def test_a_stream_ends_where_bytes_are_missing_so_that_numbers_stay_right(
     assert [piece async for piece in followed] == [b"bc"]
 
 
-async def test_a_worker_is_found_by_its_rank_while_it_has_one():
-    rows = [{"worker_id": "slot3-1.9", "rank": 0}, {"worker_id": "slot1-1.2", "rank": None}]
-    assert find_worker("0", rows) == "slot3-1.9"
-    assert find_worker("slot1-1.2", rows) == "slot1-1.2"
-    with pytest.raises(ProblemError, match="got rank 1"):
-        find_worker("1", rows)
+async def test_a_worker_is_found_by_its_rank():
+    assert find_worker("0", ["slot3-1.9"]) == "slot3-1.9"
+    assert find_worker("slot1-1.2", ["slot3-1.9"]) == "slot1-1.2"
+    with pytest.raises(ProblemError, match=r"got rank 1, expected one .* or had, 0 to 0;"):
+        find_worker("1", ["slot3-1.9"])
+    with pytest.raises(ProblemError, match=r"got rank 0, .* there were none yet;"):
+        find_worker("0", [])

@@ -1,6 +1,5 @@
 """What has become of a job, from what its coordinator has written."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +139,7 @@ async def test_status_and_workers_are_told_with_their_age(
         "metrics?since_step=1.5",
         f"metrics?since_step={2**63}",
         "logs?offset=-1",
+        "logs?tail=-1",
         "logs?follow=perhaps",
     ],
 )
@@ -153,14 +153,19 @@ async def test_a_wrong_question_is_refused(
     assert answer.json()["errors"][0]["setting"].startswith("query.")
 
 
+@pytest.mark.parametrize(
+    "last_event_id", ["1; drop", "-1", "x", "1.5", "", "1 2", "+1", "0x1", "9" * 16, "\u00b2"]
+)
 async def test_a_wrong_last_event_id_is_refused(
-    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+    last_event_id: str, open_client: OpenClient, run: RecordedRun, ingester: Ingester
 ):
     ingester.catch_up()
     async with open_client() as client:
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1; drop"}
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id.encode("latin-1")}
         answer = await client.get(f"{JOB}/events", headers=headers)
     assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:trainflow:problem:invalid-request"
+    assert "Last-Event-ID" in answer.text or "last-event-id" in answer.text
 
 
 async def test_a_log_is_read_from_a_byte_on(
@@ -176,6 +181,11 @@ async def test_a_log_is_read_from_a_byte_on(
         assert (await client.get(f"{JOB}/logs?offset=5")).content.startswith(b"two\n")
         past = await client.get(f"{JOB}/logs?offset=999999")
         assert (past.status_code, past.content) == (200, b"")
+        for tail, begin in ((5, 200_004), (0, 200_009), (999_999, 0)):
+            end = await client.get(f"{JOB}/logs?tail={tail}")
+            assert (end.headers["log-offset"], len(end.content)) == (str(begin), 200_009 - begin)
+        both = await client.get(f"{JOB}/logs?tail=5&offset=1")
+        assert (both.status_code, "leave one out" in both.json()["detail"]) == (422, True)
 
 
 async def test_a_workers_log_is_read_by_its_name_or_its_rank(
@@ -184,9 +194,8 @@ async def test_a_workers_log_is_read_by_its_name_or_its_rank(
     logs = run.directory / "logs"
     append_to_log(logs / "slot0-1.0", b"hello\n")
     append_to_log(logs / "slot1-1.0", b"gone\n")
-    rows = [{"worker_id": "slot0-1.0", "rank": 1, "state": "member"}]
-    status = {"state": "running", "as_of_s": SYSTEM_CLOCK.unix_s()}
-    (run.directory / "status.json").write_text(json.dumps({"status": status, "workers": rows}))
+    run.form("slot2-1.0", "slot1-1.0")
+    run.form("slot2-1.0", "slot0-1.0")
     ingester.catch_up()
     async with open_client() as client:
         listed = (await get(client, f"{JOB}/logs/workers"))["workers"]
@@ -194,18 +203,45 @@ async def test_a_workers_log_is_read_by_its_name_or_its_rank(
             ("slot0-1.0", 1, 6),
             ("slot1-1.0", None, 5),
         ]
-        for worker, text in (
-            ("slot0-1.0", b"hello\n"),
-            ("1", b"hello\n"),
-            ("slot1-1.0", b"gone\n"),
+        for worker, worker_id, text in (
+            ("slot0-1.0", "slot0-1.0", b"hello\n"),
+            ("1", "slot0-1.0", b"hello\n"),
+            ("slot1-1.0", "slot1-1.0", b"gone\n"),
         ):
-            assert (await client.get(f"{JOB}/logs?worker={worker}")).content == text
+            answer = await client.get(f"{JOB}/logs?worker={worker}")
+            assert (answer.headers["log-worker"], answer.content) == (worker_id, text)
         assert (await client.get(f"{JOB}/logs?worker=1&offset=2")).content == b"llo\n"
-        for unknown in ("0", "slot9-1.0"):
+        for unknown in ("0", "2", "slot9-1.0"):
             answer = await client.get(f"{JOB}/logs?worker={unknown}")
             assert (answer.status_code, "logs/workers" in answer.json()["detail"]) == (404, True)
         for wrong in ("..", "a/b", "%2e%2e%2fevents", "-x"):
             assert (await client.get(f"{JOB}/logs?worker={wrong}")).status_code == 422
+
+
+async def test_the_log_of_a_rank_is_that_of_who_had_it_last(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    for name in ("slot0-1.0", "slot1-1.0", "slot2-1.0", "slot3-1.0"):
+        append_to_log(run.directory / "logs" / name, name.encode())
+    async with open_client() as client:
+
+        async def read() -> list[str]:
+            ingester.catch_up()
+            answers = [await client.get(f"{JOB}/logs?worker={rank}") for rank in range(3)]
+            return [answer.text if answer.is_success else "" for answer in answers]
+
+        assert await read() == ["", "", ""]
+        run.form("slot0-1.0", "slot1-1.0", "slot2-1.0")
+        assert await read() == ["slot0-1.0", "slot1-1.0", "slot2-1.0"]
+        run.form("slot0-1.0", "slot2-1.0")  # one is lost, and there is no spare
+        assert await read() == ["slot0-1.0", "slot2-1.0", "slot2-1.0"]
+        run.form("slot3-1.0", "slot2-1.0")
+        run.end()
+        assert await read() == ["slot3-1.0", "slot2-1.0", "slot2-1.0"]
+        listed = (await get(client, f"{JOB}/logs/workers"))["workers"]
+        assert [each["rank"] for each in listed] == [None, None, 1, 0]
+        never = await client.get(f"{JOB}/logs?worker=3")
+        assert "expected one that a worker has or had, 0 to 2" in never.json()["detail"]
 
 
 async def test_who_asks_for_what_was_removed_is_told_where_the_log_begins(
@@ -221,6 +257,9 @@ async def test_who_asks_for_what_was_removed_is_told_where_the_log_begins(
         assert (answer.headers["log-offset"], answer.content) == ("18", b"line3\nline4\n")
         driver = await client.get(f"{JOB}/logs?worker=slot0-1.0&offset=24")
         assert (driver.headers["log-offset"], driver.content) == ("24", b"line4\n")
+        for tail, begin in (("8", "22"), ("999", "18")):
+            end = await client.get(f"{JOB}/logs?worker=slot0-1.0&tail={tail}")
+            assert (end.headers["log-offset"], end.content[-6:]) == (begin, b"line4\n")
 
 
 async def test_nothing_of_jobs_is_kept_in_caches(

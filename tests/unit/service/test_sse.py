@@ -28,6 +28,11 @@ def test_what_is_framed_is_read_back_whatever_is_in_it(documents: list[dict[str,
     assert all(each.name == "message" for each in events)
 
 
+def test_who_is_told_to_begin_anew_comes_back_with_the_number_before_the_first():
+    (event,) = parse_events(sse.frame_anew(57))
+    assert (event.name, event.id, event.data) == ("anew", "0", '{"known": 57}')
+
+
 def test_an_event_of_a_name_has_no_number():
     (event,) = parse_events(sse.frame_named("end", {"last_event": 3}))
     assert (event.name, event.id, event.data) == ("end", None, '{"last_event": 3}')

@@ -31,6 +31,7 @@ _SILENT_MS = 20_000
 _STATEMENT_MS = 60_000
 _WRITES = "trainflow_writes"
 _LASTS = "trainflow_lasts"
+_AT_ONCE = "trainflow_at_once"
 _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
@@ -45,6 +46,7 @@ class Database:
         self._engine = engine
         self._writing = engine.execution_options(**{_WRITES: True})
         self._lasting = engine.execution_options(**{_WRITES: True, _LASTS: True})
+        self._hasty = engine.execution_options(**{_WRITES: True, _AT_ONCE: True})
         self._reading = engine
         if engine.dialect.name == "postgresql":  # where each query else sees what is new
             self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
@@ -77,6 +79,16 @@ class Database:
         """
         engine = self._writing if can_be_repeated else self._lasting
         with self._telling(), engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write_at_once(self) -> Generator[Connection]:
+        """Change the database as `write` does, but wait for no other writer.
+
+        Raises:
+            HistoryError: it doesn't answer, has no room, or somebody else is writing.
+        """
+        with self._telling(), self._hasty.begin() as connection:
             yield connection
 
     def check(self) -> None:
@@ -195,6 +207,7 @@ def _make_engine(url: URL) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
     else:
         event.listen(engine, "connect", _prepare_postgresql)
+        event.listen(engine, "begin", _begin_postgresql)
     return engine
 
 
@@ -220,7 +233,19 @@ def _begin_sqlite(connection: Connection) -> None:
     # Without a flush a loss of power may take the newest transactions, never the database.
     flush = "FULL" if options.get(_LASTS, False) else "NORMAL"
     connection.exec_driver_sql(f"PRAGMA synchronous = {flush}")
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if not options.get(_AT_ONCE, False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return
+    connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    if connection.get_execution_options().get(_AT_ONCE, False):
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 1")  # ms; 0 would be for ever
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:  # noqa: ANN401  the driver's own

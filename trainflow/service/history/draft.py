@@ -26,6 +26,7 @@ class Draft:
         attempts: the first one first.
         cuts: where the run went back: the epoch that did, by its order, and the step it began
             after.
+        ranks: ids of the workers that had them last, by rank.
         last_event: number of its newest event.
         last_step: the newest committed step that counts.
         farthest_step: the greatest there ever was.
@@ -37,6 +38,7 @@ class Draft:
     job_id: str
     attempts: list[Attempt]
     cuts: list[tuple[int, int]]
+    ranks: list[str]
     last_event: int
     last_step: int
     farthest_step: int
@@ -61,6 +63,7 @@ class Draft:
             job_id=row["job_id"],
             attempts=[to_attempt(each) for each in connection.execute(query)],
             cuts=[(epoch, step) for epoch, step in row["cuts"]],
+            ranks=row["ranks"],
             last_event=row["last_event"],
             last_step=row["last_step"],
             farthest_step=row["farthest_step"],
@@ -89,7 +92,8 @@ class Draft:
 
     def forget_events(self) -> None:
         """Nothing is known by events any more."""
-        self.last_event, self.events_say, self.cuts = 0, None, []
+        self.last_event, self.events_say = 0, None
+        self.cuts, self.ranks = [], []
         self.attempts = [
             replace(
                 each, started_at_s=None, ended_at_s=None, state=None, exit_code=None, reason=None
@@ -109,6 +113,7 @@ class Draft:
             "reason": None if told is None else told.reason,
             "attempt": self.attempts[-1].number if self.attempts else self._row["attempt"],
             "cuts": [list(cut) for cut in self.cuts],
+            "ranks": self.ranks,
             "last_event": self.last_event,
             "last_step": self.last_step,
             "farthest_step": self.farthest_step,

@@ -5,12 +5,17 @@ Process: any that keeps the history.  Blocks: on the database.
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from trainflow.service.history import schema
 from trainflow.service.history.draft import Draft
 from trainflow.service.history.record_files import Slice
-from trainflow.service.history.record_lines import parse_cut, parse_event
+from trainflow.service.history.record_lines import (
+    GOES_BACK,
+    parse_cut,
+    parse_event,
+    parse_members,
+)
 from trainflow.service.history.records import CheckpointState, EventRecord
 from trainflow.service.history.standing import (
     STATES,
@@ -44,6 +49,15 @@ def import_events(connection: Connection, draft: Draft, read: Slice) -> int:
     return read.num_unreadable + len(read.objects) - len(events)
 
 
+def read_cuts(connection: Connection, job_id: str) -> list[tuple[int, int]]:
+    """Return where a run went back, as the events tell that were taken of it."""
+    table = schema.events.c
+    query = select(table.number, table.at_s, table.kind, table.text, table.data)
+    query = query.where(table.job_id == job_id, table.kind == GOES_BACK).order_by(table.number)
+    found = (parse_cut(EventRecord(*row)) for row in connection.execute(query))
+    return [cut for cut in found if cut is not None]
+
+
 def _follow(draft: Draft, event: EventRecord) -> None:
     """Draw the conclusions for the job."""
     draft.last_event = event.number
@@ -56,6 +70,9 @@ def _follow(draft: Draft, event: EventRecord) -> None:
     state = state_after(known, event)
     if state is not None:
         draft.events_say = Sight(state, event.at_s)
+    members = parse_members(event)
+    if members is not None:
+        draft.ranks = members + draft.ranks[len(members) :]
     cut = parse_cut(event)
     if cut is not None and cut not in draft.cuts:
         draft.cuts.append(cut)

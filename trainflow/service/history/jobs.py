@@ -91,14 +91,14 @@ class Jobs:
             JobNotFoundError: there is none of that id.
             HistoryError: the database doesn't answer.
         """
-        query = select(*_JOB_COLUMNS, _T.status, _T.workers).where(_T.job_id == job_id)
+        query = select(*_JOB_COLUMNS, _T.status, _T.workers, _T.ranks).where(_T.job_id == job_id)
         with self._database.read() as connection:
             row = connection.execute(query).one_or_none()
         if row is None:
             raise unknown_job(job_id)
         job = _to_job(row)
         workers = () if job.is_finished else tuple(row.workers)
-        return JobStatus(job, row.status, workers, self._find_age(job))
+        return JobStatus(job, row.status, workers, tuple(row.ranks), self._find_age(job))
 
     def _find_age(self, job: Job) -> float | None:
         if job.is_finished:

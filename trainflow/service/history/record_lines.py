@@ -5,6 +5,7 @@ not the form that is expected says nothing.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,11 +19,16 @@ from trainflow.service.history.storable import storable, storable_object, storab
 _MOST = 2**62
 _MOST_EXIT_CODE = 255
 _COUNTER_BITS = 32
+# It names a folder, too.
+_WORKER_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
 _MAX_DEPTH = 3
 # What names a step, rather than measures it.
 _NO_METRICS = frozenset({"step", "epoch", "rank", "committed_at_s"})
 
 Line = Mapping[str, Any]
+
+GOES_BACK = "resumed"
+"""Kind of the event that tells after which step training goes on."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,20 @@ def parse_cut(event: EventRecord) -> tuple[int, int] | None:
     Returns:
         None if the event is of another kind.
     """
-    if event.kind != "resumed":
+    if event.kind != GOES_BACK:
         return None
     epoch, step = parse_epoch(event.data.get("epoch")), _to_count(event.data.get("step"), least=0)
     return None if epoch is None or step is None else (epoch, step)
+
+
+def parse_members(event: EventRecord) -> list[str] | None:
+    """Return the ids of an epoch's members by rank; None if the event is of another kind."""
+    members = event.data.get("members") if event.kind == "epoch" else None
+    if not isinstance(members, list):
+        return None
+    ids = cast("list[object]", members)
+    found = [each for each in ids if isinstance(each, str) and _WORKER_ID.fullmatch(each)]
+    return found if len(found) == len(ids) else None
 
 
 def parse_status(document: Line) -> Snapshot | None:

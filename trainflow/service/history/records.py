@@ -70,6 +70,7 @@ class JobStatus:
         status: as `trainflow.coordination.status.build_status` has it; None if none was published.
         workers: rows as `trainflow.coordination.status.list_workers` has them, as of then; of a
             finished job none.
+        ranks: by rank, the id of the worker that has it, or, if none has, had it last.
         stale_s: how old that is; 0 of a finished job, whose status no longer changes; None if none
             was published.
     """
@@ -77,6 +78,7 @@ class JobStatus:
     job: Job
     status: Json | None
     workers: tuple[Json, ...]
+    ranks: tuple[str, ...]
     stale_s: float | None
 
 

@@ -66,6 +66,8 @@ jobs = Table(
     Column("published_at_s", _TIME),
     Column("status", JSON(none_as_null=True)),
     Column("workers", JSON, nullable=False),
+    # By rank, the id of the worker that had it last: a list.
+    Column("ranks", JSON, nullable=False, server_default="[]"),
     Index(None, "created_at_s", "job_id"),
     Index(None, "name"),
     Index(None, "state"),

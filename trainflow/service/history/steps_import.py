@@ -14,6 +14,7 @@ from sqlalchemy import Connection, delete, insert, select
 from trainflow.service.history import schema
 from trainflow.service.history.downsampling import Merge, Point, merge_by_grid, plan_merges
 from trainflow.service.history.draft import Draft
+from trainflow.service.history.events_import import read_cuts
 from trainflow.service.history.point_rows import to_point, to_row
 from trainflow.service.history.record_files import Slice
 from trainflow.service.history.record_lines import Line, parse_step
@@ -50,6 +51,7 @@ class StepsImport:
         """Take where the run went back, as newly heard of, and then the steps that were read."""
         if read is not None and read.begins_anew:
             forget_steps(self._connection, self._draft)
+            self._draft.cuts = read_cuts(self._connection, self._draft.job_id)  # of events alone
             self._find_newest()
         for cut in cuts:
             self._go_back(*cut)

@@ -142,7 +142,8 @@ class Tokens:
     def _note_use(self, token: Token, now_s: float) -> None:
         """Keep when a token was last used; not each time, since that is a transaction.
 
-        Where that can't be written, as on a full disk, the token is as good as before.
+        Where that can't be written, as on a full disk, the token is as good as before; and nobody
+        who only reads waits for whoever is writing.
         """
         due_before_s = now_s - _NOTE_USE_EVERY_S
         if token.last_used_at_s is not None and token.last_used_at_s > due_before_s:
@@ -150,10 +151,10 @@ class Tokens:
         is_due = or_(_T.last_used_at_s.is_(None), _T.last_used_at_s <= due_before_s)
         change = update(schema.tokens).where(_T.token_id == token.token_id, is_due)
         try:
-            with self._database.write() as connection:
+            with self._database.write_at_once() as connection:
                 connection.execute(change.values(last_used_at_s=now_s))
         except HistoryError as error:
-            logger.warning("the use of token %s is not noted: %s", token.token_id, error)
+            logger.info("the use of token %s is not noted: %s", token.token_id, error)
 
 
 def _require_sound(

@@ -16,8 +16,10 @@ from trainflow.service.context import Here, JobId
 from trainflow.service.event_stream import has_all
 from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
+from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.record_documents import (
     LOG_OFFSET,
+    LOG_WORKER,
     CheckpointDocument,
     CheckpointsDocument,
     EventDocument,
@@ -70,6 +72,10 @@ async def list_events(
     With `Accept: text/event-stream` they come as server-sent events, and go on as they happen: the
     id of each is its number, a comment comes in silence, and an event named `end` once the job has
     ended. A stream may end at any time; taken up with Last-Event-ID, no event is lost or doubled.
+
+    If that is a number that no event has, the history may be being filled anew: what comes after it
+    is waited for. Some seconds later an event named `anew` says that it is not so, and the events
+    come from the first one on.
     """
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
@@ -137,7 +143,7 @@ def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
 def list_logs(job_id: JobId, here: Here) -> WorkerLogsDocument:
     """Return which workers have logs. The newest part of each is kept, also when Ray is gone."""
     found = here.history.jobs.get(job_id)
-    return WorkerLogsDocument(workers=list_worker_logs(job_id, found.workers))
+    return WorkerLogsDocument(workers=list_worker_logs(job_id, found.ranks))
 
 
 @router.get(
@@ -151,7 +157,11 @@ def list_logs(job_id: JobId, here: Here) -> WorkerLogsDocument:
                     "description": "Number of the first byte that is answered; more than `offset` "
                     "if what follows that was removed.",
                     "schema": {"type": "integer"},
-                }
+                },
+                LOG_WORKER: {
+                    "description": "Id of the worker whose log it is; not of the driver's.",
+                    "schema": {"type": "string"},
+                },
             },
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
@@ -165,10 +175,20 @@ async def read_logs(
         str | None,
         Query(
             pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$",
-            description="A worker's id, or its rank at the moment; the driver if not given.",
+            description="A worker's id, or a rank: of the worker that has it, or had it last. The "
+            "driver if not given.",
         ),
     ] = None,
     offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    tail: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=_MOST,
+            description="Begin so many bytes before the log's end, as it is now; instead of "
+            "`offset`.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, Query(description="Go on as more is printed, until the job has ended.")
     ] = False,
@@ -176,23 +196,34 @@ async def read_logs(
     """Return what a job's driver has printed: its progress, its events, and why it failed.
 
     With `worker`, what that worker has: stdout and stderr, line by line as they came, within a
-    second. A stream may end at any time: come back with the number of the next byte as `offset`.
+    second. A stream may end at any time: come back with the number of the next byte as `offset`,
+    and with the id in the header `Log-Worker`, since a rank may be another worker's by then.
     """
+    if tail is not None and offset > 0:
+        raise ProblemError(
+            ProblemType.INVALID,
+            f"query.tail: got {tail}, and {offset} as offset, expected one of them; leave one out",
+        )
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
-    log = await to_thread.run_sync(open_log, job_id, worker, found.workers)
-    begin = (await to_thread.run_sync(log, offset)).begin
+    log = await to_thread.run_sync(open_log, job_id, worker, found.ranks)
+    begin = await to_thread.run_sync(log.find_begin, offset, tail)
 
     def is_over() -> bool:
         return history.jobs.get(job_id).job.is_finished
 
+    headers = {LOG_OFFSET: str(begin)}
+    if log.worker_id is not None:
+        headers[LOG_WORKER] = log.worker_id
     every_s = here.settings.history.poll_every_s
     pieces = (
-        follow_log(log, begin, every_s=every_s, is_over=is_over) if follow else read_log(log, begin)
+        follow_log(log.read, begin, every_s=every_s, is_over=is_over)
+        if follow
+        else read_log(log.read, begin)
     )
     return StreamResponse(
         pieces,
         here.streams,
         media_type="text/plain; charset=utf-8",
-        headers={LOG_OFFSET: str(begin)},
+        headers=headers,
     )

@@ -1,6 +1,5 @@
 """Every test of the history runs on SQLite and on a real PostgreSQL server."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -8,25 +7,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import delete
 
-from tests.testbed import postgres_server
 from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.history.records import HandClock, Home
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.schema import metadata
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    programs = postgres_server.find_programs()
-    if programs is None:
-        pytest.skip(f"needs PostgreSQL (apt-get install {postgres_server.PACKAGES})")
-    with tempfile.TemporaryDirectory(prefix="trainflow-pg-") as folder:
-        server = PostgresServer(Path(folder), programs)
-        try:
-            server.make()
-            yield server
-        finally:
-            server.stop()
 
 
 def empty(history: History) -> None:

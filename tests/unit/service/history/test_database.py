@@ -77,10 +77,28 @@ def test_a_migration_that_fails_leaves_nothing(url: str, monkeypatch: pytest.Mon
         assert history.jobs.list().jobs == ()
 
 
+def test_a_database_of_the_first_release_learns_who_had_which_rank(url: str, home: Home):
+    run = home.run().event("epoch", members=["a", "b", "c"]).event("epoch", members=["d", "b"])
+    home.run("other-abcdef").event("epoch", members=["e"])
+    home.run("young-abcdef").event("submitted")
+    with open_history(url) as history:
+        home.take(history)
+        with history.database.write() as connection:
+            connection.exec_driver_sql("ALTER TABLE jobs DROP COLUMN ranks")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    with open_history(url) as upgraded:
+        assert upgraded.jobs.get(JOB_ID).ranks == ("d", "b", "c")
+        assert upgraded.jobs.get("other-abcdef").ranks == ("e",)
+        assert upgraded.jobs.get("young-abcdef").ranks == ()
+        run.event("epoch", members=["f"])
+        home.take(upgraded)
+        assert upgraded.jobs.get(JOB_ID).ranks == ("f", "b", "c")
+
+
 def test_a_database_of_a_newer_release_is_refused_and_left_as_it_is(url: str):
     with open_history(url) as history, history.database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(HistoryError, match="got one of revision 9999, expected at most 0001"):
+    with pytest.raises(HistoryError, match="got one of revision 9999, expected at most 0002"):
         open_history(url)
 
 

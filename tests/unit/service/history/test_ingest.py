@@ -89,8 +89,9 @@ def test_a_torn_line_is_left_out_and_what_follows_is_taken(
 def test_a_file_that_was_replaced_is_read_from_its_beginning(
     history: History, home: Home, run: RecordedRun, tmp_path: Path
 ):
-    run.event("submitted").event("epoch").event("waiting").steps(1, 2, 3)
+    run.event("submitted").event("epoch", members=["a"]).event("waiting").steps(1, 2, 3)
     home.take(history)
+    assert history.jobs.get(JOB_ID).ranks == ("a",)
     other = RecordedRun(tmp_path / "other").event("submitted").event("stopping").steps(1, 2)
     for file in ("events.jsonl", "metrics.jsonl"):
         (other.directory / file).replace(run.directory / file)
@@ -99,6 +100,7 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(
     assert steps_of(history) == [1, 2]
     assert history.jobs.get(JOB_ID).job.last_step == 2
     assert history.jobs.get(JOB_ID).job.state is RunState.STOPPING
+    assert history.jobs.get(JOB_ID).ranks == ()
 
 
 def test_steps_are_asked_again_once_other_events_tell_which_count(

@@ -108,6 +108,22 @@ def test_a_cut_is_read_from_its_event():
     assert lines.parse_cut(EventRecord(1, 1.0, "resumed", "", {"step": 1})) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "members", "expected"),
+    [
+        ("epoch", ["slot1-1.0", "slot0-1.r1"], ["slot1-1.0", "slot0-1.r1"]),
+        ("epoch", [], []),
+        ("note", ["slot1-1.0"], None),
+        ("epoch", "slot1-1.0", None),
+        ("epoch", ["slot1-1.0", 1], None),
+        ("epoch", ["../../id"], None),
+        ("epoch", [""], None),
+    ],
+)
+def test_members_are_read_from_their_epoch(kind: str, members: object, expected: list[str] | None):
+    assert lines.parse_members(EventRecord(1, 1.0, kind, "", {"members": members})) == expected
+
+
 def test_a_status_is_read_and_a_damaged_one_is_not():
     document = {"status": {"state": "running", "as_of_s": 5.0}, "workers": [{"lag_s": math.inf}]}
     found = lines.parse_status(document)

@@ -60,9 +60,20 @@ export async function open(path, signal, headers = {}) {
 
 /** Return what the service answers, as a value. */
 export async function ask(path, signal) {
+  const [, data] = await askWhole(path, signal, "application/json", (body) => body.json());
+  return data;
+}
+
+/** Return the bytes that the service answers, and its headers. */
+export async function askBytes(path, signal) {
+  const [answer, data] = await askWhole(path, signal, "*/*", (body) => body.arrayBuffer());
+  return { headers: answer.headers, bytes: new Uint8Array(data) };
+}
+
+async function askWhole(path, signal, kind, read) {
   const limited = AbortSignal.any([signal, AbortSignal.timeout(WITHIN_MS)]);
-  const answer = await reach(signal, () => open(path, limited, { Accept: "application/json" }));
-  return reach(signal, () => answer.json());
+  const answer = await reach(signal, () => open(path, limited, { Accept: kind }));
+  return [answer, await reach(signal, () => read(answer))];
 }
 
 /** Run what goes over the network; whatever fails there, but for an end on request, is one error. */

@@ -7,6 +7,10 @@ const SILENT_MS = 45_000;
 const AT_ONCE_S = 0.05;
 const AFTER_NOTHING_S = 1;
 const MOST_UNFINISHED = 8 * 1024 * 1024;
+const LAST = new Set(["end", "anew"]);
+
+/** What was shown of a job is no longer what the service knows of it. */
+export class BegunAnew extends Error {}
 
 /** Reads events out of a text that comes in pieces (HTML standard, section 9.2.6). */
 export class EventParser {
@@ -48,15 +52,19 @@ export class EventParser {
 /**
  * Follow a job's events after a number until it has ended; then resolve with the newest number.
  *
- * `onEvents` takes a list of them, in order and each once, over every reconnection.
+ * `onEvents` takes a list of them, in order and each once, over every reconnection. Rejects with
+ * `BegunAnew` if the service has lost what it has told.
  */
 export async function followEvents(jobId, after, { signal, onEvents, onTrouble }) {
   const position = { number: after };
   const follow = async () => {
     const before = position.number;
     const onOpen = () => onTrouble(null, 0);
-    const isOver = await readStream(jobId, position, signal, { onOpen, onEvents });
-    if (isOver) {
+    const last = await readStream(jobId, position, signal, { onOpen, onEvents });
+    if (last === "anew") {
+      throw new BegunAnew(describeLoss(position.number));
+    }
+    if (last === "end") {
       return null;
     }
     return position.number > before ? AT_ONCE_S : AFTER_NOTHING_S;
@@ -65,7 +73,17 @@ export async function followEvents(jobId, after, { signal, onEvents, onTrouble }
   return position.number;
 }
 
-/** Read one stream; true if the job has ended. Fails if it breaks off, or falls silent. */
+function describeLoss(number) {
+  return (
+    `The service has lost the events that it told, up to number ${number}. What it knows now is ` +
+    "shown from the beginning."
+  );
+}
+
+/**
+ * Read one stream. Resolves with "end" if the job has ended, with "anew" if what was read is lost,
+ * else with null. Fails if it breaks off, or falls silent.
+ */
 async function readStream(jobId, position, signal, { onOpen, onEvents }) {
   const silence = new AbortController();
   const either = AbortSignal.any([signal, silence.signal]);
@@ -79,19 +97,20 @@ async function readStream(jobId, position, signal, { onOpen, onEvents }) {
       });
       onOpen();
       if (answer.status === 204) {
-        return true;
+        return "end";
       }
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       const parser = new EventParser();
       for (;;) {
         const { value, done } = await reader.read();
         if (done) {
-          return false;
+          return null;
         }
         clearTimeout(timer);
         timer = restart();
-        if (takeEvents(parser.push(value), position, onEvents)) {
-          return true;
+        const last = takeEvents(parser.push(value), position, onEvents);
+        if (last !== null) {
+          return last;
         }
       }
     });
@@ -109,5 +128,5 @@ function takeEvents(parsed, position, onEvents) {
     position.number = fresh.at(-1).number;
     onEvents(fresh);
   }
-  return parsed.some((each) => each.name === "end");
+  return parsed.find((each) => LAST.has(each.name))?.name ?? null;
 }

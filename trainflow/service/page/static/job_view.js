@@ -3,12 +3,14 @@
 import { ask, jobPath } from "./api.js";
 import { element, section, setText } from "./dom.js";
 import { EventList } from "./event_list.js";
-import { followEvents } from "./event_stream.js";
+import { BegunAnew, followEvents } from "./event_stream.js";
+import { decideNextLook, describeLoss, describeWait, isUnknown } from "./first_look.js";
 import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
 import { hasEnded, isStale } from "./job_state.js";
 import { Checkpoints, Workers } from "./job_tables.js";
+import { LogView } from "./log_view.js";
 import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
 import { Recoveries } from "./recoveries.js";
 import { Series } from "./series.js";
@@ -29,6 +31,7 @@ export class JobView {
   #known = [];
   #troubles = new Map();
   #isDue = true;
+  #looks = 0;
   #figures = new JobFigures();
   #charts = new JobCharts();
   #recoveries = new Recoveries();
@@ -37,52 +40,70 @@ export class JobView {
   #about = element("p", { class: "quiet" }, "Asking for the job …");
   #reason = element("p", { class: "notice", hidden: true });
   #config = element("pre");
+  #logs;
+  #parts;
 
   constructor(jobId, { notices, spoken }) {
     this.jobId = jobId;
     this.title = jobId;
     this.notices = notices;
     this.events = new EventList(spoken);
-    this.element = element(
+    this.#logs = new LogView(jobId, (error, waitS) => this.#noteTrouble("log", error, waitS));
+    this.#parts = element(
       "div",
-      {},
-      element("p", {}, element("a", { href: "#/" }, "All jobs")),
-      element("h1", { tabindex: "-1" }, jobId),
-      this.#about,
+      { hidden: true },
       this.#reason,
       this.#figures.element,
       section("Charts", this.#charts.element),
       section("Events", this.events.element),
       section("Recoveries", this.#recoveries.element),
       section("Workers", this.#workers.element),
+      section("Logs", this.#logs.element),
       section("Checkpoints", this.#checkpoints.element),
       section(
         "Configuration",
         element("details", {}, element("summary", {}, "Show it"), this.#config),
       ),
     );
+    this.element = element(
+      "div",
+      {},
+      element("p", {}, element("a", { href: "#/" }, "All jobs")),
+      element("h1", { tabindex: "-1" }, jobId),
+      this.#about,
+      this.#parts,
+    );
   }
 
-  /** Keep all of it as it is, until the signal ends it. Rejects if the service refuses it. */
+  /**
+   * Keep all of it as it is, until the signal ends it. Rejects if the service refuses it; with
+   * `BegunAnew` if the job is to be shown anew.
+   */
   async run(signal) {
     const failed = new AbortController();
     const either = AbortSignal.any([signal, failed.signal]);
     const timer = setInterval(() => document.hidden || this.#draw(), REDRAW_MS);
     try {
-      await this.#repeat("first", either, async () => {
-        await this.#lookAtJob(either);
-        return null;
-      });
-      await Promise.all([
-        this.#repeat("job", either, () => this.#lookAtJob(either)),
-        this.#repeat("metrics", either, () => this.#lookAtMetrics(either)),
-        this.#repeat("workers", either, () => this.#lookAtWorkers(either)),
-        this.#repeat("checkpoints", either, () => this.#lookAtCheckpoints(either)),
-        this.#follow(either),
-      ]);
+      await this.#repeat("first", either, () => this.#lookForJob(either));
+      await this.#keep(either);
     } finally {
       failed.abort();
       clearInterval(timer);
+    }
+  }
+
+  async #keep(signal) {
+    try {
+      await Promise.all([
+        this.#repeat("job", signal, () => this.#lookAtJob(signal)),
+        this.#repeat("metrics", signal, () => this.#lookAtMetrics(signal)),
+        this.#repeat("workers", signal, () => this.#lookAtWorkers(signal)),
+        this.#repeat("checkpoints", signal, () => this.#lookAtCheckpoints(signal)),
+        this.#logs.run(signal),
+        this.#follow(signal),
+      ]);
+    } catch (error) {
+      throw isUnknown(error) ? new BegunAnew(describeLoss(this.jobId)) : error;
     }
   }
 
@@ -98,6 +119,24 @@ export class JobView {
     // One notice tells of all that fails: it is the same service.
     const [worst] = [...this.#troubles.values(), [null, 0]];
     this.notices.setTrouble("connection", ...worst);
+  }
+
+  /** Look until the job is there; a while after it was submitted the service does not know it. */
+  async #lookForJob(signal) {
+    try {
+      await this.#lookAtJob(signal);
+    } catch (error) {
+      this.#looks += isUnknown(error) ? 1 : 0;
+      const waitS = decideNextLook(this.#looks, Math.random());
+      if (!isUnknown(error) || waitS === null) {
+        throw error;
+      }
+      this.notices.set("unknown", describeWait(this.jobId, waitS));
+      return waitS;
+    }
+    this.notices.set("unknown", null);
+    this.#parts.hidden = false;
+    return null;
   }
 
   async #lookAtJob(signal) {

@@ -2,6 +2,7 @@
 
 import { ask, dropToken, readToken, ServiceError } from "./api.js";
 import { element } from "./dom.js";
+import { BegunAnew } from "./event_stream.js";
 import { JobView } from "./job_view.js";
 import { JobsView } from "./jobs_view.js";
 import { Notices } from "./notices.js";
@@ -77,7 +78,13 @@ function show(view, { isAsked }) {
     view.element.querySelector("h1").focus();
   }
   view.run(signal).catch((error) => {
-    if (!signal.aborted) {
+    if (signal.aborted) {
+      return;
+    }
+    if (error instanceof BegunAnew) {
+      show(viewOf(location.hash), { isAsked: false });
+      shared.notices.set("anew", error.message);
+    } else {
       show(refusalView(error), { isAsked: false });
     }
   });

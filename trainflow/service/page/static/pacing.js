@@ -34,6 +34,16 @@ export function pause(seconds, signal) {
   });
 }
 
+/** Wait until a signal ends what is under way. */
+export function waitEnded(signal) {
+  return new Promise((resolve) => {
+    signal.addEventListener("abort", resolve, { once: true });
+    if (signal.aborted) {
+      resolve();
+    }
+  });
+}
+
 /** Wait until the page can be seen: less, if the signal ends it. */
 export function waitVisible(signal) {
   return new Promise((resolve) => {
