@@ -10,7 +10,8 @@ from tests.chaos.harness import RunUnderTest, events_of, wait_until
 from tests.chaos.scraping import scrape
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.monitoring import metrics
-from trainflow.monitoring.metrics import METRICS, Kind, Metric
+from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.metrics import METRICS
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 

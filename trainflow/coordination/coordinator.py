@@ -91,7 +91,7 @@ class Coordinator:
         guard = DetectorGuard(self._record, self._background)
         self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
         self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
+            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor
         )
         memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
         self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)

@@ -9,9 +9,7 @@ one a rank: a run of a thousand ranks has as many series as a run of two.
 Pure: plain values.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping
 
 from trainflow.config.sinks import PACKAGES
 from trainflow.epochs import Phase
@@ -19,12 +17,7 @@ from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
-
-PREFIX = "trainflow_"
-"""What each name begins with where it is made; Ray puts ``ray_`` before it in Prometheus."""
-
-JOB_LABEL = "job"
-"""Names the run, by its job id."""
+from trainflow.monitoring.metric import Kind, Metric
 
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -44,60 +37,6 @@ RECEIVERS = ("webhook", "grafana")
 
 SPREAD = ("min", "p50", "p99", "max")
 """How values of all ranks are told without a series for each."""
-
-
-class Kind(StrEnum):
-    """What a metric's value does over time, as Prometheus tells kinds apart."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One line of the table.
-
-    Attributes:
-        suffix: its name without `PREFIX`.
-        kind: what its value does.
-        unit: of its value; ``1`` for what is a count or a bare number.
-        meaning: for a person, in a sentence.
-        labels: beside ``job``: of each name the values that it takes.
-        buckets: upper bounds of a histogram's, in its unit.
-    """
-
-    suffix: str
-    kind: Kind
-    unit: str
-    meaning: str
-    labels: Mapping[str, Sequence[str]] = field(
-        default_factory=dict[str, Sequence[str]], hash=False
-    )
-    buckets: Sequence[float] = ()
-
-    @property
-    def name(self) -> str:
-        """Return its name where it is made."""
-        return PREFIX + self.suffix
-
-    @property
-    def shown_name(self) -> str:
-        """Return its name in Prometheus."""
-        return f"ray_{self.name}"
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Return the names of all its labels."""
-        return (JOB_LABEL, *self.labels)
-
-    @property
-    def num_series(self) -> int:
-        """How many series it makes of a run at most, in Prometheus."""
-        num_series = len(self.buckets) + 3 if self.kind is Kind.HISTOGRAM else 1
-        for values in self.labels.values():
-            num_series *= len(values)
-        return num_series
 
 
 # What training comes to

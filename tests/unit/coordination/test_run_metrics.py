@@ -14,7 +14,8 @@ from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
 from trainflow.coordination.run_metrics import RunMetrics, spread
 from trainflow.monitoring import metrics
-from trainflow.monitoring.metrics import METRICS, Kind
+from trainflow.monitoring.metric import Kind
+from trainflow.monitoring.metrics import METRICS
 
 SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
 RECOVERED = {

@@ -1,0 +1,62 @@
+"""What `monitoring.enabled: false` leaves nothing to do for."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.config.test_job import settings_with
+from trainflow.config.job import JobConfig
+from trainflow.config.monitoring import MonitoringConfig
+
+WEBHOOK = {"url": "https://alerts.example.org/secret"}
+GRAFANA = {"url": "http://grafana:3000", "token_file": "/run/token"}
+SINKS = [{"kind": "tensorboard", "folder": "/data/curves"}]
+
+
+def monitoring_of(**section: Any) -> MonitoringConfig:
+    return JobConfig.model_validate(settings_with(monitoring=section)).monitoring
+
+
+def test_a_run_is_monitored_unless_that_is_switched_off():
+    assert monitoring_of().enabled
+    assert not monitoring_of(enabled=False).enabled
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"log_every_steps": 10, "digest_every_steps": 5},
+        {"anomalies": {"enabled": False}, "sinks": [], "webhook": None, "grafana": None},
+        {"anomalies": {"spike_z": 6.0}},
+    ],
+)
+def test_what_the_runs_own_record_needs_stays(section: dict[str, Any]):
+    assert monitoring_of(enabled=False, **section)
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "got"),
+    [
+        ({"webhook": WEBHOOK}, "webhook", "a setting"),
+        ({"grafana": GRAFANA}, "grafana", "a setting"),
+        ({"sinks": SINKS}, "sinks", "a setting"),
+        ({"anomalies": {"spike_z": 7.0}}, "anomalies.spike_z", "7.0"),
+        ({"anomalies": {"stalled_after_steps": None}}, "anomalies.stalled_after_steps", "None"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(section: dict[str, Any], setting: str, got: str):
+    assert monitoring_of(**section)
+    with pytest.raises(ValidationError) as caught:
+        monitoring_of(enabled=False, **section)
+    (error,) = caught.value.errors()
+    assert error["msg"] == (
+        f"monitoring.{setting}: got {got}; expected nothing where monitoring.enabled is false; "
+        "leave it out, or set monitoring.enabled to true"
+    )
+
+
+def test_all_that_would_do_nothing_is_told_at_once():
+    with pytest.raises(ValidationError, match="3 problems") as caught:
+        monitoring_of(enabled=False, webhook=WEBHOOK, grafana=GRAFANA, sinks=SINKS)
+    assert "secret" not in caught.value.errors()[0]["msg"]
