@@ -23,6 +23,9 @@ ALTERING: dict[str, frozenset[str] | None] = {
 ALTERING_WITH_BATCH_SCALING: dict[str, frozenset[str] | None] = {"workers": frozenset({"target"})}
 """Those that do so beside them where a step's size depends on the world."""
 
+ALTERING_WITH_SKIPS = ("action", "norm_z", "max_skips")
+"""Those of ``monitoring.anomalies`` that do so where steps are skipped for their norms."""
+
 
 def altering_names(model: type[BaseModel]) -> Iterator[str]:
     """Yield the dotted names of all of them, but for a job's own args.
@@ -37,3 +40,4 @@ def altering_names(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{section}.{name}" for name in fields if named is None or name in named)
         elif section != "args":
             yield section
+    yield from (f"monitoring.anomalies.{name}" for name in ALTERING_WITH_SKIPS)

@@ -1,16 +1,18 @@
-"""From where on a loss or a gradient norm is told of: the section ``monitoring.anomalies``.
+"""From where on a loss or a gradient norm is odd, and what is done then: ``monitoring.anomalies``.
 
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
+from trainflow.config.problems import Problem
 from trainflow.config.section import PositiveFloat, Section
 
 _LEAST_Z = 3.0
 _LEAST_PATIENCE = 256
+_MAX_SKIPS = 5
 
 Score = Annotated[float, Field(ge=_LEAST_Z, allow_inf_nan=False)]
 
@@ -20,6 +22,13 @@ class AnomaliesConfig(Section):
 
     enabled: bool = True
     """Whether anything is looked for."""
+
+    action: Literal["alert", "skip"] = "alert"
+    """What is done beside telling. skip: nothing is applied of a step whose gradient's norm is
+    high, by ``norm_z``; its samples count as used."""
+
+    max_skips: PositiveInt = _MAX_SKIPS
+    """Steps in a row that are skipped for their norms, after which norms like these are usual."""
 
     spike_z: Score = 6.0
     """By how many spreads (1.4826 MAD, in the log domain) a loss is above those before it, in two
@@ -34,3 +43,17 @@ class AnomaliesConfig(Section):
     stalled_after_steps: Annotated[int, Field(ge=_LEAST_PATIENCE)] | None = 1000
     """Steps for which a loss has not fallen, and at least half of those so far, when it is stalled;
     null: that is not told."""
+
+    def conflicts(self) -> list[Problem]:
+        """Return what is wrong with settings that are right one by one."""
+        problems: list[Problem] = []
+        name = "monitoring.anomalies"
+        if self.action == "skip" and not self.enabled:
+            expected = f"alert where {name}.enabled is false"
+            change = f"leave it out, or set {name}.enabled to true"
+            problems.append(Problem(f"{name}.action", "'skip'", expected, change))
+        if self.action == "alert" and self.max_skips != _MAX_SKIPS:
+            expected = f"nothing where {name}.action is alert"
+            change = f"leave it out, or set {name}.action to skip"
+            problems.append(Problem(f"{name}.max_skips", str(self.max_skips), expected, change))
+        return problems

@@ -9,8 +9,14 @@ from typing import Any
 
 import xxhash
 
-from trainflow.config.altering import ALTERING, ALTERING_WITH_BATCH_SCALING
+from trainflow.config.altering import (
+    ALTERING,
+    ALTERING_WITH_BATCH_SCALING,
+    ALTERING_WITH_SKIPS,
+)
 from trainflow.config.job import JobConfig
+
+_ANOMALIES = "monitoring.anomalies"
 
 
 def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +28,10 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     found = named_settings(config, ALTERING)
     if found.get("training.batch_scaling", "none") != "none":  # a step's size depends on it too
         found |= named_settings(config, ALTERING_WITH_BATCH_SCALING)
+    anomalies = named_settings(config, {"monitoring": frozenset({"anomalies"})})
+    judging = named_settings(anomalies, {_ANOMALIES: frozenset(ALTERING_WITH_SKIPS)})
+    if judging.get(f"{_ANOMALIES}.action") == "skip":  # else these only say what is told
+        found |= judging
     return found
 
 

@@ -39,9 +39,9 @@ class MonitoringConfig(Section):
     """Where failures and recoveries are marked; null: nowhere."""
 
     def conflicts(self) -> list[Problem]:
-        """Return which settings would do nothing, as nothing is told."""
+        """Return which settings would do nothing, as nothing is told, or for want of another."""
         if self.enabled:
-            return []
+            return self.anomalies.conflicts()
         receivers = {"sinks": self.sinks, "webhook": self.webhook, "grafana": self.grafana}
         unheard = [name for name, value in receivers.items() if value]
         fields = AnomaliesConfig.model_fields.items()

@@ -17,7 +17,7 @@ Topic = Literal["failures", "recoveries", "anomalies", "checkpoints", "capacity"
 KINDS: Mapping[Topic, frozenset[str]] = {
     "failures": frozenset({"failure", "hang", "deadlock", "ranks_differ", "isolate"}),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
-    "anomalies": frozenset({"anomaly", "anomaly_over"}),
+    "anomalies": frozenset({"anomaly", "anomaly_over", "step_skipped"}),
     "checkpoints": frozenset(
         {"checkpoint_failed", "checkpoint_skipped", "checkpoint_quarantined", "copies_short"}
     ),

@@ -1,4 +1,4 @@
-"""Tell of anomalies in losses and gradient norms, and of their ends.
+"""Tell of anomalies in losses and gradient norms, of their ends, and of steps skipped for them.
 
 What is known so far is a value. Every some hundred steps it is kept, in ``anomalies.jsonl`` beside
 the record. A new coordinator takes the newest that is not void and goes on through the steps that
@@ -27,11 +27,11 @@ from trainflow.monitoring.anomalies.detector import (
     observe,
 )
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
-from trainflow.monitoring.anomalies.wording import describe, describe_end
+from trainflow.monitoring.anomalies.wording import describe, describe_end, describe_skip
 
 KEEP_EVERY = 500
 NUM_KEPT = 4
-BEGAN, OVER = "anomaly", "anomaly_over"
+BEGAN, OVER, SKIPPED = "anomaly", "anomaly_over", "step_skipped"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,10 @@ class AnomalyWatch:
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
+        if report.odd_norm is not None:
+            text = describe_skip(report.step, report.grad_norm, report.odd_norm)
+            figures = {"value": report.grad_norm} | asdict(report.odd_norm)
+            self._record.add_event(SKIPPED, text, step=report.step, **figures)
         before = self._step
         ended = self._take(StepValues(report.step, report.loss, report.grad_norm))
         for each in ended:

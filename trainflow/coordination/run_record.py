@@ -131,6 +131,8 @@ class RunRecord:
         line = asdict(report)
         del line["joined"], line["pausing"], line["compute_by_rank"]
         line["epoch"] = str(report.epoch)
+        if report.odd_norm is None:
+            del line["odd_norm"]
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)

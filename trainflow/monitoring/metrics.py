@@ -56,7 +56,8 @@ STEPS_SKIPPED = Metric(
     "steps_skipped_total",
     Kind.COUNTER,
     "1",
-    "Steps whose loss or gradient was not finite, so that nothing was applied.",
+    "Steps whose loss or gradient was not finite, or whose gradient was so large that the job has "
+    "them skipped: nothing was applied.",
 )
 STEPS_LOST = Metric(
     "steps_lost_total", Kind.COUNTER, "1", "Steps that were committed and had to be done again."

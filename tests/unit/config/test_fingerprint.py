@@ -64,3 +64,28 @@ def test_a_changed_argument_is_named():
     before, now = config(), config()
     before["args"], now["args"] = {"lr": 0.1, "depth": 2}, {"lr": 0.2, "depth": 2}
     assert changed_settings(before, now) == {"args.lr": (0.1, 0.2)}
+
+
+def test_when_a_step_is_skipped_for_its_norm_alters_a_run_that_skips():
+    def judged(**anomalies):
+        return {"monitoring": {"anomalies": anomalies}}
+
+    told = config(**judged(norm_z=9.0, spike_z=7.0))
+    assert changed_settings(config(), told) == {}, "that only says what is told"
+    without = config()
+    del (
+        without["monitoring"]["anomalies"]["action"],
+        without["monitoring"]["anomalies"]["max_skips"],
+    )
+    assert changed_settings(without, config()) == {}, "of an earlier release"
+    assert fingerprint(make_job()) == fingerprint(make_job(**judged(norm_z=9.0)))
+    skips = judged(action="skip")
+    assert changed_settings(config(), config(**skips)) == {
+        "monitoring.anomalies.action": (None, "skip"),
+        "monitoring.anomalies.max_skips": (None, 5),
+        "monitoring.anomalies.norm_z": (None, 8.0),
+    }
+    stricter = config(**judged(action="skip", norm_z=7.0, spike_z=7.0))
+    assert changed_settings(config(**skips), stricter) == {
+        "monitoring.anomalies.norm_z": (8.0, 7.0)
+    }

@@ -56,6 +56,27 @@ def test_what_would_do_nothing_is_refused(section: dict[str, Any], setting: str,
     )
 
 
+def test_steps_are_skipped_only_where_that_is_asked_for():
+    assert monitoring_of().anomalies.action == "alert"
+    assert monitoring_of(anomalies={"action": "skip", "max_skips": 1}).anomalies.max_skips == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"anomalies": {"action": "skip", "enabled": False}}, "anomalies.action: got 'skip'"),
+        ({"anomalies": {"max_skips": 2}}, "anomalies.max_skips: got 2; expected nothing where"),
+        ({"anomalies": {"action": "skip"}, "enabled": False}, "anomalies.action: got 'skip'"),
+        ({"anomalies": {"action": "skip", "max_skips": 0}}, "greater than 0"),
+        ({"anomalies": {"action": "rewind"}}, "'alert' or 'skip'"),
+    ],
+)
+def test_what_skips_nothing_is_refused(section: dict[str, Any], expected: str):
+    with pytest.raises(ValidationError) as caught:
+        monitoring_of(**section)
+    assert expected in caught.value.errors()[0]["msg"]
+
+
 def test_all_that_would_do_nothing_is_told_at_once():
     with pytest.raises(ValidationError, match="3 problems") as caught:
         monitoring_of(enabled=False, webhook=WEBHOOK, grafana=GRAFANA, sinks=SINKS)

@@ -18,6 +18,7 @@ from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 FIRST, LATER = EpochId(1, 1), EpochId(1, 2)
 KEEP_EVERY = 50
@@ -207,3 +208,26 @@ def test_nothing_is_looked_for_if_that_is_not_asked_for(tmp_path: Path):
     RunMonitor("job-1", job, record, FakeClock())
     record.add_step(replace(STEP, loss=float("nan")))
     assert record.events_since(0) == []
+
+
+def test_a_step_that_was_skipped_for_its_norm_is_told_with_figures(run: Run):
+    run.go(120)
+    odd = OddNorm(expected=1.0, score=40.0, num_in_a_row=2)
+    run.step(121, applied=False, grad_norm=8.0, odd_norm=odd)
+    events = {event["kind"]: event for event in run.record.events_since(0)}
+    assert events["step_skipped"]["text"] == (
+        "step 121: the gradient's norm 8 is 8 times the 1 that was to be expected, +40.0 spreads: "
+        "nothing of the step is applied"
+    )
+    figures = {"step": 121, "value": 8.0, "expected": 1.0, "score": 40.0, "num_in_a_row": 2}
+    assert events["step_skipped"]["data"] == figures
+    assert "anomaly" in events, "that is told of as well"
+    lines = run.record.steps_since(119)
+    assert [line.get("odd_norm") for line in lines] == [
+        None,
+        {"expected": 1.0, "score": 40.0, "num_in_a_row": 2},
+    ]
+    run.go(130)
+    run.open()
+    kinds = [event["kind"] for event in run.record.events_since(0)]
+    assert kinds.count("step_skipped") == 1

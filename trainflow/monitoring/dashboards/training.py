@@ -59,7 +59,7 @@ _LEARNING = (
     ),
     Panel(
         "Steps not applied",
-        "What share of steps had a loss or a gradient that was not finite?",
+        "What share of steps had a loss or a gradient that was not finite, or was too large?",
         curve(f"{ASK.rate(metrics.STEPS_SKIPPED)} / {_STEPS}"),
         Look(unit=Unit.SHARE),
     ),
