@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 
 from trainflow.checkpointing.committing import commit_shares
 from trainflow.checkpointing.manifest import Manifest
-from trainflow.checkpointing.resume import find_resumable
+from trainflow.checkpointing.resume import find_resumable, read_anomalies
 from trainflow.checkpointing.sharing import Share, ShareReport, assemble, is_complete
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import quarantine
@@ -21,10 +21,11 @@ from trainflow.clock import Clock
 from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
 from trainflow.config.masking import kept_settings
+from trainflow.coordination.checkpoint_monitor import CheckpointMonitor, Unmonitored
 from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.skipped_checkpoints import CheckpointMetrics, SkippedCheckpoints
+from trainflow.coordination.skipped_checkpoints import SkippedCheckpoints
 from trainflow.coordination.store_upkeep import StoreUpkeep
 from trainflow.coordination.upload_permits import Upload, UploadPermits
 from trainflow.epochs import EpochId, StoredState, Version
@@ -51,7 +52,7 @@ class CheckpointControl:
         job: JobConfig,
         record: RunRecord,
         clock: Clock,
-        metrics: CheckpointMetrics | None = None,
+        monitor: CheckpointMonitor = Unmonitored(),  # noqa: B008  it does nothing
     ):
         self._job_id = job_id
         self._job = job
@@ -63,7 +64,8 @@ class CheckpointControl:
         # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
         self._committing: set[Version] = set()
-        self.skipped = SkippedCheckpoints(record, metrics)
+        self._monitor = monitor
+        self.skipped = SkippedCheckpoints(record, monitor)
         self._changed = asyncio.Event()  # set by the next closing, which leaves another
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
@@ -101,6 +103,10 @@ class CheckpointControl:
         own = set(self._record.steps_of("checkpoint"))
         resumable = await asyncio.to_thread(find_resumable, self._job, own)
         found = {each.step: each for each in resumable}
+        if resumable and not own:
+            known = await asyncio.to_thread(read_anomalies, resumable[-1])
+            if known is not None:
+                self._monitor.go_on_from(resumable[-1].step, known)
         if self.url is not None:
             there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
             self._upkeep.own |= set(there)
@@ -328,6 +334,7 @@ class CheckpointControl:
             config=kept_settings(self._job),
             skeleton=shares[0].skeleton,
             tensors=assemble(shares),
+            anomalies=self._monitor.describe_anomalies(version.step),
         )
 
     def _give_up(self, version: Version, reason: str) -> None:

@@ -67,6 +67,20 @@ class RunMonitor:
         if self._metrics is not None:
             self._metrics.on_checkpoint_skipped()
 
+    def describe_anomalies(self, step: int) -> Any | None:  # noqa: ANN401  JSON
+        """Return what a checkpoint of a step is to keep; None if there is nothing."""
+        watch, known = self._anomalies, []
+        if watch is not None:
+            name = "AnomalyWatch.describe_after"
+            self._try(name, lambda: known.append(watch.describe_after(step)))
+        return known[0] if known else None
+
+    def go_on_from(self, step: int, known: Any) -> None:  # noqa: ANN401  JSON
+        """Training begins after a step of another run, whose checkpoint kept what was known."""
+        watch = self._anomalies
+        if watch is not None:
+            self._try("AnomalyWatch.go_on_from", lambda: watch.go_on_from(step, known))
+
     def tick(self, world_size: int, num_spares: int) -> None:
         """Look at what changes with time alone; called about twice a second."""
         metrics = self._metrics
