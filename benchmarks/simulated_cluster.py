@@ -45,10 +45,12 @@ from trainflow.epochs import (
     RecoveryPlan,
     Version,
 )
+from trainflow.monitoring.usage import Usage
 
 _HOST = "127.0.0.1"
 _JOB_ID = "bench-coordinator"
 _STEP_S = 0.2
+_USAGE = Usage(memory_bytes=2**32, device_bytes=2**36, device_busy_ratio=0.9)
 
 Answer = Callable[..., Awaitable[Any]]
 
@@ -199,7 +201,7 @@ class SimulatedCluster:
         for worker in self._workers.values():
             step = 0 if worker.version is None else worker.version.step
             on_node[worker.node_id][worker.worker_id] = Progress(
-                os.getpid(), step, worker.epoch, Phase.COMPUTE, 0.1, 0.0
+                os.getpid(), step, worker.epoch, Phase.COMPUTE, 0.1, 0.0, _USAGE
             )
             if worker.version is not None:
                 newest[worker.node_id] = worker.version

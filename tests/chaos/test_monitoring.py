@@ -15,12 +15,14 @@ from trainflow.monitoring.metrics import METRICS
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
-# What this run has none of: nothing is compressed, sharded, or brought to sinks, its model is no
-# known transformer, no checkpoint is late, and no detector has failed.
+# What this run has none of: it has no GPU, nothing is compressed, sharded, or brought to sinks, its
+# model is no known transformer, no checkpoint is late, and no detector has failed.
 ABSENT = {
     metrics.ANOMALIES,
     metrics.CHECKPOINTS_SKIPPED,
     metrics.COPY_LAG,
+    metrics.DEVICE_BUSY,
+    metrics.DEVICE_MEMORY,
     metrics.DETECTOR_OFF,
     metrics.HFU,
     metrics.MFU,

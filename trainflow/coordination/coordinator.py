@@ -134,6 +134,7 @@ class Coordinator:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
         self._changes.hear(beat)
+        self._monitor.hear(beat)
         self._response.look()
         self._control.troubles.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
+from trainflow.monitoring.usage import Usage
 
 _FORGOTTEN_AFTER_S = 2.0
 
@@ -15,6 +16,7 @@ class Progress:
     """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading.
 
     They leave out what time the Keeper itself didn't run in, as where its machine stood still.
+    What the worker takes of its machine says nothing of its progress, and travels with it.
     """
 
     pid: int
@@ -23,6 +25,7 @@ class Progress:
     phase: Phase
     progress_age_s: float
     pulse_age_s: float
+    usage: Usage | None = None
 
     @property
     def is_warming_up(self) -> bool:

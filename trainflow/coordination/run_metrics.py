@@ -3,7 +3,7 @@
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainflow.clock import Clock
@@ -15,8 +15,17 @@ from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import name_cause
 from trainflow.monitoring.flops import find_utilization
+from trainflow.monitoring.usage import Usage, spread, spread_usage
 
 _SPREAD_EVERY_S = 5.0
+_HEARD_WITHIN_S = 15.0
+
+_USAGES = {
+    "memory_bytes": metrics.WORKER_MEMORY,
+    "device_bytes": metrics.DEVICE_MEMORY,
+    "device_busy_ratio": metrics.DEVICE_BUSY,
+}
+"""Metrics of `Usage`, by its names."""
 
 
 class RunMetrics:
@@ -41,7 +50,8 @@ class RunMetrics:
         self._export = export
         self._clock = clock
         self._checkpoint_at_s: float | None = None
-        self._spread_at_s = -_SPREAD_EVERY_S
+        self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
+        self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._work: WorkDescribed | None = None
         for detector in Detector:
             export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
@@ -59,9 +69,14 @@ class RunMetrics:
         self._export.show(metrics.TARGET_WORLD_SIZE, workers.target)
         self._export.show(metrics.SPARES, num_spares)
         self._export.show(metrics.TARGET_SPARES, workers.spares)
+        self._show_usage()
         if self._checkpoint_at_s is not None:
             age_s = max(0.0, self._clock.unix_s() - self._checkpoint_at_s)
             self._export.show(metrics.CHECKPOINT_AGE, age_s)
+
+    def hear(self, node_id: str, usages: Iterable[Usage]) -> None:
+        """A Keeper says what the workers on its node take of it."""
+        self._usages[node_id] = (self._clock.monotonic_s(), list(usages))
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """An event was recorded."""
@@ -108,6 +123,19 @@ class RunMetrics:
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
         self._export.add(metrics.CHECKPOINTS_SKIPPED)
+
+    def _show_usage(self) -> None:
+        """Show what workers take, now and then, and those of nodes no more that are silent."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._usage_at_s < _SPREAD_EVERY_S:
+            return
+        self._usage_at_s = now_s
+        heard = self._usages.items()
+        self._usages = {node: each for node, each in heard if now_s - each[0] <= _HEARD_WITHIN_S}
+        everywhere = (usage for _, usages in self._usages.values() for usage in usages)
+        for name, figures in spread_usage(everywhere).items():
+            for statistic, value in figures.items():
+                self._export.show(_USAGES[name], value, statistic=statistic)
 
     def _on_times(self, report: StepReport) -> None:
         export = self._export
@@ -167,11 +195,3 @@ class RunMetrics:
     def _show_checkpoint(self, event: Mapping[str, Any]) -> None:
         self._checkpoint_at_s = event["at_s"]
         self._export.show(metrics.CHECKPOINT_STEP, event["data"]["step"])
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return how values lie, by `metrics.SPREAD`: each of these is one of them (nearest rank)."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    places = (0, round(0.5 * last), round(0.99 * last), last)
-    return {name: ordered[k] for name, k in zip(metrics.SPREAD, places, strict=True)}

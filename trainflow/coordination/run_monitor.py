@@ -18,6 +18,7 @@ from trainflow.coordination.annotation_feed import AnnotationFeed
 from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.metric_export import MetricExport, RayExport
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
@@ -66,6 +67,13 @@ class RunMonitor:
         """A checkpoint that was due is not made."""
         if self._metrics is not None:
             self._metrics.on_checkpoint_skipped()
+
+    def hear(self, beat: Heartbeat) -> None:
+        """A Keeper says what the workers on its node take of it, beside how they get on."""
+        metrics = self._metrics
+        if metrics is not None:
+            usages = [each.usage for each in beat.progress.values() if each.usage is not None]
+            self._try("RunMetrics.hear", lambda: metrics.hear(beat.node_id, usages))
 
     def describe_anomalies(self, step: int) -> Any | None:  # noqa: ANN401  JSON
         """Return what a checkpoint of a step is to keep; None if there is nothing."""

@@ -8,6 +8,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stack_file import StackFile
 from trainflow.computation.stamps import StampWriter
 from trainflow.computation.training_state import PreparedModel
+from trainflow.computation.usage_meter import UsageMeter, noting_usage
 from trainflow.computation.witness import Witness
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
@@ -140,11 +142,19 @@ def run_training(spec: WorkerSpec, around: Surroundings) -> None:
         session.linger()
 
     try:
-        TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
+        with _metering(job, around.stamps):
+            TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
     except SessionClosed:
         logger.info("%s: the session was closed", spec.worker_id)
     except BaseException:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
         reporter.send(Crashed(traceback.format_exc()))
+
+
+def _metering(job: JobConfig, stamps: StampWriter) -> AbstractContextManager[None]:
+    """Note inside what this worker takes of its machine, if the run is monitored."""
+    if not job.monitoring.enabled:
+        return nullcontext()
+    return noting_usage(stamps, UsageMeter.of_device(choose_device(job)))
 
 
 def _run_entrypoint(session: Session, run: Callable[[], object]) -> None:

@@ -18,6 +18,7 @@ from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
 from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.usage import STATISTICS
 
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -34,9 +35,6 @@ SUM_PHASES = ("before", "link", "after")
 
 RECEIVERS = ("webhook", "grafana")
 """Who may be told of events by HTTP."""
-
-SPREAD = ("min", "p50", "p99", "max")
-"""How values of all ranks are told without a series for each."""
 
 
 # What training comes to
@@ -110,7 +108,7 @@ RANK_COMPUTE = Metric(
     Kind.GAUGE,
     "seconds",
     "What ranks computed in a step until they had but to wait for each other, over all ranks.",
-    {"statistic": SPREAD},
+    {"statistic": STATISTICS},
 )
 SHORTEST_WAIT = Metric(
     "shortest_wait_seconds",
@@ -255,6 +253,30 @@ COPY_LAG = Metric(
     "Steps that a run with sharded state would go back by if a node were lost now.",
 )
 
+WORKER_MEMORY = Metric(
+    "worker_memory_bytes",
+    Kind.GAUGE,
+    "bytes",
+    "Memory that workers' processes take, spares among them: resident, what they share counts in "
+    "each.",
+    {"statistic": STATISTICS},
+)
+DEVICE_MEMORY = Metric(
+    "device_memory_used_bytes",
+    Kind.GAUGE,
+    "bytes",
+    "Memory in use on workers' devices, by whatever process; absent without GPUs and NVML.",
+    {"statistic": STATISTICS},
+)
+DEVICE_BUSY = Metric(
+    "device_busy_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of NVML's newest sampling period in which workers' devices computed; absent without "
+    "GPUs and NVML.",
+    {"statistic": STATISTICS},
+)
+
 # Checkpoints
 
 CHECKPOINTS = Metric("checkpoints_total", Kind.COUNTER, "1", "Checkpoints made.")
@@ -324,6 +346,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_SECONDS,
         COPY_LAG,
     ),
+    "What workers take of their machines": (WORKER_MEMORY, DEVICE_MEMORY, DEVICE_BUSY),
     "What explains the run": (SINK_DROPPED, POSTS_DROPPED, DETECTOR_OFF),
     "Checkpoints": (
         CHECKPOINTS,

@@ -12,10 +12,11 @@ from tests.unit.coordination.noted_export import NotedExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
-from trainflow.coordination.run_metrics import RunMetrics, spread
+from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.monitoring import metrics
 from trainflow.monitoring.metric import Kind
 from trainflow.monitoring.metrics import METRICS
+from trainflow.monitoring.usage import STATISTICS, Usage
 
 SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
 RECOVERED = {
@@ -89,10 +90,38 @@ def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
     assert shown.export.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
 
 
-def test_the_spread_of_many_ranks_is_of_values_that_are_there():
-    values = [float(n) for n in range(1000, 0, -1)]
-    assert spread(values) == {"min": 1.0, "p50": 501.0, "p99": 990.0, "max": 1000.0}
-    assert spread([7.0]) == dict.fromkeys(metrics.SPREAD, 7.0)
+def test_what_workers_take_is_told_by_its_spread_and_now_and_then(shown: Shown):
+    def memory(statistic: str) -> float | None:
+        return shown.export.value(metrics.WORKER_MEMORY, statistic=statistic)
+
+    shown.metrics.hear("node-1", [Usage(100), Usage(300, 5000, 0.25)])
+    shown.metrics.hear("node-2", [Usage(200)])
+    shown.metrics.tick(3, 0)
+    assert [memory(each) for each in STATISTICS] == [100, 200, 300, 300]
+    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="min") == 5000
+    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") == 0.25
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.metrics.tick(3, 0)
+    assert memory("max") == 300
+    shown.clock.now_s += 5.0
+    shown.metrics.tick(3, 0)
+    assert memory("max") == 900
+
+
+def test_a_node_that_is_silent_counts_no_more(shown: Shown):
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.clock.now_s += 10.0
+    shown.metrics.hear("node-2", [Usage(200)])
+    shown.clock.now_s += 6.0
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") == 200
+
+
+def test_of_devices_that_tell_nothing_nothing_is_shown(shown: Shown):
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="max") is None
+    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") is None
 
 
 def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):

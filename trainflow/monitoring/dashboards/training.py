@@ -101,6 +101,24 @@ _TIME = (
         Look(unit=Unit.SHARE, absent="not known of this model or device"),
     ),
     Panel(
+        "Memory of workers",
+        "Does some worker's process grow, or is one near what its machine has?",
+        curve(ASK.latest(metrics.WORKER_MEMORY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.BYTES),
+    ),
+    Panel(
+        "Memory of devices",
+        "How near are workers' devices to running out of memory?",
+        curve(ASK.latest(metrics.DEVICE_MEMORY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.BYTES, absent="no GPUs, or no NVML"),
+    ),
+    Panel(
+        "How busy devices are",
+        "Do devices wait for something, and some more than others?",
+        curve(ASK.latest(metrics.DEVICE_BUSY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.SHARE, absent="no GPUs, or no NVML"),
+    ),
+    Panel(
         "Samples and targets a second",
         "How much does it get through, whatever the world's size?",
         (
