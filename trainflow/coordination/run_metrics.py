@@ -127,7 +127,7 @@ class RunMetrics:
     def _show_usage(self) -> None:
         """Show what workers take, now and then, and those of nodes no more that are silent."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._usage_at_s < _SPREAD_EVERY_S:
+        if not self._usages or now_s - self._usage_at_s < _SPREAD_EVERY_S:
             return
         self._usage_at_s = now_s
         heard = self._usages.items()
