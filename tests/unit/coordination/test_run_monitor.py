@@ -15,12 +15,16 @@ from trainflow.coordination.run_state import RunState
 
 def _live(directory: Path, *, enabled: bool) -> RunMonitor:
     """Go through a run of one step, with a loss that is no number."""
-    record = RunRecord(directory, FakeClock())
+    clock = FakeClock()
+    record = RunRecord(directory, clock)
     job = make_job(monitoring={"enabled": enabled})
-    monitor = RunMonitor("job-1", job, record, FakeClock())
+    monitor = RunMonitor("job-1", job, record, clock)
     monitor.tick(world_size=2, num_spares=1)
     monitor.on_checkpoint_skipped()
     record.add_event("submitted", "job-1")
+    clock.now_s += 1.0
+    record.add_event("launched", "two workers", workers=["slot0-1.0", "slot1-1.1"])
+    clock.now_s += 1.0
     record.add_step(STEP)
     monitor.end(RunState.SUCCEEDED)
     asyncio.run(monitor.close())
@@ -35,7 +39,7 @@ def test_what_is_not_monitored_leaves_its_record_and_nothing_else(tmp_path: Path
     assert monitor.describe() == {"anomalies": [], "goodput": None}
     assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "metrics.jsonl"}
     events = RunRecord(tmp_path, FakeClock()).events_since(0)
-    assert [event["kind"] for event in events] == ["submitted"]
+    assert [event["kind"] for event in events] == ["submitted", "launched"]
 
 
 def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):
