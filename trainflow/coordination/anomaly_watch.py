@@ -67,9 +67,13 @@ class AnomalyWatch:
     def go_on_from(self, step: int, known: Mapping[str, Any]) -> None:
         """Take over what `describe_after` returned for the step that this run begins after.
 
+        A new coordinator of a run that has gone further knows more than that, and keeps it.
+
         Raises:
             ValueError: it is no such thing.
         """
+        if step <= self._step:
+            return
         state = DetectorState.from_json(known["state"])
         epoch = self._record.beginnings[-1][0] if self._record.beginnings else INITIAL_EPOCH
         self._state, self._step = state, step

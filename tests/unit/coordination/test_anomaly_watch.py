@@ -255,6 +255,26 @@ def test_another_run_goes_on_with_the_very_state_that_a_checkpoint_kept(run: Run
     assert other.state() == run.state(), "a new coordinator too"
 
 
+def test_a_new_coordinator_that_finds_the_checkpoint_again_knows_more(run: Run, tmp_path: Path):
+    run.go(120)
+    known = run.watch.describe_after(120)
+    other = make_other(tmp_path / "other", known, 120)
+    other.go(135)
+    before = other.state()
+    other.open()
+    other.watch.go_on_from(120, known)
+    assert other.state() == before
+
+
+def test_one_that_has_seen_no_step_goes_on_with_what_the_checkpoint_kept(run: Run, tmp_path: Path):
+    run.go(120)
+    other = Run(tmp_path / "other")
+    other.watch.go_on_from(120, run.watch.describe_after(120))
+    other.open()
+    other.form(FIRST, base=120)
+    assert other.state() == run.state()
+
+
 def test_it_goes_on_with_what_there_was_to_tell_of(run: Run, tmp_path: Path):
     run.go(120)
     run.step(121, loss=float("nan"))

@@ -22,6 +22,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
 from trainflow.coordination import drain_watch, staffing
 from trainflow.coordination.coordinator import Coordinator
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import INITIAL_VERSION, Version
@@ -66,6 +67,9 @@ class LiveNodes(FakeNodes):
 
     async def wait_heard(self) -> None:
         """All have just been heard."""
+
+    def hear(self, *_: Any, **__: Any) -> None:
+        """Nobody looks at what they say."""
 
     async def keep_awake(self) -> None:
         """It always is."""
@@ -200,6 +204,20 @@ def test_the_ending_is_written_before_anything_is_cleaned_up(play: Play):
         await until(stage.pool.closed.is_set)
         await settle()
         assert await state_of(coordinator) == "succeeded"
+
+    play(act)
+
+
+def test_what_explains_the_run_hears_each_keeper_too(play: Play, monkeypatch: pytest.MonkeyPatch):
+    heard: list[Heartbeat] = []
+    monkeypatch.setattr(module.RunMonitor, "hear", lambda _, beat: heard.append(beat))
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+        beat = Heartbeat("node0", {}, knows_peers=True, held=None)
+        await coordinator.heartbeat(beat)
+        assert heard == [beat]
 
     play(act)
 

@@ -29,6 +29,7 @@ from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import EpochId, PeerAddress, Phase
+from trainflow.monitoring.usage import Usage
 
 WITHIN_S = 10.0
 
@@ -244,6 +245,15 @@ def test_time_in_which_the_keeper_did_not_run_either_is_not_held_against_a_worke
 
     assert seen_after(keeper_runs=True) == pytest.approx(40.0)
     assert seen_after(keeper_runs=False) == pytest.approx(0.1)
+
+
+def test_a_beat_tells_what_workers_take(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, stamps: StampWriter
+):
+    stamps.note_usage(Usage(900, 5000, 0.25))
+    clock.now_s += 1.5
+    clock.next_round()
+    assert coordinator.beats[-1]["slot0-1.0"].usage == Usage(900, 5000, 0.25)
 
 
 class Inbox:

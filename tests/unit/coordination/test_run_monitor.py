@@ -8,9 +8,14 @@ from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import run_monitor
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
+from trainflow.epochs import INITIAL_EPOCH, Phase
+from trainflow.monitoring import metrics
+from trainflow.monitoring.usage import Usage
 
 
 def _live(directory: Path, *, enabled: bool) -> RunMonitor:
@@ -40,6 +45,31 @@ def test_what_is_not_monitored_leaves_its_record_and_nothing_else(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "metrics.jsonl"}
     events = RunRecord(tmp_path, FakeClock()).events_since(0)
     assert [event["kind"] for event in events] == ["submitted", "launched"]
+
+
+def _beat() -> Heartbeat:
+    """A node with one worker that tells what it takes, and one that doesn't yet."""
+    progress = {
+        f"slot{slot}-1.{slot}": Progress(7, 3, INITIAL_EPOCH, Phase.COMPUTE, 0.1, 0.0, usage)
+        for slot, usage in enumerate((Usage(900), None))
+    }
+    return Heartbeat("node-1", progress, knows_peers=True, held=None)
+
+
+def test_what_workers_take_is_shown_with_the_next_look(tmp_path: Path):
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        record = RunRecord(tmp_path, FakeClock())
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+        monitor.hear(_beat())
+        monitor.tick(world_size=2, num_spares=0)
+    export.return_value.show.assert_any_call(metrics.WORKER_MEMORY, 900, statistic="min")
+
+
+def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    job = make_job(monitoring={"enabled": False})
+    RunMonitor("job-1", job, record, FakeClock()).hear(_beat())
+    assert record.events_since(0) == []
 
 
 def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):
