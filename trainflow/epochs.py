@@ -284,6 +284,7 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     SNAPSHOT = "snapshot"
     USER = "user"
+    PROFILE = "profile"
 
     @property
     def is_of_step(self) -> bool:

@@ -8,7 +8,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -142,6 +142,16 @@ async def adopt(
         if description.returned
     }
     return Estate(lost, frozenset(unheard - lost.keys()), frozenset(vacant))
+
+
+async def hear_later(
+    worker_id: str, pool: WorkerPool, on_ready: Callable[[WorkerDescription], None]
+) -> None:
+    """Wait for a worker that is starting; one that hangs is for the detectors."""
+    entry = pool.entries.get(worker_id)
+    description = None if entry is None else await ask_description(entry.actor, None)
+    if description is not None and description.ready:
+        on_ready(description)
 
 
 def _newest_spec(descriptions: Collection[WorkerDescription]) -> EpochSpec | None:

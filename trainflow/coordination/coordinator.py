@@ -35,7 +35,7 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.detector_guard import DetectorGuard
-from trainflow.coordination.endings import tell_ending
+from trainflow.coordination.endings import describe_failure, tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -57,15 +57,15 @@ from trainflow.coordination.messages import (
 )
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.profiles import Profiles
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
-from trainflow.coordination.worker_pool import WorkerPool, ask_description
+from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Version
-from trainflow.errors import TrainFlowError
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class Coordinator:
         self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self, guard)
         parts = self._job, self._pool, self._control, self._nodes, self._record, guard
         self._detectors = StepDetectors(*parts)
+        self._profiles = Profiles(self._job, self._pool, self._control, self._record)
         self._changes = NodeChanges(*parts)
         self._staffing = self._changes.staffing
         self._losses = Losses(
@@ -190,6 +191,10 @@ class Coordinator:
         """Return this process's id."""
         return os.getpid()
 
+    async def profile(self, num_steps: int, ranks: list[int]) -> dict[str, Any]:
+        """Have ranks record steps; see `Profiles.begin`."""
+        return await self._profiles.begin(num_steps, ranks)
+
     async def stop(self) -> None:
         """End the run at the next step boundary. Acknowledged at once; a repeat changes nothing."""
         if self._state is RunState.STOPPING or self._ending.done():
@@ -243,11 +248,8 @@ class Coordinator:
             await opening
         except asyncio.CancelledError:
             logger.info("the run ended before it was open")
-        except TrainFlowError as error:
-            self.end(Ending(RunState.FAILED, str(error), error.exit_code))
-        except Exception as error:
-            logger.exception("the run could not be opened")
-            self.end(Ending(RunState.FAILED, f"{type(error).__name__}: {error}", 1))
+        except Exception as error:  # noqa: BLE001  not swallowed: the run ends with it
+            self.end(describe_failure(error))
         self._background.start(self._tick())
         return await self._ending
 
@@ -286,18 +288,11 @@ class Coordinator:
                 self._on_gone(worker_id, cause)
         await self._kept.find_stored_again()
         for worker_id in estate.unheard:
-            self._background.start(self._describe_later(worker_id))
+            self._background.start(adoption.hear_later(worker_id, self._pool, self._on_ready))
         for bundle in estate.vacant:
             self._losses.replace(bundle)
         if self._control.all_finished():
             self._background.start(self._finish())
-
-    async def _describe_later(self, worker_id: str) -> None:
-        """Wait for a worker that is starting; one that hangs is for the detectors."""
-        entry = self._pool.entries.get(worker_id)
-        description = None if entry is None else await ask_description(entry.actor, None)
-        if description is not None and description.ready:
-            self._take(worker_id, Ready(description))
 
     async def _tick(self) -> None:
         while not self._nodes.is_closing:

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
+from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
 from trainflow.computation.reports import (
     CompressionChosen,
     EvaluationReport,
@@ -35,6 +36,7 @@ from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
+from trainflow.coordination.profile_list import describe_outcome
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.epochs import EpochId, Version
 
@@ -159,7 +161,9 @@ class RunRecord:
         | CompressionChosen
         | ResidualsLost
         | TensorDigests
-        | WorkDescribed,
+        | WorkDescribed
+        | ProfileTrace
+        | ProfileFailed,
     ) -> None:
         """Append what a rank tells, as an event but for digests; repeated values are dropped."""
         if isinstance(report, TensorDigests):
@@ -171,6 +175,9 @@ class RunRecord:
             return
         if isinstance(report, WorkDescribed):
             self._add_work(report)
+            return
+        if isinstance(report, ProfileTrace | ProfileFailed):
+            self.add_event(*describe_outcome(report), **asdict(report))
             return
         if isinstance(report, ResidualsLost):
             ranks = ", ".join(map(str, report.ranks))
