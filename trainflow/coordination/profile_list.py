@@ -77,10 +77,14 @@ class Profile:
     @classmethod
     def parse(cls, described: Mapping[str, Any]) -> "Profile":
         """Make a profile of what `describe` returned."""
-        kept: list[dict[str, Any]] = [dict(each) for each in described["traces"]]
-        traces = tuple(Trace(**each | {"state": TraceState(each["state"])}) for each in kept)
+        traces = tuple(map(_parse_trace, described["traces"]))
         number, first_step = described["number"], described["first_step"]
         return cls(number, described["asked_at_s"], described["num_steps"], first_step, traces)
+
+
+def _parse_trace(described: Mapping[str, Any]) -> Trace:
+    values: dict[str, Any] = {**described, "state": TraceState(described["state"])}
+    return Trace(**values)
 
 
 def list_profiles(events: Iterable[Mapping[str, Any]]) -> list[Profile]:
