@@ -149,8 +149,6 @@ def _note(profile: Profile, kind: str, data: Mapping[str, Any]) -> Profile:
 
 def _give_up(profile: Profile, trouble: str, but: frozenset[str] = frozenset()) -> Profile:
     """Return a profile of which nothing more is awaited, but from some workers."""
-    if profile.is_over:
-        return profile
     given_up = {"state": TraceState.FAILED, "trouble": trouble}
     traces = tuple(
         replace(each, **given_up)

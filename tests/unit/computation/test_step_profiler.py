@@ -195,6 +195,16 @@ def test_a_run_that_ends_before_cuts_it_short(rank: Rank):
     assert trace.cut_short == "the run has come to its end"
 
 
+def test_a_last_step_that_was_not_applied_is_not_whole(rank: Rank):
+    rank.ask(first_step=2, num_steps=3)
+    rank.go(1, 3)
+    rank.go(4, 4, (Phase.DATA, Phase.COMPUTE))
+    rank.profiler.finish()
+    (trace,) = rank.told
+    assert isinstance(trace, ProfileTrace)
+    assert (trace.last_step, trace.cut_short) == (4, "the run has come to its end")
+
+
 def test_without_an_order_the_end_of_the_run_tells_nothing(rank: Rank):
     rank.go(1, 3)
     rank.profiler.finish()
@@ -236,6 +246,15 @@ def test_a_trace_that_can_t_be_written_is_told_of(rank: Rank):
     failed = rank.outcome()
     assert isinstance(failed, ProfileFailed)
     assert "rank-3.json.gz could not be written" in failed.reason
+
+
+def test_a_trace_of_which_only_the_name_is_taken_leaves_nothing_either(rank: Rank):
+    folder = rank.folder / "profiles" / "1" / "rank-3.json.gz"
+    folder.mkdir(parents=True)
+    rank.ask(first_step=2)
+    rank.go(1, 5)
+    assert isinstance(rank.outcome(), ProfileFailed)
+    assert [each.name for each in folder.parent.iterdir()] == ["rank-3.json.gz"]
 
 
 def test_what_is_written_for_a_while_leaves_nothing_behind(
@@ -296,10 +315,16 @@ def test_torch_records_the_steps_that_it_is_to_and_names_their_phases(rank: Rank
     assert isinstance(trace, ProfileTrace)
     assert (trace.first_step, trace.last_step, trace.cut_short) == (3, 4, "")
     packed = (rank.folder / trace.file).read_bytes()
-    names = [event.get("name") for event in json.loads(gzip.decompress(packed))["traceEvents"]]
+    events = json.loads(gzip.decompress(packed))["traceEvents"]
+    names = [event.get("name") for event in events]
     assert [each for each in names if str(each).startswith("step ")] == ["step 3", "step 4"]
     assert names.count("compute") == 2
     assert names.count("aten::linear") == 2
+    compute, optimizer = (
+        next(event for event in events if event.get("name") == name)
+        for name in ("compute", "optimizer")
+    )
+    assert compute["ts"] + compute["dur"] <= optimizer["ts"], "one ends where the next begins"
 
 
 def test_torch_that_is_cut_short_has_what_there_is(rank: Rank, tmp_path: Path):
