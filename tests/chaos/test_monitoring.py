@@ -28,6 +28,7 @@ ABSENT = {
     metrics.MFU,
     metrics.POSTS_DROPPED,
     metrics.RESIDUAL,
+    metrics.REWINDS,
     metrics.SINK_DROPPED,
     metrics.STEPS_LOST,
     metrics.STEPS_SKIPPED,

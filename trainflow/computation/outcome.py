@@ -28,6 +28,7 @@ class Outcome:
     sums: GradientSums
     scalars: dict[str, float]
     odd_norm: OddNorm | None
+    consumed_samples: int
     tensor_digests: dict[str, str]
 
 
@@ -66,6 +67,7 @@ def describe_step(
         phases_s=phases_s,
         digest=f"{decision.digest:016x}" if decision.digest else None,
         odd_norm=outcome.odd_norm,
+        consumed_samples=outcome.consumed_samples,
     )
 
 

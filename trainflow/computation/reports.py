@@ -113,6 +113,7 @@ class StepReport:
         phases_s: this rank's time in each phase since the step before, or since it joined the
             epoch; by `Phase`.
         odd_norm: why it was skipped though it was finite; None if it wasn't.
+        consumed_samples: position in the data after the step.
     """
 
     step: int
@@ -138,6 +139,7 @@ class StepReport:
     shortest_wait_s: float = 0.0
     phases_s: dict[str, float] = field(default_factory=dict[str, float])
     odd_norm: OddNorm | None = None
+    consumed_samples: int = 0
 
     @property
     def version(self) -> Version:

@@ -226,6 +226,7 @@ class Transaction:
             sums=describe_sums(self._state, self._group, gradients, decision.flags),
             scalars=self._scaling() | decision.scalars,
             odd_norm=verdict.odd,
+            consumed_samples=self._state.consumed_samples,
             tensor_digests=tensor_digests,
         )
         self._keep_choices()

@@ -23,8 +23,11 @@ ALTERING: dict[str, frozenset[str] | None] = {
 ALTERING_WITH_BATCH_SCALING: dict[str, frozenset[str] | None] = {"workers": frozenset({"target"})}
 """Those that do so beside them where a step's size depends on the world."""
 
-ALTERING_WITH_SKIPS = ("action", "norm_z", "max_skips")
-"""Those of ``monitoring.anomalies`` that do so where steps are skipped for their norms."""
+ALTERING_BY_ACTION = {
+    "skip": ("action", "norm_z", "max_skips"),
+    "rewind": ("action", "spike_z", "rise_ratio", "max_rewinds"),
+}
+"""Those of ``monitoring.anomalies`` that do so where ``action`` is one that alters anything."""
 
 
 def altering_names(model: type[BaseModel]) -> Iterator[str]:
@@ -40,4 +43,5 @@ def altering_names(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{section}.{name}" for name in fields if named is None or name in named)
         elif section != "args":
             yield section
-    yield from (f"monitoring.anomalies.{name}" for name in ALTERING_WITH_SKIPS)
+    by_anomalies = {name for names in ALTERING_BY_ACTION.values() for name in names}
+    yield from (f"monitoring.anomalies.{name}" for name in sorted(by_anomalies))

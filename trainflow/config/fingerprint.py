@@ -11,8 +11,8 @@ import xxhash
 
 from trainflow.config.altering import (
     ALTERING,
+    ALTERING_BY_ACTION,
     ALTERING_WITH_BATCH_SCALING,
-    ALTERING_WITH_SKIPS,
 )
 from trainflow.config.job import JobConfig
 
@@ -29,9 +29,10 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     if found.get("training.batch_scaling", "none") != "none":  # a step's size depends on it too
         found |= named_settings(config, ALTERING_WITH_BATCH_SCALING)
     anomalies = named_settings(config, {"monitoring": frozenset({"anomalies"})})
-    judging = named_settings(anomalies, {_ANOMALIES: frozenset(ALTERING_WITH_SKIPS)})
-    if judging.get(f"{_ANOMALIES}.action") == "skip":  # else these only say what is told
-        found |= judging
+    action = named_settings(anomalies, {_ANOMALIES: frozenset({"action"})})
+    names = ALTERING_BY_ACTION.get(action.get(f"{_ANOMALIES}.action", "alert"), ())
+    if names:  # else these only say what is told
+        found |= named_settings(anomalies, {_ANOMALIES: frozenset(names)})
     return found
 
 

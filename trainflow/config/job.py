@@ -247,7 +247,7 @@ class JobConfig(Section):
                 deterministic=self.training.deterministic,
                 has_store=self.checkpoint.url is not None,
             ),
-            *self.monitoring.conflicts(),
+            *self.monitoring.conflicts(makes_checkpoints=self.checkpoint.makes_any),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,

@@ -38,10 +38,14 @@ class MonitoringConfig(Section):
     grafana: GrafanaConfig | None = None
     """Where failures and recoveries are marked; null: nowhere."""
 
-    def conflicts(self) -> list[Problem]:
-        """Return which settings would do nothing, as nothing is told, or for want of another."""
+    def conflicts(self, *, makes_checkpoints: bool) -> list[Problem]:
+        """Return which settings would do nothing, as nothing is told, or for want of another.
+
+        Args:
+            makes_checkpoints: while the job goes on.
+        """
         if self.enabled:
-            return self.anomalies.conflicts()
+            return self.anomalies.conflicts(makes_checkpoints=makes_checkpoints)
         receivers = {"sinks": self.sinks, "webhook": self.webhook, "grafana": self.grafana}
         unheard = [name for name, value in receivers.items() if value]
         fields = AnomaliesConfig.model_fields.items()

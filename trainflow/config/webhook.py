@@ -17,7 +17,10 @@ Topic = Literal["failures", "recoveries", "anomalies", "checkpoints", "capacity"
 KINDS: Mapping[Topic, frozenset[str]] = {
     "failures": frozenset({"failure", "hang", "deadlock", "ranks_differ", "isolate"}),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
-    "anomalies": frozenset({"anomaly", "anomaly_over", "step_skipped"}),
+    "anomalies": frozenset(
+        {"anomaly", "anomaly_over", "step_skipped"}
+        | {"rewind", "rewound", "rewind_refused", "rewind_given_up"}
+    ),
     "checkpoints": frozenset(
         {"checkpoint_failed", "checkpoint_skipped", "checkpoint_quarantined", "copies_short"}
     ),

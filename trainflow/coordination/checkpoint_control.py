@@ -11,16 +11,13 @@ import logging
 from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 
-from trainflow.checkpointing.committing import commit_shares
-from trainflow.checkpointing.manifest import Manifest
+from trainflow.checkpointing.committing import CommittedBy, commit_shares, describe_state
 from trainflow.checkpointing.resume import find_resumable, read_anomalies
-from trainflow.checkpointing.sharing import Share, ShareReport, assemble, is_complete
+from trainflow.checkpointing.sharing import Share, ShareReport, is_complete
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import quarantine
 from trainflow.clock import Clock
-from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
-from trainflow.config.masking import kept_settings
 from trainflow.coordination.checkpoint_monitor import CheckpointMonitor, Unmonitored
 from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
@@ -54,7 +51,7 @@ class CheckpointControl:
         clock: Clock,
         monitor: CheckpointMonitor = Unmonitored(),  # noqa: B008  it does nothing
     ):
-        self._job_id = job_id
+        self._owner = CommittedBy(job_id, job)
         self._job = job
         self._record = record
         self._clock = clock
@@ -80,6 +77,11 @@ class CheckpointControl:
     def newest(self) -> StoredState | None:
         """What to go on from, if nobody holds the state any more; None if there is nothing."""
         return self._stored[-1] if self._stored else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of all that there are to go on from."""
+        return tuple(stored.step for stored in self._stored)
 
     @property
     def url(self) -> str | None:
@@ -247,6 +249,25 @@ class CheckpointControl:
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
+    async def go_back(self, step: int) -> StoredState | None:
+        """Remove this run's checkpoints after a step: they are of a history that is left behind.
+
+        Returns:
+            The newest that is left up to the step; None if there is none.
+
+        Raises:
+            CheckpointError: the store doesn't answer; some may be gone.
+        """
+        url = self.url
+        self._permits.void_all()
+        self._shares.clear()
+        while self._is_busy():  # what is being committed goes as well
+            await self._wait_changed(_LOOK_AGAIN_AFTER_S)
+        if url is not None:
+            await self._upkeep.forget_after(url, step)
+        self._stored = [stored for stored in self._stored if stored.step <= step]
+        return self.newest
+
     def reading(self, stored: StoredState) -> AbstractContextManager[None]:
         """Keep a checkpoint while somebody reads it; others come and go as ever."""
         return self._upkeep.reading(stored)
@@ -298,7 +319,9 @@ class CheckpointControl:
         url = self.url
         assert url is not None, "shares come from a store"
         try:
-            manifest = self._describe(shares, world_size)
+            known = self._monitor.describe_anomalies(version.step)
+            made_at_s = self._clock.unix_s()
+            manifest = describe_state(self._owner, shares, world_size, made_at_s, known)
             await asyncio.to_thread(commit_shares, CheckpointStore(url), manifest, shares)
         except CheckpointError as error:
             self._give_up(version, str(error))
@@ -321,21 +344,6 @@ class CheckpointControl:
             num_bytes_written=written,
         )
         self._close(version.step)
-
-    def _describe(self, shares: list[ShareReport], world_size: int) -> Manifest:
-        version = shares[0].version
-        return Manifest(
-            job_id=self._job_id,
-            step=version.step,
-            attempt=str(version.epoch),
-            created_at_s=self._clock.unix_s(),
-            world_size=world_size,
-            fingerprint=fingerprint(self._job),
-            config=kept_settings(self._job),
-            skeleton=shares[0].skeleton,
-            tensors=assemble(shares),
-            anomalies=self._monitor.describe_anomalies(version.step),
-        )
 
     def _give_up(self, version: Version, reason: str) -> None:
         text = f"no checkpoint of step {version.step}: {reason}"

@@ -58,6 +58,7 @@ from trainflow.coordination.messages import (
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.profiles import Profiles
+from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
@@ -110,6 +111,7 @@ class Coordinator:
         self._detectors = StepDetectors(*parts)
         self._profiles = Profiles(self._job, self._pool, self._control, self._record)
         self._changes = NodeChanges(*parts)
+        self._rewinding = Rewinding(self._job, self._record, self._control, self._checkpoints)
         self._staffing = self._changes.staffing
         self._losses = Losses(
             self._pool, self._record, self._control, self._staffing, self._background, self
@@ -299,6 +301,7 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
+            self._rewinding.tick()
             self._monitor.tick(len(self._control.members), self._control.num_spares)
             for node_id in self._nodes.silent_nodes():
                 there = [e.worker_id for e in self._pool.entries.values() if e.is_on(node_id)]

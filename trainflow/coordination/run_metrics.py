@@ -3,7 +3,7 @@
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainflow.clock import Clock
@@ -16,6 +16,8 @@ from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import name_cause
 from trainflow.monitoring.flops import find_utilization
 from trainflow.monitoring.usage import Usage, spread, spread_usage
+
+Event = Mapping[str, Any]
 
 _SPREAD_EVERY_S = 5.0
 _HEARD_WITHIN_S = 15.0
@@ -36,7 +38,7 @@ class RunMetrics:
         job: JobConfig,
         export: MetricExport,
         clock: Clock,
-        events: Iterable[Mapping[str, Any]] = (),
+        events: Iterable[Event] = (),
     ):
         """Begin.
 
@@ -53,6 +55,17 @@ class RunMetrics:
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._work: WorkDescribed | None = None
+        self._takers: Mapping[str, Callable[[Event], None]] = {
+            "failure": self._on_failure,
+            "epoch": self._on_epoch,
+            "recovered": self._on_recovered,
+            "rewound": self._on_rewound,
+            "work": self._on_work_told,
+            "anomaly": self._on_anomaly,
+            "detector_off": self._on_detector,
+            "detector_on": self._on_detector,
+            "checkpoint": self._on_checkpoint,
+        }
         for detector in Detector:
             export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
         for event in events:
@@ -78,30 +91,37 @@ class RunMetrics:
         """A Keeper says what the workers on its node take of it."""
         self._usages[node_id] = (self._clock.monotonic_s(), list(usages))
 
-    def on_event(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """An event was recorded."""
-        data = event["data"]
-        match event["kind"]:
-            case "failure":
-                cause = name_cause(event["text"], data)
-                self._export.add(metrics.FAILURES, cause=cause.value)
-            case "epoch":
-                self._export.add(metrics.EPOCHS)
-            case "recovered":
-                self._on_recovered(data)
-            case "work":
-                self._work = WorkDescribed(**data)
-            case "anomaly":
-                self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
-            case "detector_off" | "detector_on" as kind:
-                is_off = float(kind == "detector_off")
-                self._export.show(metrics.DETECTOR_OFF, is_off, detector=data["detector"])
-            case "checkpoint":
-                self._export.add(metrics.CHECKPOINTS)
-                self._export.add(metrics.CHECKPOINT_BYTES, data["num_bytes_written"])
-                self._show_checkpoint(event)
-            case _:
-                pass
+        take = self._takers.get(event["kind"])
+        if take is not None:
+            take(event)
+
+    def _on_failure(self, event: Event) -> None:
+        cause = name_cause(event["text"], event["data"])
+        self._export.add(metrics.FAILURES, cause=cause.value)
+
+    def _on_epoch(self, _event: Event) -> None:
+        self._export.add(metrics.EPOCHS)
+
+    def _on_work_told(self, event: Event) -> None:
+        self._work = WorkDescribed(**event["data"])
+
+    def _on_anomaly(self, event: Event) -> None:
+        self._export.add(metrics.ANOMALIES, kind=event["data"]["anomaly"])
+
+    def _on_rewound(self, event: Event) -> None:
+        self._export.add(metrics.REWINDS)
+        self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
+
+    def _on_detector(self, event: Event) -> None:
+        is_off = float(event["kind"] == "detector_off")
+        self._export.show(metrics.DETECTOR_OFF, is_off, detector=event["data"]["detector"])
+
+    def _on_checkpoint(self, event: Event) -> None:
+        self._export.add(metrics.CHECKPOINTS)
+        self._export.add(metrics.CHECKPOINT_BYTES, event["data"]["num_bytes_written"])
+        self._show_checkpoint(event)
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
@@ -182,7 +202,8 @@ class RunMetrics:
             export.show(metrics.RESIDUAL, sums.residual_ratio)
         export.show(metrics.SLOW_KERNELS, float(sums.slow_kernels))
 
-    def _on_recovered(self, data: Mapping[str, Any]) -> None:
+    def _on_recovered(self, event: Event) -> None:
+        data = event["data"]
         self._export.add(metrics.RECOVERIES)
         self._export.add(metrics.STEPS_LOST, data["steps_lost"])
         moments = [data[f"{name}_at_s"] for name in ("noticed", "asked", "begun", "healed")]

@@ -79,6 +79,13 @@ ANOMALIES = Metric(
     {"kind": tuple(AnomalyKind)},
 )
 
+REWINDS = Metric(
+    "rewinds_total",
+    Kind.COUNTER,
+    "1",
+    "Times that the run has gone back to a checkpoint for its loss.",
+)
+
 # Where the time goes
 
 STEP_DURATION = Metric(
@@ -313,6 +320,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         TARGETS,
         TOKENS,
         ANOMALIES,
+        REWINDS,
     ),
     "Where the time goes": (
         STEP_DURATION,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from tests.distributed.jobs import MAX_STEPS, make_job
+from tests.distributed.jobs import BATCH, MAX_STEPS, make_job
 from tests.distributed.training import Samples, make_optimizer, mean_loss
 from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
@@ -33,6 +33,7 @@ from trainflow.computation.step_profiler import StepProfiler, TorchRecorder
 from trainflow.computation.training_state import TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
+from trainflow.data.order import SampleOrder
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -237,6 +238,37 @@ def test_a_state_that_is_read_from_where_it_was_kept_has_a_phase_of_its_own(
         (Phase.RESTORING, EpochId(1, 1))
     ]
     assert phases[-4:] == [Phase.HEALING, Phase.RESTORING, Phase.HEALING, Phase.USER]
+
+
+@pytest.mark.parametrize(("position", "first"), [(None, 20), (30, 30), (10, 20)])
+def test_samples_before_the_position_of_an_epoch_are_passed_over(
+    context: RankContext,
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+    position: int | None,
+    first: int,
+):
+    def restore(state: TrainingState, stored: StoredState, **_others: Any) -> None:
+        state.version, state.consumed_samples = stored.version, 20
+
+    monkeypatch.setattr(joining, "restore", restore)
+    reports: list[Any] = []
+    session = Session(replace(context, report=reports.append))
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    stored = StoredState("file:///nowhere", step=2)
+    begin(RecoveryPlan(spec(1), stored.version, stored=stored, position=position))
+    used: list[int] = []
+    steps = session.steps()
+    step = next(steps)
+    with step:
+        for batch in step.microbatches():
+            used += batch.indices
+            step.backward(mean_loss(model, batch), weight=batch.num_targets)
+        step.commit()
+    order = SampleOrder(40, context.job.training.seed, context.job.data.order)
+    assert used == order.indices(first, first + BATCH).tolist()
+    next(steps)
+    assert [each.consumed_samples for each in reports] == [first + BATCH]
 
 
 class Counting(nn.Linear):

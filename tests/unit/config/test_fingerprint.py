@@ -73,10 +73,8 @@ def test_when_a_step_is_skipped_for_its_norm_alters_a_run_that_skips():
     told = config(**judged(norm_z=9.0, spike_z=7.0))
     assert changed_settings(config(), told) == {}, "that only says what is told"
     without = config()
-    del (
-        without["monitoring"]["anomalies"]["action"],
-        without["monitoring"]["anomalies"]["max_skips"],
-    )
+    for name in ("action", "max_skips", "max_rewinds"):
+        del without["monitoring"]["anomalies"][name]
     assert changed_settings(without, config()) == {}, "of an earlier release"
     assert fingerprint(make_job()) == fingerprint(make_job(**judged(norm_z=9.0)))
     skips = judged(action="skip")
@@ -89,3 +87,31 @@ def test_when_a_step_is_skipped_for_its_norm_alters_a_run_that_skips():
     assert changed_settings(config(**skips), stricter) == {
         "monitoring.anomalies.norm_z": (8.0, 7.0)
     }
+
+
+def test_when_a_run_goes_back_for_its_loss_alters_one_that_does():
+    def judged(**anomalies):
+        section = {"action": "rewind"} | anomalies
+        checkpoint = {"url": "/store", "every_steps": 10}
+        return config(monitoring={"anomalies": section}, checkpoint=checkpoint)
+
+    assert changed_settings(judged(), judged(norm_z=9.0)) == {}
+    assert changed_settings(config(), judged()) == {
+        "monitoring.anomalies.action": (None, "rewind"),
+        "monitoring.anomalies.max_rewinds": (None, 2),
+        "monitoring.anomalies.rise_ratio": (None, 0.05),
+        "monitoring.anomalies.spike_z": (None, 6.0),
+    }
+    stricter = judged(spike_z=5.0, max_rewinds=1)
+    assert changed_settings(judged(), stricter).keys() == {
+        "monitoring.anomalies.spike_z",
+        "monitoring.anomalies.max_rewinds",
+    }
+
+
+def test_a_job_of_a_release_without_anomalies_has_none_that_alter_it():
+    before = config()
+    del before["monitoring"]["anomalies"]
+    assert changed_settings(before, config()) == {}
+    del before["monitoring"]
+    assert changed_settings(before, config()) == {}

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from tests.unit.coordination.fakes import (
     until,
 )
 from tests.unit.coordination.test_adoption import IDS, SPEC, FakeNodes
+from tests.unit.coordination.test_run_record import STEP
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
 from trainflow.coordination import drain_watch, staffing
+from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished, Ready
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_VERSION, Version
+from trainflow.epochs import INITIAL_VERSION, Flag, Version
 from trainflow.errors import CapacityError
 
 
@@ -103,8 +107,8 @@ class Stage:
         self.pool = LivePool()
         self.killed = asyncio.Event()
 
-    def start(self, max_failures: int = 100) -> Coordinator:
-        job = make_job(world=3, minimum=2, spares=1)
+    def start(self, max_failures: int = 100, **sections: Any) -> Coordinator:
+        job = make_job(world=3, minimum=2, spares=1, **sections)
         failures = job.failures.model_copy(update={"max_failures": max_failures})
         job = job.model_copy(update={"failures": failures})
         return Coordinator("job-1", job.model_dump_json(), (), str(self.directory))
@@ -218,6 +222,29 @@ def test_what_explains_the_run_hears_each_keeper_too(play: Play, monkeypatch: py
         beat = Heartbeat("node0", {}, knows_peers=True, held=None)
         await coordinator.heartbeat(beat)
         assert heard == [beat]
+
+    play(act)
+
+
+def test_a_spike_has_members_pause_so_that_the_run_can_go_back(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    monkeypatch.setattr(CheckpointControl, "steps", (0,))
+
+    async def act(stage: Stage) -> None:
+        rewinding = {"anomalies": {"action": "rewind"}}
+        kept = {"url": str(stage.directory / "store"), "every_steps": 10}
+        coordinator = stage.start(monitoring=rewinding, checkpoint=kept)
+        ids = await train(stage, coordinator)
+        first = stage.pool.entries[ids[0]].actor
+        epoch = first.plans[0].spec.epoch
+        for step in range(1, 121):
+            loss = 8.0 if step == 120 else 2.0 + 0.01 * math.sin(step)
+            report = replace(STEP, step=step, epoch=epoch, loss=loss, consumed_samples=10 * step)
+            await coordinator.report(ids[0], [report])
+        await until(lambda: Flag.PAUSE in first.requested)
+        assert "rewind" in stage.kinds()
 
     play(act)
 

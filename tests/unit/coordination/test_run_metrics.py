@@ -124,6 +124,12 @@ def test_of_devices_that_tell_nothing_nothing_is_shown(shown: Shown):
     assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") is None
 
 
+def test_a_run_that_goes_back_for_its_loss_is_counted_with_the_steps_that_are_void(shown: Shown):
+    shown.tell("rewound", to_step=110, position=1210, steps_lost=20)
+    assert shown.export.value(metrics.REWINDS) == 1
+    assert shown.export.value(metrics.STEPS_LOST) == 20
+
+
 def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):
     shown.metrics.on_step(replace(STEP, sums=SUMS, copy_lag=3))
     shown.metrics.on_step(replace(STEP, sums=SUMS, rank=1))

@@ -54,8 +54,11 @@ _LEARNING = (
     ),
     Panel(
         "Odd losses and gradients",
-        "When was something found that should not be there, and of what kind?",
-        curve(ASK.new(metrics.ANOMALIES, "kind"), "{{kind}}"),
+        "When was something found that should not be there, of what kind, and did the job go back?",
+        (
+            Curve(ASK.new(metrics.ANOMALIES, "kind"), "{{kind}}"),
+            Curve(ASK.new(metrics.REWINDS), "gone back"),
+        ),
     ),
     Panel(
         "Steps not applied",
