@@ -45,8 +45,7 @@ class Rewinding:
         self._record = record
         self._epochs = epochs
         self._stored = stored
-        if job.monitoring.enabled and self._limits.action == "rewind":
-            record.follow(self)
+        record.follow(self)
 
     def tick(self) -> None:
         """Have done what is still to be done; called about twice a second."""
