@@ -3,7 +3,8 @@
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from trainflow.clock import Clock
@@ -15,12 +16,14 @@ from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import name_cause
 from trainflow.monitoring.flops import find_utilization
+from trainflow.monitoring.slow_nodes import PLACES, find_slowest
 from trainflow.monitoring.usage import Usage, spread, spread_usage
 
 Event = Mapping[str, Any]
 
 _SPREAD_EVERY_S = 5.0
 _HEARD_WITHIN_S = 15.0
+_NOBODY = -1
 
 _USAGES = {
     "memory_bytes": metrics.WORKER_MEMORY,
@@ -54,6 +57,7 @@ class RunMetrics:
         self._checkpoint_at_s: float | None = None
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
+        self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
         self._work: WorkDescribed | None = None
         self._takers: Mapping[str, Callable[[Event], None]] = {
             "failure": self._on_failure,
@@ -73,6 +77,8 @@ class RunMetrics:
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
                 self._work = WorkDescribed(**event["data"])
+            elif event["kind"] == "epoch":
+                self._nodes = event["data"].get("nodes", ())
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Show what changes with time alone, and who is there; called about twice a second."""
@@ -101,8 +107,9 @@ class RunMetrics:
         cause = name_cause(event["text"], event["data"])
         self._export.add(metrics.FAILURES, cause=cause.value)
 
-    def _on_epoch(self, _event: Event) -> None:
+    def _on_epoch(self, event: Event) -> None:
         self._export.add(metrics.EPOCHS)
+        self._nodes = event["data"].get("nodes", ())
 
     def _on_work_told(self, event: Event) -> None:
         self._work = WorkDescribed(**event["data"])
@@ -169,6 +176,17 @@ class RunMetrics:
             self._spread_at_s = now_s
             for statistic, value in spread(report.compute_by_rank).items():
                 export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
+            self._show_slow_nodes(report.compute_by_rank)
+
+    def _show_slow_nodes(self, times_s: Sequence[float]) -> None:
+        """Show which ranks hold the others up, one of a node; a place that nobody has is 0."""
+        if len(times_s) != len(self._nodes):
+            return
+        slowest = find_slowest(times_s, self._nodes)
+        for place, each in zip_longest(PLACES, slowest[: len(PLACES)]):
+            rank, compute_s = (_NOBODY, 0.0) if each is None else (each.rank, each.compute_s)
+            self._export.show(metrics.SLOW_NODE_RANK, rank, place=place)
+            self._export.show(metrics.SLOW_NODE_COMPUTE, compute_s, place=place)
 
     def _on_work(self, report: StepReport, work: WorkDescribed) -> None:
         """Show how well the devices were used, over all that a rank did since the step before."""

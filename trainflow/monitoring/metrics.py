@@ -18,6 +18,7 @@ from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
 from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.slow_nodes import PLACES
 from trainflow.monitoring.usage import STATISTICS
 
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -116,6 +117,22 @@ RANK_COMPUTE = Metric(
     "seconds",
     "What ranks computed in a step until they had but to wait for each other, over all ranks.",
     {"statistic": STATISTICS},
+)
+SLOW_NODE_COMPUTE = Metric(
+    "slow_node_compute_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "What the slowest rank of a node computed in a step, of the nodes where that is longest; 0 "
+    "where there are fewer nodes.",
+    {"place": PLACES},
+)
+SLOW_NODE_RANK = Metric(
+    "slow_node_rank",
+    Kind.GAUGE,
+    "1",
+    "Number of that rank, by which `trainflow workers` and the page tell its node; -1 where there "
+    "are fewer nodes.",
+    {"place": PLACES},
 )
 SHORTEST_WAIT = Metric(
     "shortest_wait_seconds",
@@ -327,6 +344,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         PHASE_DURATION,
         PHASE_SECONDS,
         RANK_COMPUTE,
+        SLOW_NODE_COMPUTE,
+        SLOW_NODE_RANK,
         SHORTEST_WAIT,
         MFU,
         HFU,

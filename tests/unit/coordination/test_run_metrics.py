@@ -16,6 +16,7 @@ from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.monitoring import metrics
 from trainflow.monitoring.metric import Kind
 from trainflow.monitoring.metrics import METRICS
+from trainflow.monitoring.slow_nodes import PLACES
 from trainflow.monitoring.usage import STATISTICS, Usage
 
 SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
@@ -39,6 +40,9 @@ class Shown:
 
     def tell(self, kind: str, text: str = "", **data: Any) -> None:
         self.metrics.on_event(make_event(kind, text, **data))
+
+    def step(self, **changes: Any) -> None:
+        self.metrics.on_step(replace(STEP, **changes))
 
 
 def make_event(kind: str, text: str = "", at_s: float = 1000.0, **data: Any) -> dict[str, Any]:
@@ -88,6 +92,45 @@ def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
     shown.clock.now_s += 5.0
     shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
     assert shown.export.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
+
+
+def slow_nodes(shown: Shown) -> list[tuple[float | None, float | None]]:
+    return [
+        (
+            shown.export.value(metrics.SLOW_NODE_RANK, place=place),
+            shown.export.value(metrics.SLOW_NODE_COMPUTE, place=place),
+        )
+        for place in PLACES
+    ]
+
+
+def test_the_slowest_ranks_of_the_slowest_nodes_are_told(shown: Shown):
+    shown.tell("epoch", nodes=[0, 0, 1])
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown) == [(2, 0.9), (1, 0.3), (-1, 0.0), (-1, 0.0), (-1, 0.0)]
+    shown.tell("epoch", nodes=[0, 0, 0])
+    shown.clock.now_s += 5.0
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown)[:2] == [(2, 0.9), (-1, 0.0)], "a node that is gone has no place"
+
+
+def test_of_many_nodes_five_are_told(shown: Shown):
+    shown.tell("epoch", nodes=[*range(9)])
+    shown.step(compute_by_rank=tuple(0.1 * (rank + 1) for rank in range(9)))
+    assert [rank for rank, _ in slow_nodes(shown)] == [8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("nodes", [{}, {"nodes": []}, {"nodes": [0, 1]}])
+def test_where_it_is_not_known_who_is_where_none_is_told(shown: Shown, nodes: dict[str, Any]):
+    shown.tell("epoch", **nodes)
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown) == [(None, None)] * 5
+
+
+def test_a_new_coordinator_knows_from_the_record_who_is_where():
+    shown = Shown(make_event("epoch", nodes=[0, 1]))
+    shown.step(compute_by_rank=(0.2, 0.3))
+    assert slow_nodes(shown)[0] == (1, 0.3)
 
 
 def test_what_workers_take_is_told_by_its_spread_and_now_and_then(shown: Shown):

@@ -8,7 +8,7 @@ import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
 import { hasEnded, isStale } from "./job_state.js";
-import { Checkpoints, Workers } from "./job_tables.js";
+import { Checkpoints, Nodes, Workers } from "./job_tables.js";
 import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
 import { Recoveries } from "./recoveries.js";
 import { Series } from "./series.js";
@@ -33,6 +33,7 @@ export class JobView {
   #charts = new JobCharts();
   #recoveries = new Recoveries();
   #workers = new Workers();
+  #nodes = new Nodes();
   #checkpoints = new Checkpoints();
   #about = element("p", { class: "quiet" }, "Asking for the job …");
   #reason = element("p", { class: "notice", hidden: true });
@@ -55,6 +56,7 @@ export class JobView {
       section("Events", this.events.element),
       section("Recoveries", this.#recoveries.element),
       section("Workers", this.#workers.element),
+      section("Nodes", this.#nodes.element),
       section("Checkpoints", this.#checkpoints.element),
       section(
         "Configuration",
@@ -129,6 +131,7 @@ export class JobView {
   async #lookAtWorkers(signal) {
     const { workers } = await ask(jobPath(this.jobId, "/workers"), signal);
     this.#workers.update(workers);
+    this.#nodes.update(workers);
     return this.#pace(DETAILS_EVERY_S);
   }
 
