@@ -1,7 +1,7 @@
 import pytest
 
 from tests.distributed.jobs import make_job
-from trainflow.config.fingerprint import changed_settings, fingerprint
+from trainflow.config.fingerprint import altering_settings, changed_settings, fingerprint
 
 
 def config(**sections):
@@ -115,3 +115,4 @@ def test_a_job_of_a_release_without_anomalies_has_none_that_alter_it():
     assert changed_settings(before, config()) == {}
     del before["monitoring"]
     assert changed_settings(before, config()) == {}
+    assert altering_settings(before) == altering_settings(config())

@@ -28,6 +28,7 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished, Ready
+from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import INITIAL_VERSION, Flag, Version
 from trainflow.errors import CapacityError
@@ -245,6 +246,24 @@ def test_a_spike_has_members_pause_so_that_the_run_can_go_back(
             await coordinator.report(ids[0], [report])
         await until(lambda: Flag.PAUSE in first.requested)
         assert "rewind" in stage.kinds()
+
+    play(act)
+
+
+def test_what_is_still_to_be_gone_back_for_is_looked_at_again_and_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[Rewinding] = []
+
+    def look(rewinding: Rewinding) -> None:
+        looks.append(rewinding)
+
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    monkeypatch.setattr(Rewinding, "tick", look)
+
+    async def act(stage: Stage) -> None:
+        stage.start()
+        await until(lambda: len(looks) > 2)
 
     play(act)
 
