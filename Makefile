@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-soak test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service clean
+	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service bench-monitoring clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -79,7 +79,7 @@ test-soak: $(STAMP) ## the tests that take longest, of other modes and rarer fau
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-service bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity bench-anomalies ## every benchmark
+bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-service bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-monitoring bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity bench-anomalies ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -113,6 +113,9 @@ bench-streaming: $(STAMP) ## what copies of shards to other nodes cost a step; a
 
 bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
 	$(BIN)/python -m benchmarks.overhead
+
+bench-monitoring: $(STAMP) ## what monitoring costs a step, with and without by turns; ten minutes
+	$(BIN)/python -m benchmarks.monitoring
 
 bench-checkpoint: $(STAMP) ## what a checkpoint costs, beside torch.save, DCP and torch_checkpointing
 	$(BIN)/python -m benchmarks.checkpoint

@@ -98,13 +98,17 @@ def _side(args: Args, system: Literal["trainflow", "ddp"]) -> Side:
 
 def train(session: Session, args: Args) -> None:
     """Run TrainFlow's blocks."""
-    size = SIZES[args.size]
+    run_blocks(session, SIZES[args.size], _side(args, "trainflow"))
+
+
+def run_blocks(session: Session, size: Size, side: Side) -> None:
+    """Run one side's blocks under TrainFlow."""
     model = session.prepare(lambda: build_model(size), lambda p: AdamW(p, lr=3e-4))
     clock: BlockClock | None = None
     for step in session.steps():
         with step:
             if clock is None:
-                clock = BlockClock(_side(args, "trainflow"), session.rank or 0)
+                clock = BlockClock(side, session.rank or 0)
             clock.before_step(step.number - 1)
             for batch in step.microbatches():
                 step.backward(model(**batch.inputs).loss, weight=batch.num_targets)

@@ -32,6 +32,7 @@ from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Holding, Ready, WorkerDescription, WorkerMessage
+from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 from trainflow.epochs import (
     INITIAL_EPOCH,
@@ -44,10 +45,12 @@ from trainflow.epochs import (
     RecoveryPlan,
     Version,
 )
+from trainflow.monitoring.usage import Usage
 
 _HOST = "127.0.0.1"
 _JOB_ID = "bench-coordinator"
 _STEP_S = 0.2
+_USAGE = Usage(memory_bytes=2**32, device_bytes=2**36, device_busy_ratio=0.9)
 
 Answer = Callable[..., Awaitable[Any]]
 
@@ -198,7 +201,7 @@ class SimulatedCluster:
         for worker in self._workers.values():
             step = 0 if worker.version is None else worker.version.step
             on_node[worker.node_id][worker.worker_id] = Progress(
-                os.getpid(), step, worker.epoch, Phase.COMPUTE, 0.1, 0.0
+                os.getpid(), step, worker.epoch, Phase.COMPUTE, 0.1, 0.0, _USAGE
             )
             if worker.version is not None:
                 newest[worker.node_id] = worker.version
@@ -270,8 +273,20 @@ class _Pool(WorkerPool):
 
 
 @contextmanager
-def simulated(job: JobConfig, workers_a_node: int, directory: str) -> Generator[SimulatedCluster]:
-    """Make a cluster in this event loop, whose coordinator begins at once."""
+def simulated(
+    job: JobConfig,
+    workers_a_node: int,
+    directory: str,
+    make_export: Callable[[str], MetricExport] | None = None,
+) -> Generator[SimulatedCluster]:
+    """Make a cluster in this event loop, whose coordinator begins at once.
+
+    Args:
+        job: that it runs.
+        workers_a_node: how many are on each.
+        directory: for the run's record.
+        make_export: makes what takes the values of metrics; None: nothing does.
+    """
     nodes: list[dict[str, Any]] = []
     make_keeper = mock.Mock()
     make_keeper.options.side_effect = lambda *, name, **_: mock.Mock(
@@ -279,7 +294,7 @@ def simulated(job: JobConfig, workers_a_node: int, directory: str) -> Generator[
     )
     with (
         mock.patch.object(coordinator, "WorkerPool", _Pool),
-        mock.patch.object(run_monitor, "RayExport", mock.Mock()),
+        mock.patch.object(run_monitor, "RayExport", make_export or mock.Mock()),
         mock.patch.object(node_watch, "KeeperActor", make_keeper),
         mock.patch.object(node_watch, "NodeAffinitySchedulingStrategy", mock.Mock()),
         mock.patch.object(launch.ray, "nodes", return_value=nodes),

@@ -238,6 +238,8 @@ class RecoveryPlan:
         stored: where the base is read that ranks lack: replicated state by rank 0, which gives it
             to the others; sharded state by each rank that hasn't its shard of that version.
         keepers: of nodes that may hold what dead members have left.
+        position: in the data, after which all go on: samples before it are passed over. None: the
+            base's own.
     """
 
     spec: EpochSpec
@@ -247,6 +249,7 @@ class RecoveryPlan:
     finished: bool = False
     stored: WhereKept | None = None
     keepers: tuple[PeerAddress, ...] = ()
+    position: int | None = None
 
     def goes_on_from_kept(self, committed_step: int) -> bool:
         """Whether the run goes on from what was kept, and not from what its ranks hold.
@@ -284,6 +287,7 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     SNAPSHOT = "snapshot"
     USER = "user"
+    PROFILE = "profile"
 
     @property
     def is_of_step(self) -> bool:

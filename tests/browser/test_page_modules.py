@@ -63,6 +63,24 @@ def test_events_are_read_however_the_stream_is_cut(run: Run):
         assert found == expected, length
 
 
+def test_nodes_are_told_by_their_slowest_rank_the_slowest_first(run: Run):
+    workers = [
+        {"rank": 0, "host": "a", "compute_s": 0.2},
+        {"rank": 1, "host": "b", "compute_s": 0.3},
+        {"rank": 2, "host": "a", "compute_s": 0.9},
+        {"rank": 3, "host": "c", "compute_s": None},
+        {"rank": None, "host": "b", "compute_s": None},
+        {"rank": None, "host": "d"},
+    ]
+    assert run("job_state.js", f"m.findSlowest({json.dumps(workers)})") == [
+        {"host": "a", "numRanks": 2, "rank": 2, "computeS": 0.9, "ratio": 3},
+        {"host": "b", "numRanks": 1, "rank": 1, "computeS": 0.3, "ratio": 1},
+    ]
+    assert run("job_state.js", "m.findSlowest([])") == []
+    idle = json.dumps([{"rank": 0, "host": "a", "compute_s": 0}])
+    assert run("job_state.js", f"m.findSlowest({idle})")[0]["ratio"] is None
+
+
 def test_neighbouring_points_become_one_that_stands_for_both(run: Run):
     pair = json.dumps([point(1, 1.0), point(2, 4.0, num_steps=1), point(3, None)])
     first, last = run("series.js", f"m.halve({pair})")

@@ -38,6 +38,8 @@ class Args(BaseModel):
     nan_at: tuple[int, ...] = ()
     spike_at: tuple[int, ...] = ()
     """Steps whose loss is a thousand times as large."""
+    bad_samples: tuple[int, int] | None = None
+    """The first of samples whose loss is as well, and the first after them."""
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
     stuck_rank: int | None = None
@@ -178,11 +180,13 @@ def hold(work_dir: Path) -> None:
         SYSTEM_CLOCK.sleep(0.02)
 
 
-def find_factor(session: Session, args: Args, step: int) -> float:
+def find_factor(session: Session, args: Args, step: int, batch: Batch) -> float:
     """Return what a loss is multiplied by: 1, but where the job is to have an odd one."""
     if step in args.nan_at and session.rank == 1:
         return float("nan")
-    return 1000.0 if step in args.spike_at else 1.0
+    first, end = args.bad_samples or (0, 0)
+    is_bad = any(first <= index < end for index in batch.indices)
+    return 1000.0 if step in args.spike_at or is_bad else 1.0
 
 
 def describe(epoch: EpochId | None, step: int, **more: Any) -> str:
@@ -219,7 +223,7 @@ def train(session: Session, args: Args) -> None:
             for batch in step.microbatches():
                 wait(session, args, step.number)
                 loss = ((model(batch.inputs["x"]) - batch.inputs["y"]) ** 2).mean()
-                loss = loss * find_factor(session, args, step.number)
+                loss = loss * find_factor(session, args, step.number, batch)
                 step.backward(loss, weight=len(batch.indices))
                 log.write(describe(session.epoch, step.number, indices=own_indices(batch)))
             if step.number == args.raise_at and session.rank == 1:

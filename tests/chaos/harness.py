@@ -51,7 +51,7 @@ def make_job(
     communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
     failures = args.pop("failures", {})
     monitoring = args.pop("monitoring", {})
-    workers = args.pop("workers", {})
+    workers, data = args.pop("workers", {}), args.pop("data", {})
     return JobConfig.model_validate(
         {
             "name": "chaos",
@@ -64,7 +64,7 @@ def make_job(
                 "deterministic": True,
                 "max_skipped_steps": 2,
             },
-            "data": {"dataset": "tests.chaos.chaos_job:open_dataset"},
+            "data": {"dataset": "tests.chaos.chaos_job:open_dataset"} | data,
             "workers": {"minimum": minimum, "target": target, "spares": spares} | workers,
             "checkpoint": checkpoint or {},
             "communication": communication,

@@ -7,7 +7,8 @@ import pytest
 from tests.chaos.harness import RunUnderTest, events_of, wait_until
 from tests.chaos.scraping import scrape
 from trainflow.coordination.local_cluster import LocalCluster
-from trainflow.monitoring.metrics import GRADIENT_PLAIN_BYTES, GRADIENT_WIRE_BYTES, Metric
+from trainflow.monitoring.metric import Metric
+from trainflow.monitoring.metrics import GRADIENT_PLAIN_BYTES, GRADIENT_WIRE_BYTES
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 

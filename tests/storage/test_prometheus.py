@@ -22,7 +22,8 @@ from trainflow.monitoring import metrics
 from trainflow.monitoring.alerts.rules import ALL_RULES
 from trainflow.monitoring.dashboards.catalog import DASHBOARDS
 from trainflow.monitoring.dashboards.cluster import RAY_METRICS
-from trainflow.monitoring.metrics import METRICS, Kind, Metric
+from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.metrics import METRICS
 
 pytestmark = [pytest.mark.storage, pytest.mark.slow, pytest.mark.timeout(240)]
 

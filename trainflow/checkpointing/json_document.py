@@ -167,6 +167,9 @@ class Members:
         self._where = where
         self._members = members
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
     def __getitem__(self, name: str) -> Node:
         if name not in self._members:
             raise FlawError(f"{self._where}/{name}", "nothing", "a value")

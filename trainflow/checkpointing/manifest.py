@@ -87,6 +87,7 @@ class Manifest:
         config: the job's settings, without the values of environment variables.
         skeleton: the state with a number in place of each tensor; see `state_tree`.
         tensors: by path, in the order of those numbers.
+        anomalies: what the coordinator knew of losses and norms; None: nothing.
     """
 
     job_id: str
@@ -98,6 +99,7 @@ class Manifest:
     config: Json
     skeleton: Json
     tensors: Mapping[str, TensorEntry]
+    anomalies: Json | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -162,6 +164,7 @@ def _document_of(manifest: Manifest) -> dict[str, Json]:
             }
             for path, tensor in manifest.tensors.items()
         ],
+        **({} if manifest.anomalies is None else {"anomalies": manifest.anomalies}),
     }
 
 
@@ -226,6 +229,7 @@ def _parse_members(members: Members, tensors: Mapping[str, TensorEntry]) -> Mani
         config=members["config"].value,
         skeleton=members["skeleton"].value,
         tensors=tensors,
+        anomalies=members["anomalies"].value if "anomalies" in members else None,
     )
     check_skeleton(manifest.skeleton, len(manifest.tensors))
     return manifest

@@ -5,6 +5,7 @@ Process: driver before anything starts, coordinator.  Blocks: on the store.
 
 import logging
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.config.fingerprint import changed_settings
@@ -13,6 +14,8 @@ from trainflow.epochs import StoredState
 from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
+
+Json = Any
 
 _SHOWN = 60
 
@@ -40,6 +43,18 @@ def find_resumable(job: JobConfig, made: Collection[int] = ()) -> list[StoredSta
         _require_nothing_after(job, resume, made)
     elsewhere = resume if isinstance(resume, str) and resume != "auto" else None
     return own if own or elsewhere is None else _find_in(job, elsewhere)
+
+
+def read_anomalies(stored: StoredState) -> Json | None:
+    """Return what a checkpoint says of what is known of losses; None if it doesn't, or is damaged.
+
+    A damaged one is found out, and told, when the run goes on from there.
+    """
+    try:
+        return CheckpointStore(stored.url).read_manifest(stored.step).anomalies
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return None
 
 
 def _require_nothing_after(job: JobConfig, step: int | None, made: Collection[int]) -> None:

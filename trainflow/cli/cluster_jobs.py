@@ -3,15 +3,17 @@
 Process: driver.  Blocks: until the cluster answers, some seconds at most.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from trainflow.cli.head import locate_record, read_head
-from trainflow.cli.jobs import WORKER_COLUMNS, Shown, Wanted
+from trainflow.cli.jobs import WORKER_COLUMNS, Profiled, Shown, Wanted
 from trainflow.cli.progress import Answer, describe_event
 from trainflow.cli.tables import format_table, format_value
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
+from trainflow.coordination.profile_list import Trace, list_profiles
 from trainflow.errors import ConfigError, CoordinationError, JobNotFoundError, UnreachableError
 
 RUN_COLUMNS = {
@@ -24,6 +26,7 @@ RUN_COLUMNS = {
     "FAILURES": "failures",
 }
 _EVENTS_SHOWN = 5
+_PIECE_BYTES = 1024 * 1024
 
 
 class ClusterJobs:
@@ -55,6 +58,32 @@ class ClusterJobs:
         chosen.stop()
         answer = {"job_id": chosen.job_id, "stopping": True}
         return Shown(answer, f"{chosen.job_id} stops at its next step boundary")
+
+    def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
+        """Have a job's coordinator ask ranks to record steps."""
+        chosen = choose_run(job_id)
+        profile = chosen.profile(num_steps, ranks)
+        return Profiled(chosen.job_id, chosen.status()["directory"], profile)
+
+    def find_profile(self, job_id: str | None, number: int) -> Profiled:
+        """Ask a job's coordinator what it has heard of a profile."""
+        chosen = choose_run(job_id)
+        status = chosen.status()
+        known = {each.number: each for each in list_profiles(status["events"])}
+        return Profiled(chosen.job_id, status["directory"], known.get(number))
+
+    def read_trace(self, profiled: Profiled, trace: Trace) -> Iterator[bytes]:
+        """Yield a trace, where this machine sees the job's folder."""
+        path = Path(profiled.directory) / trace.file
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    yield piece
+        except FileNotFoundError as error:
+            raise UnreachableError(
+                f"trace: got none at {path}, expected it there: this machine does not see the "
+                "folder of the job's record; ask the service with --server, or copy it from there"
+            ) from error
 
 
 def _is_wanted(row: Answer, wanted: Wanted) -> bool:

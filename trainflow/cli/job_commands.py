@@ -51,7 +51,8 @@ Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 
 @contextmanager
-def _open_jobs(server: str | None, address: str | None) -> Generator[Jobs]:
+def open_jobs(server: str | None, address: str | None) -> Generator[Jobs]:
+    """Open the jobs of the service or the cluster that a command goes to."""
     place = choose_place(server, address, os.environ)
     if isinstance(place, ClusterPlace):
         from trainflow.cli.cluster_jobs import ClusterJobs, connected  # noqa: PLC0415  loads Ray
@@ -82,7 +83,7 @@ def list_(  # noqa: PLR0913, PLR0917  each is an option
 ) -> None:
     """List jobs: of a service all there were, the newest first; of a cluster those on it."""
     wanted = Wanted(_require_states(states or []), name, parse_labels(labels or []), limit)
-    with _open_jobs(server, address) as jobs:
+    with open_jobs(server, address) as jobs:
         shown = jobs.list(wanted)
     _show(shown, output)
 
@@ -94,7 +95,7 @@ def status(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show where a job stands."""
-    with _open_jobs(server, address) as jobs:
+    with open_jobs(server, address) as jobs:
         shown = jobs.status(job_id)
     _show(shown, output)
 
@@ -109,7 +110,7 @@ def workers(
 
     Rank, worker, host, pid, state, step, phase, and seconds since the last progress.
     """
-    with _open_jobs(server, address) as jobs:
+    with open_jobs(server, address) as jobs:
         shown = jobs.workers(job_id)
     _show(shown, output)
 
@@ -124,7 +125,7 @@ def stop(
 
     Returns once the job has agreed to.
     """
-    with _open_jobs(server, address) as jobs:
+    with open_jobs(server, address) as jobs:
         shown = jobs.stop(job_id)
     _show(shown, output)
 

@@ -3,10 +3,11 @@
 Process: driver.  Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainflow.coordination.profile_list import Profile, Trace
 from trainflow.errors import ConfigError
 
 WORKER_COLUMNS = {
@@ -54,6 +55,21 @@ class Wanted:
     limit: int | None = None
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """A job's profile.
+
+    Attributes:
+        job_id: of the job.
+        directory: of its record, on the cluster; traces are in there.
+        profile: none yet, or none at all, if None.
+    """
+
+    job_id: str
+    directory: str
+    profile: Profile | None
+
+
 class Jobs(Protocol):
     """Jobs somewhere. Every method raises a TrainFlowError if nobody answers.
 
@@ -74,6 +90,18 @@ class Jobs(Protocol):
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job stop at its next step boundary; returns once that is agreed."""
+        ...
+
+    def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
+        """Have ranks of a job record steps; returns once they have been asked."""
+        ...
+
+    def find_profile(self, job_id: str | None, number: int) -> Profiled:
+        """Return how far a job's profile is."""
+        ...
+
+    def read_trace(self, profiled: Profiled, trace: Trace) -> Iterator[bytes]:
+        """Yield a trace that is written."""
         ...
 
 

@@ -24,6 +24,7 @@ from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_commands import list_, status, stop, workers
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say, settle_output
+from trainflow.cli.profile_command import profile
 from trainflow.cli.serve_command import serve
 from trainflow.cli.service_commands import events, logs, resume, submit
 from trainflow.cli.token_command import token_app
@@ -144,7 +145,7 @@ def down() -> None:
     say(f"ended the head at {head.address} (pid {head.pid})")
 
 
-for _command in (submit, status, workers, events, logs, stop, resume, serve, doctor):
+for _command in (submit, status, workers, events, logs, profile, stop, resume, serve, doctor):
     app.command(epilog=EPILOGUE)(_command)
 app.command("list", epilog=EPILOGUE)(list_)
 app.command(epilog=COMPARING_EPILOGUE)(replay)

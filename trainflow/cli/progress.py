@@ -92,7 +92,8 @@ def describe_step(step: Answer, status: Answer) -> str:
         *logged,
     ]
     if not step["applied"]:
-        fields.append("skipped: the gradient was not finite")
+        why = "too large" if step.get("odd_norm") else "not finite"
+        fields.append(f"skipped: the gradient was {why}")
     return " ".join(fields)
 
 

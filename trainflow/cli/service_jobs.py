@@ -4,16 +4,17 @@ Process: driver.  Blocks: until the service answers.
 """
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from trainflow.cli.jobs import WORKER_COLUMNS, Shown, Wanted, describe_labels
+from trainflow.cli.jobs import WORKER_COLUMNS, Profiled, Shown, Wanted, describe_labels
 from trainflow.cli.places import ServicePlace, read_token
 from trainflow.cli.tables import format_table, format_value
 from trainflow.coordination import names
+from trainflow.coordination.profile_list import Profile, Trace
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import ConfigError, JobNotFoundError
 
@@ -87,6 +88,26 @@ class ServiceJobs:
         if job.state.is_terminal:
             text = f"{job.job_id} is stopped already"
         return Shown(job.model_dump(mode="json"), text)
+
+    def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
+        """Have ranks of a job record steps."""
+        chosen = self.choose(job_id)
+        asked = self._client.profile(chosen, steps=num_steps, ranks=ranks)
+        directory = self._client.get(chosen).directory
+        return Profiled(chosen, directory, Profile.parse(asked.model_dump()))
+
+    def find_profile(self, job_id: str | None, number: int) -> Profiled:
+        """Tell what the history knows of a profile."""
+        chosen = self.choose(job_id)
+        known = {each.number: each for each in self._client.profiles(chosen)}
+        found = known.get(number)
+        profile = None if found is None else Profile.parse(found.model_dump())
+        return Profiled(chosen, self._client.get(chosen).directory, profile)
+
+    def read_trace(self, profiled: Profiled, trace: Trace) -> Iterator[bytes]:
+        """Yield a trace."""
+        assert profiled.profile is not None, "it has traces"
+        return self._client.trace(profiled.job_id, profiled.profile.number, trace.rank)
 
     def choose(self, job_id: str | None) -> str:
         """Return the named job; the only one that goes on, if none is named.

@@ -16,6 +16,7 @@ from trainflow.client.problems import (
     ServiceUnavailableError,
     UnknownJobError,
     UnknownLogError,
+    UnknownTraceError,
     WaitedTooLongError,
 )
 from trainflow.client.sync_client import TrainFlowClient
@@ -30,5 +31,6 @@ __all__ = [
     "TrainFlowClient",
     "UnknownJobError",
     "UnknownLogError",
+    "UnknownTraceError",
     "WaitedTooLongError",
 ]

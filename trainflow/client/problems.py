@@ -5,6 +5,7 @@ ServiceError                       what no class below is for
 ├── AccessRefusedError             (TokenRefusedError) no token, or one that does not allow it
 ├── UnknownJobError                (JobNotFoundError)
 ├── UnknownLogError                there is such a job, and no such log of it
+├── UnknownTraceError              there is such a job, and no such trace of it
 ├── JobConflictError               (ConflictError) the job's state does not allow it
 ├── ServiceUnavailableError        (UnreachableError) no answer, or not now
 └── WaitedTooLongError             the job goes on
@@ -85,6 +86,12 @@ class UnknownLogError(ServiceError):
     exit_code = 3
 
 
+class UnknownTraceError(ServiceError):
+    """The job has no such profile, or that rank's trace isn't written."""
+
+    exit_code = 3
+
+
 class JobConflictError(ServiceError, ConflictError):
     """The job's state does not allow this, or the key was used for another request."""
 
@@ -120,6 +127,7 @@ _BY_STATUS: Mapping[int, type[ServiceError]] = {
 _BY_KIND: Mapping[str, type[ServiceError]] = {
     "job-not-found": UnknownJobError,
     "log-not-found": UnknownLogError,
+    "trace-not-found": UnknownTraceError,
     "directory-refused": RequestRefusedError,
     "cluster-refused": RequestRefusedError,
 }

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
+from trainflow.service.profile_documents import ProfileDocument, ProfilesDocument
 from trainflow.service.record_documents import (
     LOG_OFFSET,
     LOG_WORKER,
@@ -155,6 +156,24 @@ def checkpoints(job_id: str) -> Request[CheckpointsDocument]:
 def workers(job_id: str) -> Request[WorkersDocument]:
     """List workers."""
     return Request("GET", f"/v1/jobs/{job_id}/workers", _reader(WorkersDocument))
+
+
+def profile(job_id: str, steps: int, ranks: Sequence[int]) -> Request[ProfileDocument]:
+    """Have steps recorded; repeated after an answer that was lost it would be in its own way."""
+    body = {"steps": steps, "ranks": list(ranks)}
+    path = f"/v1/jobs/{job_id}/profiles"
+    return Request("POST", path, _reader(ProfileDocument), body=body, may_repeat=False)
+
+
+def profiles(job_id: str) -> Request[ProfilesDocument]:
+    """List profiles."""
+    return Request("GET", f"/v1/jobs/{job_id}/profiles", _reader(ProfilesDocument))
+
+
+def trace(job_id: str, number: int, rank: int, offset: int) -> Request[bytes]:
+    """Read a rank's trace from a byte on."""
+    path = f"/v1/jobs/{job_id}/profiles/{number}/ranks/{rank}"
+    return Request("GET", path, bytes, {"offset": offset})
 
 
 def cluster() -> Request[ClusterDocument]:

@@ -13,9 +13,11 @@ import trainflow.client.requests as api
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
 from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
+from trainflow.client.trace_source import TraceSource
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.coordination.log_segments import Piece
 from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
+from trainflow.service.profile_documents import ProfileDocument
 from trainflow.service.record_documents import (
     CheckpointDocument,
     EventDocument,
@@ -250,6 +252,31 @@ class TrainFlowClient:
     def workers(self, job_id: str) -> WorkersDocument:
         """Return a job's workers, and how old that is."""
         return self._ask(api.workers(job_id))
+
+    def profile(
+        self, job_id: str, *, steps: int = 5, ranks: Sequence[int] = (0,)
+    ) -> ProfileDocument:
+        """Have ranks of a running job record steps; returns once they have been asked.
+
+        Args:
+            job_id: of the job.
+            steps: how many, from about a second ahead.
+            ranks: that record them.
+        """
+        return self._ask(api.profile(job_id, steps, ranks))
+
+    def profiles(self, job_id: str) -> Sequence[ProfileDocument]:
+        """Return a job's profiles, the oldest first, and which traces are written."""
+        return self._ask(api.profiles(job_id)).profiles
+
+    def trace(self, job_id: str, number: int, rank: int) -> Iterator[bytes]:
+        """Yield what a rank has recorded: JSON for Perfetto, compressed by gzip."""
+        source = TraceSource()
+        while not source.is_whole:
+            request = api.trace(job_id, number, rank, source.offset)
+            for data in self._stream(request, source.begin):
+                yield source.take(data)
+            source.end()
 
     def cluster(self) -> ClusterDocument:
         """Return the cluster's nodes and resources."""

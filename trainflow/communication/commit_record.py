@@ -18,7 +18,7 @@ from trainflow.errors import CommunicationError, GroupMismatchError, TrainingErr
 
 MAX_SCALARS = 16
 MAX_NAME_BYTES = 48
-_HEADER = struct.Struct("<8sqqqqQQdddd")
+_HEADER = struct.Struct("<8sqqqqQQddddd")
 _SCALAR = struct.Struct(f"<{MAX_NAME_BYTES}sdd")
 _MAGIC = b"TFcommit"
 RECORD_BYTES = _HEADER.size + MAX_SCALARS * _SCALAR.size
@@ -45,6 +45,7 @@ class CommitRecord:
         spot_digest: hash of one microbatch's gradients that every rank has computed; 0: none has.
         weight: this rank's share of the mean (targets, samples).
         loss_sum: weight times mean loss, summed over the rank's microbatches.
+        norm: 2-norm of the summed gradients, as this rank computes it.
         compute_s: time the rank computed in this step, waiting left out.
         wait_s: time it waited for other ranks.
         scalars: logged values by name; at most `MAX_SCALARS`, names of at most `MAX_NAME_BYTES`.
@@ -58,6 +59,7 @@ class CommitRecord:
     spot_digest: int = 0
     weight: float = 0.0
     loss_sum: float = 0.0
+    norm: float = 0.0
     compute_s: float = 0.0
     wait_s: float = 0.0
     scalars: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
@@ -74,6 +76,7 @@ class CommitRecord:
             self.spot_digest,
             self.weight,
             self.loss_sum,
+            self.norm,
             self.compute_s,
             self.wait_s,
         )
@@ -114,6 +117,7 @@ class CommitDecision:
     Attributes:
         total_weight: sum of weights; the gradients' divisor.
         loss: mean loss over all samples of the step; NaN if no rank had any.
+        norm: 2-norm of the summed gradients, as rank 0 computes it.
         flags: union of all flags.
         suspects: ranks whose gradients differ from the majority's, or all if there is none.
         miscomputing: the same of gradients of one microbatch that all ranks have computed.
@@ -125,6 +129,7 @@ class CommitDecision:
 
     total_weight: float
     loss: float
+    norm: float
     flags: Flag
     suspects: tuple[int, ...]
     miscomputing: tuple[int, ...]
@@ -152,6 +157,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
     return CommitDecision(
         total_weight=total_weight,
         loss=loss_sum / total_weight if total_weight else math.nan,
+        norm=records[0].norm,
         flags=flags,
         suspects=_suspects([record.digest for record in records]),
         miscomputing=_suspects([record.spot_digest for record in records]),

@@ -10,7 +10,16 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.training_state import StepStart, TrainingState
+from trainflow.config.job import JobConfig
+from trainflow.monitoring.anomalies.norm_guard import NormGuard, make_guard
+
+
+def begin_state(job: JobConfig) -> TrainingState:
+    """Return what a job's training begins with; without a model, and without a version."""
+    scaler = make_loss_scaler(job.training.precision)
+    return TrainingState(loss_scaler=scaler, norm_guard=make_guard(job.monitoring.anomalies))
 
 
 @dataclass(frozen=True)
@@ -33,5 +42,7 @@ class FreshState:
         self.start.restore(state)
         state.consumed_samples = state.skipped_in_a_row = 0
         state.last_commit = None
+        if state.norm_guard is not None:
+            state.norm_guard = NormGuard()
         if state.loss_scaler is not None and self.loss_scaler is not None:
             state.loss_scaler.load_state_dict(self.loss_scaler)

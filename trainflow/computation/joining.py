@@ -60,6 +60,8 @@ def join(context: RankContext, state: TrainingState, group: Group, plan: Recover
         state, plan, group, context.device, after_each=context.stamps.renew
     ):
         return False
+    if plan.position is not None:
+        state.consumed_samples = max(state.consumed_samples, plan.position)
     if is_sharded and context.snapshots is not None:
         context.snapshots.begin_from(state, group.spec.shard_of(group.rank))
     return state.residuals is None or _settle(context, state, group, plan)

@@ -12,6 +12,7 @@ from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.reports import GradientSums, RanksDiffer, StepReport
 from trainflow.computation.training_state import Committed, TrainingState
 from trainflow.epochs import Flag
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Outcome:
     wire_bytes: int
     sums: GradientSums
     scalars: dict[str, float]
+    odd_norm: OddNorm | None
+    consumed_samples: int
     tensor_digests: dict[str, str]
 
 
@@ -63,6 +66,8 @@ def describe_step(
         copy_lag=copy_lag,
         phases_s=phases_s,
         digest=f"{decision.digest:016x}" if decision.digest else None,
+        odd_norm=outcome.odd_norm,
+        consumed_samples=outcome.consumed_samples,
     )
 
 

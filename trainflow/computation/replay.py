@@ -73,6 +73,7 @@ class ReplayRequest:
         meeting_place: a file that doesn't exist yet, the same for all.
         base: where the state is read that comes before the first step; None: the job's beginning.
         last_step: that is wanted.
+        position: in the data, after which the first step begins; None: as ``base`` has it.
     """
 
     config: dict[str, Any]
@@ -82,6 +83,7 @@ class ReplayRequest:
     meeting_place: str
     base: StoredState | None
     last_step: int
+    position: int | None = None
 
     @classmethod
     def parse(cls, request: Json) -> "ReplayRequest":
@@ -255,7 +257,10 @@ def _plan(job: JobConfig, request: ReplayRequest) -> RecoveryPlan:
     if request.base is None:
         return RecoveryPlan(spec, INITIAL_VERSION, others)
     base = request.base
-    return RecoveryPlan(spec, base.version, others, replay_tail=True, stored=base)
+    position = request.position
+    return RecoveryPlan(
+        spec, base.version, others, replay_tail=True, stored=base, position=position
+    )
 
 
 def _member(rank: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainflow.epochs import EpochId, PeerAddress, Version, WhereKept
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class StepReport:
             that computing did not hide.
         phases_s: this rank's time in each phase since the step before, or since it joined the
             epoch; by `Phase`.
+        odd_norm: why it was skipped though it was finite; None if it wasn't.
+        consumed_samples: position in the data after the step.
     """
 
     step: int
@@ -135,6 +138,8 @@ class StepReport:
     digest: str | None = None
     shortest_wait_s: float = 0.0
     phases_s: dict[str, float] = field(default_factory=dict[str, float])
+    odd_norm: OddNorm | None = None
+    consumed_samples: int = 0
 
     @property
     def version(self) -> Version:

@@ -22,9 +22,8 @@ from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.blueprint import Blueprint
 from trainflow.computation.epoch_gate import SessionClosed, Standing
 from trainflow.computation.evaluation import evaluate, reduce_over_ranks
-from trainflow.computation.fresh_state import FreshState
+from trainflow.computation.fresh_state import FreshState, begin_state
 from trainflow.computation.joining import join, open_residuals
-from trainflow.computation.loss_scaling import make_loss_scaler
 from trainflow.computation.outcome import Outcome, describe_step
 from trainflow.computation.preparing import make_replicated, make_sharded
 from trainflow.computation.rank_context import RankContext
@@ -34,7 +33,7 @@ from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.state_tree import require_keepable
 from trainflow.computation.step import Step
 from trainflow.computation.step_history import StepHistory
-from trainflow.computation.training_state import Registered, Stateful, TrainingState
+from trainflow.computation.training_state import Registered, Stateful
 from trainflow.computation.transaction import Transaction
 from trainflow.computation.whole_weights import gather_weights
 from trainflow.computation.witness import digest_state
@@ -68,8 +67,7 @@ class Session:
         self.device: torch.device = context.device
         self.job_id: str = context.job_id
         self._context = context
-        scaler = make_loss_scaler(context.job.training.precision)
-        self._state = TrainingState(loss_scaler=scaler)
+        self._state = begin_state(context.job)
         if context.snapshots is not None:
             self._state.before_overwrite = context.snapshots.before_overwrite
         self._sharded: dict[str, ShardedModel] = {}

@@ -5,7 +5,7 @@ that the process runs at all, which tells a stopped process from one that waits 
 another process sees each field whole (aligned 8-byte stores) but not always fields of one moment: a
 detector must not conclude from a single reading.
 
-Process: every worker writes its own, the node's Keeper reads.  Thread: training; pulse.
+Process: every worker writes its own, the node's Keeper reads.  Thread: training; pulse; usage.
 Blocks: never.
 """
 
@@ -22,16 +22,21 @@ from pathlib import Path
 
 from trainflow.computation.phase_times import PhaseTimes
 from trainflow.epochs import EpochId, Phase
+from trainflow.monitoring.usage import Usage
 
-_LAYOUT = struct.Struct("=qqqqqqdd")
-_PROGRESS, _PULSE = 6, 7
+_LAYOUT = struct.Struct("=qqqqqqddddd")
+_PROGRESS, _PULSE, _MEMORY, _DEVICE_MEMORY, _DEVICE_BUSY = 6, 7, 8, 9, 10
+_UNKNOWN = -1.0
 _PHASES = tuple(Phase)
 PULSE_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """A reading of one worker's progress. Times are CLOCK_MONOTONIC of its machine, in seconds."""
+    """A reading of one worker's progress. Times are CLOCK_MONOTONIC of its machine, in seconds.
+
+    What it takes of the machine is None until it has been noted.
+    """
 
     pid: int
     step: int
@@ -40,6 +45,7 @@ class Stamp:
     phase: Phase
     progress_at_s: float
     pulse_at_s: float
+    usage: Usage | None = None
 
 
 OnStamp = Callable[[Phase, int, EpochId], None]
@@ -92,6 +98,13 @@ class StampWriter:
         """Record that the training thread gets on with what it is at."""
         self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
 
+    def note_usage(self, usage: Usage) -> None:
+        """Record what the process takes of its machine."""
+        used, busy = usage.device_bytes, usage.device_busy_ratio
+        self._times[_DEVICE_MEMORY] = _UNKNOWN if used is None else float(used)
+        self._times[_DEVICE_BUSY] = _UNKNOWN if busy is None else busy
+        self._times[_MEMORY] = float(usage.memory_bytes)  # the last: from here on it is known
+
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Stamp *communicate* inside, where other ranks are waited for; then what was before."""
         return self.during(Phase.COMMUNICATE)
@@ -136,9 +149,16 @@ def read_stamp(path: Path) -> Stamp | None:
         return None
     if len(data) < _LAYOUT.size:
         return None
-    pid, step, incarnation, counter, sequence, phase, progress, pulse = _LAYOUT.unpack_from(data)
+    numbers = _LAYOUT.unpack_from(data)
+    pid, step, incarnation, counter, sequence, phase, progress, pulse = numbers[:_MEMORY]
     if not (pid and progress and pulse):
         return None  # the file is there before the first stamp: this is nobody, who hung for ever
-    return Stamp(
-        pid, step, EpochId(incarnation, counter), sequence, _PHASES[phase], progress, pulse
-    )
+    epoch, usage = EpochId(incarnation, counter), _read_usage(*numbers[_MEMORY:])
+    return Stamp(pid, step, epoch, sequence, _PHASES[phase], progress, pulse, usage)
+
+
+def _read_usage(memory: float, device_memory: float, busy: float) -> Usage | None:
+    if not memory:
+        return None
+    used = None if device_memory == _UNKNOWN else int(device_memory)
+    return Usage(int(memory), used, None if busy == _UNKNOWN else busy)

@@ -19,6 +19,7 @@ from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.shards import like, local_part
 from trainflow.epochs import Version
 from trainflow.errors import StateError
+from trainflow.monitoring.anomalies.norm_guard import NormGuard
 
 
 def _nothing() -> None:
@@ -43,7 +44,8 @@ class Committed:
 
     Attributes:
         number: the step's number, from 1.
-        applied: False if the gradients were not finite and the step was skipped.
+        applied: False if the step was skipped: its gradients were not finite, or so large that the
+            job asks for that (``monitoring.anomalies.action``).
         loss: mean over all samples of the step; NaN if there were none.
         grad_norm: 2-norm of the mean gradient, before clipping.
         lr: learning rate that the step used, of the first parameter group.
@@ -139,6 +141,7 @@ class TrainingState:
         skipped_in_a_row: steps without finite gradients, up to now.
         last_commit: what the last one did.
         loss_scaler: under fp16.
+        norm_guard: what is known of gradients' norms, where steps may be skipped for theirs.
         residuals: under error feedback, once steps have begun.
         before_overwrite: called before anything but forward changes a tensor.
     """
@@ -150,6 +153,7 @@ class TrainingState:
     skipped_in_a_row: int = 0
     last_commit: Committed | None = None
     loss_scaler: LossScaler | None = None
+    norm_guard: NormGuard | None = None
     residuals: ResidualState | None = None
     before_overwrite: Callable[[], None] = _nothing
 
@@ -160,7 +164,7 @@ class TrainingState:
 
     def tree(self) -> dict[str, Any]:
         """Return the state as a tree whose tensors are the live ones."""
-        scaler = self.loss_scaler
+        scaler, guard = self.loss_scaler, self.norm_guard
         return {
             "models": {name: each.tensors() for name, each in self.models.items()},
             "extra_states": {name: each.extra_states() for name, each in self.models.items()},
@@ -179,6 +183,7 @@ class TrainingState:
                 "last_commit": None if self.last_commit is None else asdict(self.last_commit),
             },
             **({} if scaler is None else {"loss_scaler": scaler.state_dict()}),
+            **({} if guard is None else {"norm_guard": guard.to_tree()}),
             **({"compression": chosen} if (chosen := self._chosen_compression()) else {}),
             **({"factors": factors} if any((factors := self._factors()).values()) else {}),
             **({} if self.residuals is None else {"residuals": self.residuals.tree()}),
@@ -196,6 +201,14 @@ class TrainingState:
     def _factors(self) -> dict[str, dict[str, Tensor]]:
         """Return what low-rank sums begin from, by model and parameter."""
         return {name: each.reducer.factors() for name, each in self.models.items()}
+
+    def _load_judgement(self, tree: dict[str, Any]) -> None:
+        """Take over by what steps are judged; of a run that judged by nothing, nothing is known."""
+        if self.loss_scaler is not None and "loss_scaler" in tree:
+            self.loss_scaler.load_state_dict(tree["loss_scaler"])
+        if self.norm_guard is not None:
+            known = tree.get("norm_guard")
+            self.norm_guard = NormGuard() if known is None else NormGuard.from_tree(known)
 
     def _load_compression(self, tree: dict[str, Any]) -> None:
         chosen: dict[str, str] = tree.get("compression", {})
@@ -238,8 +251,7 @@ class TrainingState:
         self.skipped_in_a_row = progress["skipped_in_a_row"]
         last = progress["last_commit"]
         self.last_commit = None if last is None else Committed(**last)
-        if self.loss_scaler is not None and "loss_scaler" in tree:
-            self.loss_scaler.load_state_dict(tree["loss_scaler"])
+        self._load_judgement(tree)
         self._load_compression(tree)
         self.version = version
 

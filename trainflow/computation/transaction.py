@@ -30,13 +30,14 @@ from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
 from trainflow.computation.spot_check import SpotCheck
 from trainflow.computation.step_times import StepTimes
+from trainflow.computation.step_verdict import StepVerdict, judge_step, require_finite_steps
 from trainflow.computation.tensor_digests import StepDigests
 from trainflow.computation.training_state import Committed, StepStart, TrainingState
 from trainflow.data.batch import Batch
 from trainflow.data.batch_scaling import scale_step
 from trainflow.data.order import Microbatch
 from trainflow.epochs import Flag, Phase, Version
-from trainflow.errors import TooManySkippedStepsError, TrainingError
+from trainflow.errors import TrainingError
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +211,8 @@ class Transaction:
         decision = self._agree(gradients)
         waited_s = self._times.waiting_s
         digests = StepDigests(self._context, self._state, self._group, self.number)
-        committed = self._apply(gradients, decision)
+        verdict = judge_step(decision, self._state.norm_guard, self._context.job)
+        committed = self._apply(gradients, decision, verdict)
         tensor_digests = digests.finish()
         self.reached = self.outcome = Outcome(
             committed,
@@ -223,6 +225,8 @@ class Transaction:
             ),
             sums=describe_sums(self._state, self._group, gradients, decision.flags),
             scalars=self._scaling() | decision.scalars,
+            odd_norm=verdict.odd,
+            consumed_samples=self._state.consumed_samples,
             tensor_digests=tensor_digests,
         )
         self._keep_choices()
@@ -265,6 +269,7 @@ class Transaction:
             spot_digest=self._spot.digest,
             weight=self._weight,
             loss_sum=float(self._loss_sum),
+            norm=math.hypot(*(each.norm for each in gradients)),
             compute_s=self._times.computed_s,
             wait_s=self._times.waited_s,
             scalars={
@@ -293,14 +298,15 @@ class Transaction:
             else flags | snapshots.flags(self._group.spec, self._group.rank)
         )
 
-    def _apply(self, gradients: list[ReducedGradients], decision: CommitDecision) -> Committed:
+    def _apply(
+        self, gradients: list[ReducedGradients], decision: CommitDecision, verdict: StepVerdict
+    ) -> Committed:
         """Move everything that a step moves. Until it is done this rank holds no whole state."""
         state, total = self._state, decision.total_weight
-        norm = math.hypot(*(each.norm for each in gradients)) / total if total else 0.0
         training = self._context.job.training
         size = scale_step(self._context.job, self._group.world_size)
         lr = next(iter(state.models.values())).lr * size.lr_factor
-        applied = bool(total) and math.isfinite(norm) and math.isfinite(decision.loss)
+        applied, finite = verdict.is_applied, verdict.is_finite
         state.begin_overwrite()
         self._stamp(Phase.OPTIMIZER)
         if applied:
@@ -308,22 +314,17 @@ class Transaction:
             update_models(state, gradients, Scales(total, training.clip_norm, size.lr_factor))
         scale_to_blame = state.loss_scaler is not None and state.loss_scaler.may_be_to_blame
         if state.loss_scaler is not None and total:
-            state.loss_scaler.update(finite=applied)
-        state.skipped_in_a_row = 0 if applied or scale_to_blame else state.skipped_in_a_row + 1
+            state.loss_scaler.update(finite=finite)
+        state.norm_guard = verdict.guard
+        state.skipped_in_a_row = 0 if finite or scale_to_blame else state.skipped_in_a_row + 1
         state.consumed_samples += size.num_samples
-        world_size = self._group.world_size
-        state.last_commit = Committed(self.number, applied, decision.loss, norm, lr, world_size)
+        state.last_commit = Committed(
+            self.number, applied, decision.loss, verdict.norm, lr, self._group.world_size
+        )
         state.version = self._next_version
         if applied and state.residuals is not None and self._mode is StepMode.LIVE:
             state.residuals.keep(state.version)
-        limit = training.max_skipped_steps
-        if state.skipped_in_a_row >= limit:
-            raise TooManySkippedStepsError(
-                f"step {self.number}: got gradients that are not finite for "
-                f"{state.skipped_in_a_row} steps in a row, expected fewer than "
-                f"training.max_skipped_steps = {limit}; lower the learning rate or look at the "
-                "data of these steps"
-            )
+        require_finite_steps(self.number, state.skipped_in_a_row, training.max_skipped_steps)
         return state.last_commit
 
     @property

@@ -23,6 +23,12 @@ ALTERING: dict[str, frozenset[str] | None] = {
 ALTERING_WITH_BATCH_SCALING: dict[str, frozenset[str] | None] = {"workers": frozenset({"target"})}
 """Those that do so beside them where a step's size depends on the world."""
 
+ALTERING_BY_ACTION = {
+    "skip": ("action", "norm_z", "max_skips"),
+    "rewind": ("action", "spike_z", "rise_ratio", "max_rewinds"),
+}
+"""Those of ``monitoring.anomalies`` that do so where ``action`` is one that alters anything."""
+
 
 def altering_names(model: type[BaseModel]) -> Iterator[str]:
     """Yield the dotted names of all of them, but for a job's own args.
@@ -37,3 +43,5 @@ def altering_names(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{section}.{name}" for name in fields if named is None or name in named)
         elif section != "args":
             yield section
+    by_anomalies = {name for names in ALTERING_BY_ACTION.values() for name in names}
+    yield from (f"monitoring.anomalies.{name}" for name in sorted(by_anomalies))

@@ -1,16 +1,20 @@
-"""From where on a loss or a gradient norm is told of: the section ``monitoring.anomalies``.
+"""From where on a loss or a gradient norm is odd, and what is done then: ``monitoring.anomalies``.
 
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
+from trainflow.config.problems import Problem, show
 from trainflow.config.section import PositiveFloat, Section
 
+_NAME = "monitoring.anomalies"
 _LEAST_Z = 3.0
 _LEAST_PATIENCE = 256
+_MAX_SKIPS = 5
+_MAX_REWINDS = 2
 
 Score = Annotated[float, Field(ge=_LEAST_Z, allow_inf_nan=False)]
 
@@ -20,6 +24,17 @@ class AnomaliesConfig(Section):
 
     enabled: bool = True
     """Whether anything is looked for."""
+
+    action: Literal["alert", "skip", "rewind"] = "alert"
+    """What is done beside telling. skip: nothing is applied of a step whose gradient's norm is
+    high, by ``norm_z``; its samples count as used. rewind: after a spike or a sudden rise of the
+    loss training goes on from the newest checkpoint before it, with the samples that come next."""
+
+    max_skips: PositiveInt = _MAX_SKIPS
+    """Steps in a row that are skipped for their norms, after which norms like these are usual."""
+
+    max_rewinds: PositiveInt = _MAX_REWINDS
+    """How often the job goes back for its loss; from then on it is only told."""
 
     spike_z: Score = 6.0
     """By how many spreads (1.4826 MAD, in the log domain) a loss is above those before it, in two
@@ -34,3 +49,27 @@ class AnomaliesConfig(Section):
     stalled_after_steps: Annotated[int, Field(ge=_LEAST_PATIENCE)] | None = 1000
     """Steps for which a loss has not fallen, and at least half of those so far, when it is stalled;
     null: that is not told."""
+
+    def conflicts(self, *, makes_checkpoints: bool) -> list[Problem]:
+        """Return what is wrong with settings that are right one by one.
+
+        Args:
+            makes_checkpoints: while the job goes on.
+        """
+        problems: list[Problem] = []
+        if self.action != "alert" and not self.enabled:
+            expected = f"alert where {_NAME}.enabled is false"
+            change = f"leave it out, or set {_NAME}.enabled to true"
+            problems.append(Problem(f"{_NAME}.action", show(self.action), expected, change))
+        if self.action == "rewind" and not makes_checkpoints:
+            expected = "alert or skip where no checkpoints are made while the job goes on"
+            change = "set checkpoint.url, and checkpoint.every_steps or every_s, or leave it out"
+            problems.append(Problem(f"{_NAME}.action", show(self.action), expected, change))
+        bounds = {"skip": ("max_skips", _MAX_SKIPS), "rewind": ("max_rewinds", _MAX_REWINDS)}
+        for action, (name, usual) in bounds.items():
+            value = getattr(self, name)
+            if value != usual and self.action != action:
+                expected = f"nothing where {_NAME}.action is {self.action}"
+                change = f"leave it out, or set {_NAME}.action to {action}"
+                problems.append(Problem(f"{_NAME}.{name}", str(value), expected, change))
+        return problems

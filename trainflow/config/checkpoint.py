@@ -77,6 +77,12 @@ class CheckpointConfig(Section):
     accept: list[str] = Field(default_factory=list[str])
     """Changed settings to go on with from a checkpoint that was made with others, by name."""
 
+    @property
+    def makes_any(self) -> bool:
+        """Whether checkpoints are made while the job goes on."""
+        is_timed = self.every_steps is not None or self.every_s is not None
+        return self.url is not None and is_timed
+
     def conflicts(self, altering: Collection[str]) -> list[Problem]:
         """Return what is wrong with settings that are right one by one.
 

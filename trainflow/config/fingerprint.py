@@ -9,8 +9,14 @@ from typing import Any
 
 import xxhash
 
-from trainflow.config.altering import ALTERING, ALTERING_WITH_BATCH_SCALING
+from trainflow.config.altering import (
+    ALTERING,
+    ALTERING_BY_ACTION,
+    ALTERING_WITH_BATCH_SCALING,
+)
 from trainflow.config.job import JobConfig
+
+_ANOMALIES = "monitoring.anomalies"
 
 
 def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +28,11 @@ def altering_settings(config: dict[str, Any]) -> dict[str, Any]:
     found = named_settings(config, ALTERING)
     if found.get("training.batch_scaling", "none") != "none":  # a step's size depends on it too
         found |= named_settings(config, ALTERING_WITH_BATCH_SCALING)
+    anomalies = named_settings(config, {"monitoring": frozenset({"anomalies"})})
+    action = named_settings(anomalies, {_ANOMALIES: frozenset({"action"})})
+    names = ALTERING_BY_ACTION.get(action.get(f"{_ANOMALIES}.action", "alert"), ())
+    if names:  # else these only say what is told
+        found |= named_settings(anomalies, {_ANOMALIES: frozenset(names)})
     return found
 
 

@@ -19,15 +19,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_json
 
 from trainflow.config.altering import altering_names
-from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.failures import FailuresConfig
+from trainflow.config.monitoring import MonitoringConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import PositiveFloat, Section
-from trainflow.config.sinks import SinkConfig
-from trainflow.config.webhook import GrafanaConfig, WebhookConfig
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -167,29 +165,6 @@ class SnapshotConfig(Section):
     """Seconds for a node's copies to reach others; those that are behind take what they need."""
 
 
-class MonitoringConfig(Section):
-    """What the job tells while it runs."""
-
-    log_every_steps: PositiveInt = 1
-    """Steps between two lines of progress."""
-
-    digest_every_steps: PositiveInt | None = None
-    """Steps between two records of a digest of every tensor, for ``trainflow bisect``; null: none.
-    Those of a step's gradients as a whole, and of checkpoints' tensors, are there in any case."""
-
-    anomalies: AnomaliesConfig = AnomaliesConfig()
-    """What is looked for in losses and gradient norms."""
-
-    sinks: list[SinkConfig] = Field(default_factory=list[SinkConfig])
-    """Where curves go beside the run's own record: TensorBoard, Weights & Biases, MLflow."""
-
-    webhook: WebhookConfig | None = None
-    """Who is told of events by HTTP, where no Prometheus alerts; null: nobody."""
-
-    grafana: GrafanaConfig | None = None
-    """Where failures and recoveries are marked; null: nowhere."""
-
-
 class JobConfig(Section):
     """A whole job, checked. Passed to every process of the run as it is."""
 
@@ -273,6 +248,7 @@ class JobConfig(Section):
                 has_store=self.checkpoint.url is not None,
             ),
             *_idle_conflicts(self.failures, self.training, self.workers),
+            *self.monitoring.conflicts(makes_checkpoints=self.checkpoint.makes_any),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,

@@ -20,7 +20,10 @@ KINDS: Mapping[Topic, frozenset[str]] = {
         | {"data_stall", "data_stall_last", "data_stall_over"}
     ),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
-    "anomalies": frozenset({"anomaly", "anomaly_over"}),
+    "anomalies": frozenset(
+        {"anomaly", "anomaly_over", "step_skipped"}
+        | {"rewind", "rewound", "rewind_refused", "rewind_given_up"}
+    ),
     "checkpoints": frozenset(
         {"checkpoint_failed", "checkpoint_skipped", "checkpoint_quarantined", "copies_short"}
     ),

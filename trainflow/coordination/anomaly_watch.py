@@ -1,9 +1,9 @@
-"""Tell of anomalies in losses and gradient norms, and of their ends.
+"""Tell of anomalies in losses and gradient norms, of their ends, and of steps skipped for them.
 
 What is known so far is a value. Every some hundred steps it is kept, in ``anomalies.jsonl`` beside
 the record. A new coordinator takes the newest that is not void and goes on through the steps that
 were recorded since, and so does a run that goes back to an earlier step: either comes to the very
-state that it would have had.
+state that it would have had. A checkpoint keeps it too, for a run that begins with another run's.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 Fails: as a follower, which is then told no more.
@@ -18,7 +18,7 @@ from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import EpochId, Version
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
 from trainflow.monitoring.anomalies.detector import (
     Anomaly,
     DetectorState,
@@ -27,11 +27,11 @@ from trainflow.monitoring.anomalies.detector import (
     observe,
 )
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
-from trainflow.monitoring.anomalies.wording import describe, describe_end
+from trainflow.monitoring.anomalies.wording import describe, describe_end, describe_skip
 
 KEEP_EVERY = 500
 NUM_KEPT = 4
-BEGAN, OVER = "anomaly", "anomaly_over"
+BEGAN, OVER, SKIPPED = "anomaly", "anomaly_over", "step_skipped"
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,42 @@ class AnomalyWatch:
         """Return what there is to tell of now, as JSON."""
         return [_describe(each) for each in self._state.current.values()]
 
+    def describe_after(self, step: int) -> dict[str, Any]:
+        """Return what is known after a step, or after the newest if that is before it, as JSON."""
+        state = self._state if self._step <= step else self._find_state(step)
+        return {"step": min(self._step, step), "state": state.to_json()}
+
+    def go_on_from(self, step: int, known: Mapping[str, Any]) -> None:
+        """Take over what `describe_after` returned for the step that this run begins after.
+
+        A new coordinator of a run that has gone further knows more than that, and keeps it.
+
+        Raises:
+            ValueError: it is no such thing.
+        """
+        if step <= self._step:
+            return
+        state = DetectorState.from_json(known["state"])
+        epoch = self._record.beginnings[-1][0] if self._record.beginnings else INITIAL_EPOCH
+        self._state, self._step = state, step
+        self._keep(Version(step, epoch))
+        self._tell_difference()
+
     def on_event(self, event: Mapping[str, Any]) -> None:
         """An epoch may begin with an earlier state than the newest step's."""
         if event["kind"] != "epoch" or "base" not in event["data"]:
             return
         base_step = int(event["data"]["base"].partition("@")[0])
-        if base_step < self._step:
+        if base_step < self._step or not self._step:
             self._state, self._step = self._find_state(base_step), base_step
             self._tell_difference()
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
+        if report.odd_norm is not None:
+            text = describe_skip(report.step, report.grad_norm, report.odd_norm)
+            figures = {"value": report.grad_norm} | asdict(report.odd_norm)
+            self._record.add_event(SKIPPED, text, step=report.step, **figures)
         before = self._step
         ended = self._take(StepValues(report.step, report.loss, report.grad_norm))
         for each in ended:

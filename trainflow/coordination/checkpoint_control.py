@@ -11,20 +11,19 @@ import logging
 from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 
-from trainflow.checkpointing.committing import commit_shares
-from trainflow.checkpointing.manifest import Manifest
-from trainflow.checkpointing.resume import find_resumable
-from trainflow.checkpointing.sharing import Share, ShareReport, assemble, is_complete
+from trainflow.checkpointing.committing import CommittedBy, commit_shares, describe_state
+from trainflow.checkpointing.resume import find_resumable, read_anomalies
+from trainflow.checkpointing.sharing import Share, ShareReport, is_complete
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import quarantine
 from trainflow.clock import Clock
-from trainflow.config.fingerprint import fingerprint
 from trainflow.config.job import JobConfig
-from trainflow.config.masking import kept_settings
+from trainflow.coordination.changes import Changes
+from trainflow.coordination.checkpoint_monitor import CheckpointMonitor, Unmonitored
 from trainflow.coordination.closed_versions import ClosedVersions
 from trainflow.coordination.messages import ShareFailed, UploadAnswer
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.skipped_checkpoints import CheckpointMetrics, SkippedCheckpoints
+from trainflow.coordination.skipped_checkpoints import SkippedCheckpoints
 from trainflow.coordination.store_upkeep import StoreUpkeep
 from trainflow.coordination.upload_permits import Upload, UploadPermits
 from trainflow.epochs import EpochId, StoredState, Version
@@ -51,9 +50,9 @@ class CheckpointControl:
         job: JobConfig,
         record: RunRecord,
         clock: Clock,
-        metrics: CheckpointMetrics | None = None,
+        monitor: CheckpointMonitor = Unmonitored(),  # noqa: B008  it does nothing
     ):
-        self._job_id = job_id
+        self._owner = CommittedBy(job_id, job)
         self._job = job
         self._record = record
         self._clock = clock
@@ -63,8 +62,9 @@ class CheckpointControl:
         # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
         self._committing: set[Version] = set()
-        self.skipped = SkippedCheckpoints(record, metrics)
-        self._changed = asyncio.Event()  # set by the next closing, which leaves another
+        self._monitor = monitor
+        self.skipped = SkippedCheckpoints(record, monitor)
+        self._changes = Changes()
         made = record.steps_of("checkpoint")
         # Oldest first; what an earlier coordinator made counts too.
         self._stored = [StoredState(str(self.url), step) for step in made]
@@ -78,6 +78,11 @@ class CheckpointControl:
     def newest(self) -> StoredState | None:
         """What to go on from, if nobody holds the state any more; None if there is nothing."""
         return self._stored[-1] if self._stored else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of all that there are to go on from."""
+        return tuple(stored.step for stored in self._stored)
 
     @property
     def url(self) -> str | None:
@@ -101,6 +106,10 @@ class CheckpointControl:
         own = set(self._record.steps_of("checkpoint"))
         resumable = await asyncio.to_thread(find_resumable, self._job, own)
         found = {each.step: each for each in resumable}
+        if resumable and not own:
+            known = await asyncio.to_thread(read_anomalies, resumable[-1])
+            if known is not None:
+                self._monitor.go_on_from(resumable[-1].step, known)
         if self.url is not None:
             there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
             self._upkeep.own |= set(there)
@@ -156,7 +165,7 @@ class CheckpointControl:
                 await self._commit(list(shares.values()), world_size)
             finally:
                 self._committing.discard(version)
-                self._tell_waiting()
+                self._changes.tell()
             self._upkeep.is_due = True
             await self.collect_due()
         return self.look(version, permit)
@@ -188,7 +197,7 @@ class CheckpointControl:
         self._closed.begin(epoch, step, stored_step)
         self._permits.void_if(lambda version: not self._closed.is_counted(version))
         self._shares = {v: all_of for v, all_of in self._shares.items() if v not in self._closed}
-        self._tell_waiting()
+        self._changes.tell()
 
     def on_node_lost(self, node_id: str) -> None:
         """A Keeper is gone, with what it was uploading."""
@@ -250,6 +259,25 @@ class CheckpointControl:
         text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
         self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
+    async def go_back(self, step: int) -> StoredState | None:
+        """Remove this run's checkpoints after a step: they are of a history that is left behind.
+
+        Returns:
+            The newest that is left up to the step; None if there is none.
+
+        Raises:
+            CheckpointError: the store doesn't answer; some may be gone.
+        """
+        url = self.url
+        self._permits.void_all()
+        self._shares.clear()
+        while self._is_busy():  # what is being committed goes as well
+            await self._changes.wait(_LOOK_AGAIN_AFTER_S)
+        if url is not None:
+            await self._upkeep.forget_after(url, step)
+        self._stored = [stored for stored in self._stored if stored.step <= step]
+        return self.newest
+
     def reading(self, stored: StoredState) -> AbstractContextManager[None]:
         """Keep a checkpoint while somebody reads it; others come and go as ever."""
         return self._upkeep.reading(stored)
@@ -261,7 +289,7 @@ class CheckpointControl:
             return
         gone = await self._upkeep.collect(url)
         self._stored = [each for each in self._stored if each.step not in gone]
-        self._tell_waiting()
+        self._changes.tell()
 
     async def close(self) -> None:
         """Remove what is due, now that nobody uploads any more; a slow store is left as it is."""
@@ -269,7 +297,7 @@ class CheckpointControl:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_WITHIN_S):
                 while self._is_busy():
-                    await self._wait_changed(_LOOK_AGAIN_AFTER_S)
+                    await self._changes.wait(_LOOK_AGAIN_AFTER_S)
                 await self.collect_due()
 
     async def wait_closed(self, step: int, timeout_s: float) -> None:
@@ -294,14 +322,16 @@ class CheckpointControl:
                 self._record.add_event("checkpoint_failed", text, step=step)
                 self.skipped.count(None)
                 return
-            await self._wait_changed(min(left_s, _LOOK_AGAIN_AFTER_S))
+            await self._changes.wait(min(left_s, _LOOK_AGAIN_AFTER_S))
 
     async def _commit(self, shares: list[ShareReport], world_size: int) -> None:
         version = shares[0].version
         url = self.url
         assert url is not None, "shares come from a store"
         try:
-            manifest = self._describe(shares, world_size)
+            known = self._monitor.describe_anomalies(version.step)
+            made_at_s = self._clock.unix_s()
+            manifest = describe_state(self._owner, shares, world_size, made_at_s, known)
             await asyncio.to_thread(commit_shares, CheckpointStore(url), manifest, shares)
         except CheckpointError as error:
             self._give_up(version, str(error))
@@ -325,20 +355,6 @@ class CheckpointControl:
         )
         self._close(version.step)
 
-    def _describe(self, shares: list[ShareReport], world_size: int) -> Manifest:
-        version = shares[0].version
-        return Manifest(
-            job_id=self._job_id,
-            step=version.step,
-            attempt=str(version.epoch),
-            created_at_s=self._clock.unix_s(),
-            world_size=world_size,
-            fingerprint=fingerprint(self._job),
-            config=kept_settings(self._job),
-            skeleton=shares[0].skeleton,
-            tensors=assemble(shares),
-        )
-
     def _give_up(self, version: Version, reason: str) -> None:
         text = f"no checkpoint of step {version.step}: {reason}"
         self._record.add_event("checkpoint_failed", text, step=version.step)
@@ -349,7 +365,7 @@ class CheckpointControl:
         self._closed.close(step)
         self._permits.void_if(lambda version: version.step <= step)
         self._shares = {v: shares for v, shares in self._shares.items() if v.step > step}
-        self._tell_waiting()
+        self._changes.tell()
 
     def _leave_out(self, version: Version) -> None:
         """One checkpoint won't be made; those before it may."""
@@ -358,16 +374,7 @@ class CheckpointControl:
             self._closed.leave_out(version)
             self._permits.void_if(lambda held: held == version)
             self._shares.pop(version, None)
-            self._tell_waiting()
-
-    def _tell_waiting(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _wait_changed(self, at_most_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
-                await self._changed.wait()
+            self._changes.tell()
 
     def _is_busy(self) -> bool:
         """Whether something is being committed or removed."""

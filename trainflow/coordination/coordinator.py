@@ -35,7 +35,7 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
 from trainflow.coordination.detector_guard import DetectorGuard
-from trainflow.coordination.endings import tell_ending
+from trainflow.coordination.endings import describe_failure, tell_ending
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -58,6 +58,8 @@ from trainflow.coordination.messages import (
 )
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.profiles import Profiles
+from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
@@ -68,7 +70,6 @@ from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Version
-from trainflow.errors import TrainFlowError
 
 logger = logging.getLogger(__name__)
 
@@ -84,42 +85,37 @@ class Coordinator:
     def __init__(
         self, job_id: str, job_json: str, import_paths: Paths, directory: str, attempt: int = 1
     ):
-        self._job_id = job_id
-        self._job = JobConfig.model_validate_json(job_json)
-        self._record = RunRecord(Path(directory), SYSTEM_CLOCK)
-        self._record.begin_attempt(attempt)
-        self._record.keep_job(job_id, self._job, import_paths)
-        self._nodes = NodeWatch(job_id, self._job, SYSTEM_CLOCK, directory)
-        self._background = Background(self._fail)
-        guard = DetectorGuard(self._record, self._background, SYSTEM_CLOCK)
-        self._monitor = RunMonitor(job_id, self._job, self._record, SYSTEM_CLOCK)
-        self._checkpoints = CheckpointControl(
-            job_id, self._job, self._record, SYSTEM_CLOCK, self._monitor.metrics
+        self._job_id, clock = job_id, SYSTEM_CLOCK
+        job = self._job = JobConfig.model_validate_json(job_json)
+        record = self._record = RunRecord(Path(directory), clock)
+        record.begin_attempt(attempt)
+        record.keep_job(job_id, job, import_paths)
+        nodes = self._nodes = NodeWatch(job_id, job, clock, directory)
+        background = self._background = Background(self._fail)
+        guard = DetectorGuard(record, background, clock)
+        self._monitor = RunMonitor(job_id, job, record, clock)
+        self._checkpoints = CheckpointControl(job_id, job, record, clock, self._monitor)
+        memory = MemoryTier(job, nodes, record, clock)
+        self._kept = KeptState(self._checkpoints, memory, record, background, self)
+        self._kept.begin_drills(job, import_paths)
+        pool = self._pool = WorkerPool(
+            job_id, job, import_paths, on_gone=self._on_gone, on_stillborn=self._on_raised
         )
-        memory = MemoryTier(self._job, self._nodes, self._record, SYSTEM_CLOCK)
-        self._kept = KeptState(self._checkpoints, memory, self._record, self._background, self)
-        self._kept.begin_drills(self._job, import_paths)
-        self._pool = WorkerPool(
-            job_id, self._job, import_paths, on_gone=self._on_gone, on_stillborn=self._on_raised
-        )
-        self._control = EpochControl(
-            self._job, self._pool, self._record, self._kept, SYSTEM_CLOCK, superior=self
-        )
-        self._hangs = HangWatch(self._job, self._pool, self._nodes, self._record)
-        evidence = HangEvidence(self._nodes, self._record, self._job.entrypoint)
-        stalls = StallWatch(self._hangs, memory, self._control, evidence, guard, SYSTEM_CLOCK)
-        self._response = HangResponse(self._hangs, evidence, self._control, guard, self, stalls)
-        self._consistency = ConsistencyWatch(self._pool, self._control, self._record, self, guard)
-        parts = self._job, self._pool, self._control, self._nodes, self._record, guard
-        self._detectors = StepDetectors(*parts)
-        self._changes = NodeChanges(*parts)
+        control = EpochControl(job, pool, record, self._kept, clock, superior=self)
+        self._control = control
+        self._hangs = HangWatch(job, pool, nodes, record)
+        evidence = HangEvidence(nodes, record, job.entrypoint)
+        stalls = StallWatch(self._hangs, memory, control, evidence, guard, clock)
+        self._response = HangResponse(self._hangs, evidence, control, guard, self, stalls)
+        self._consistency = ConsistencyWatch(pool, control, record, self, guard)
+        self._detectors = StepDetectors(job, pool, control, nodes, record, guard)
+        self._profiles = Profiles(job, pool, control, record)
+        self._changes = NodeChanges(job, pool, control, nodes, record, guard)
+        self._rewinding = Rewinding(job, record, control, self._checkpoints)
         self._staffing = self._changes.staffing
-        self._losses = Losses(
-            self._pool, self._record, self._control, self._staffing, self._background, self
-        )
-        self._late = LateAnswers(self._pool, self._record, self._background, self._take, self)
-        parts = self._pool, self._nodes, self._record, self._checkpoints, self, guard
-        self._silent = SilentNodes(*parts)
+        self._losses = Losses(pool, record, control, self._staffing, background, self)
+        self._late = LateAnswers(pool, record, background, self._take, self)
+        self._silent = SilentNodes(pool, nodes, record, self._checkpoints, self, guard)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
         self._retired = asyncio.Event()
@@ -141,6 +137,7 @@ class Coordinator:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
         self._changes.hear(beat)
+        self._monitor.hear(beat)
         self._response.look()
         self._control.troubles.on_progress(beat.progress)
         self._checkpoints.hear(beat.node_id, beat.ready)
@@ -197,6 +194,10 @@ class Coordinator:
         """Return this process's id."""
         return os.getpid()
 
+    async def profile(self, num_steps: int, ranks: list[int]) -> dict[str, Any]:
+        """Have ranks record steps; see `Profiles.begin`."""
+        return await self._profiles.begin(num_steps, ranks)
+
     async def stop(self) -> None:
         """End the run at the next step boundary. Acknowledged at once; a repeat changes nothing."""
         if self._state is RunState.STOPPING or self._ending.done():
@@ -250,11 +251,8 @@ class Coordinator:
             await opening
         except asyncio.CancelledError:
             logger.info("the run ended before it was open")
-        except TrainFlowError as error:
-            self.end(Ending(RunState.FAILED, str(error), error.exit_code))
-        except Exception as error:
-            logger.exception("the run could not be opened")
-            self.end(Ending(RunState.FAILED, f"{type(error).__name__}: {error}", 1))
+        except Exception as error:  # noqa: BLE001  not swallowed: the run ends with it
+            self.end(describe_failure(error))
         self._background.start(self._tick())
         return await self._ending
 
@@ -304,6 +302,7 @@ class Coordinator:
             await asyncio.sleep(_TICK_S)
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
+            self._rewinding.tick()
             self._monitor.tick(len(self._control.members), self._control.num_spares)
             self._silent.tick()
 

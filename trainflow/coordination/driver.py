@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,10 @@ from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.coordinator import CoordinatorActor
+from trainflow.coordination.profile_list import Profile
+from trainflow.coordination.profiles import IS_CONFLICT, REFUSED
 from trainflow.errors import (
+    ConfigError,
     ConflictError,
     CoordinationError,
     JobNotFoundError,
@@ -111,6 +115,21 @@ class Run:
     def stop(self) -> None:
         """Stop it at the next step boundary; returns once that is acknowledged."""
         self._ask(self._coordinator.stop.remote())
+
+    def profile(self, num_steps: int, ranks: Sequence[int]) -> Profile:
+        """Have ranks record steps; returns once they have agreed, before they do.
+
+        Raises:
+            ConfigError: no such steps or ranks can be asked for.
+            ConflictError: what the run is at does not allow it now.
+        """
+        # Asked once: repeated to a new coordinator, it could be in its own way.
+        ask = self._coordinator.profile.options(max_task_retries=0)
+        answer = self._ask(ask.remote(num_steps, list(ranks)))
+        if REFUSED not in answer:
+            return Profile.parse(answer)
+        kind = ConflictError if answer[IS_CONFLICT] else ConfigError
+        raise kind(f"profile of {self.job_id}: {answer[REFUSED]}")
 
     def retire(self) -> None:
         """Let the coordinator go, once its ending has been read; it may already be gone."""

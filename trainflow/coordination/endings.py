@@ -3,11 +3,15 @@
 Process: coordinator; driver or service of a job without one.  Blocks: for local appends.
 """
 
+import logging
+
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.errors import TrainFlowError
+
+logger = logging.getLogger(__name__)
 
 
 def tell_ending(ending: Ending, record: RunRecord) -> None:
@@ -17,12 +21,20 @@ def tell_ending(ending: Ending, record: RunRecord) -> None:
         record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
 
 
+def describe_failure(error: Exception) -> Ending:
+    """Return how a run ends that can't begin for an error."""
+    if isinstance(error, TrainFlowError):
+        return Ending(RunState.FAILED, str(error), error.exit_code)
+    logger.error("the run could not begin", exc_info=error)
+    return Ending(RunState.FAILED, f"{type(error).__name__}: {error}", 1)
+
+
 def record_refusal(attempt: Attempt, error: TrainFlowError, clock: Clock = SYSTEM_CLOCK) -> None:
     """Write that an attempt failed before it began, and why.
 
     Only for an attempt that has no coordinator, and none to come: the record has one writer.
     """
-    record_ending(attempt, Ending(RunState.FAILED, str(error), error.exit_code), clock)
+    record_ending(attempt, describe_failure(error), clock)
 
 
 def record_ending(attempt: Attempt, ending: Ending, clock: Clock = SYSTEM_CLOCK) -> None:

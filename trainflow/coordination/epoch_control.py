@@ -82,12 +82,8 @@ class EpochControl:
         self._recovery = RecoveryLog(record, clock)
         self._clock = clock
         self.superior = superior
-        self._is_open = False
-        self._broken = False
-        self._member_lost = False
-        self._pausing = False
-        self._waiting = False
-        self._stop_asked = False
+        self._is_open = self._waiting = self._stop_asked = False
+        self._broken = self._member_lost = self._pausing = False
         self._counter = 0
         self.attempts = FormingAttempts()
         self._forming: asyncio.Task[None] | None = None
@@ -239,19 +235,23 @@ class EpochControl:
 
         The member becomes the spare that is taken last.
         """
-        if not self._may_pause or worker_id not in self.members:
-            return False
-        if not self.candidacy.relieve(worker_id, self.members):
-            return False
-        self._pause()
-        return True
+        may_leave = self._may_pause and worker_id in self.members
+        return may_leave and self.candidacy.relieve(worker_id, self.members) and self.pause()
 
     def empty_nodes(self) -> bool:
         """Have ranks leave unfit nodes at the next step boundary; False if none can leave now."""
-        if not self._may_pause or self.candidacy.next_at_boundary(self.members) == self.members:
-            return False
-        self._pause()
-        return True
+        lineup = self.candidacy.next_at_boundary(self.members) if self._may_pause else self.members
+        return lineup != self.members and self.pause()
+
+    def pause(self) -> bool:
+        """Have members stop at the next step boundary, and begin anew; False if that can't be now.
+
+        What they begin from is planned there.
+        """
+        if self._may_pause:
+            self._pause()
+            return True
+        return False
 
     @property
     def _may_pause(self) -> bool:

@@ -150,6 +150,7 @@ def note_formed(job: JobConfig, formed: FormedEpoch, record: RunRecord) -> None:
         epoch=str(spec.epoch),
         members=list(spec.members),
         base=str(base),
+        nodes=list(spec.nodes),
         samples=size.num_samples,
         lr_factor=size.lr_factor,
     )

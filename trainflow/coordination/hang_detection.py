@@ -4,8 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
+from trainflow.coordination.timeout_budget import (
+    COPY_LIMIT_S,
+    PROFILE_LIMIT_S,
+    RESTORE_LIMIT_S,
+    START_LIMIT_S,
+)
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
+from trainflow.monitoring.usage import Usage
 
 _FORGOTTEN_AFTER_S = 2.0
 _SEEMS_SHORTER_BY_S = 0.5  # at most: a pause of its Keeper's that it didn't know of yet
@@ -16,6 +22,7 @@ class Progress:
     """One worker's stamp as its Keeper read it; ages are in seconds at the time of reading.
 
     They leave out what time the Keeper itself didn't run in, as where its machine stood still.
+    What the worker takes of its machine says nothing of its progress, and travels with it.
     """
 
     pid: int
@@ -24,6 +31,7 @@ class Progress:
     phase: Phase
     progress_age_s: float
     pulse_age_s: float
+    usage: Usage | None = None
 
     @property
     def is_warming_up(self) -> bool:
@@ -66,6 +74,7 @@ class HangKind(StrEnum):
         COPY: it copies the state out.
         RESTORE: it reads the state from where it was kept.
         ABORT: it waits in an epoch that is no more.
+        PROFILE: it makes a trace of what it has recorded, in which time not even its pulse beats.
     """
 
     STOPPED = "stopped"
@@ -74,6 +83,15 @@ class HangKind(StrEnum):
     COPY = "copy"
     RESTORE = "restore"
     ABORT = "abort"
+    PROFILE = "profile"
+
+
+_OWN_LIMITS = {
+    Phase.SNAPSHOT: (HangKind.COPY, COPY_LIMIT_S),
+    Phase.RESTORING: (HangKind.RESTORE, RESTORE_LIMIT_S),
+    Phase.PROFILE: (HangKind.PROFILE, PROFILE_LIMIT_S),
+}
+"""What a worker would hang in, in phases that take longer than a step's, and how long at least."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +128,9 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
     """Name the members that hang.
 
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
-    it starts, computes, copies the state out or reads it hangs. One that waits in a collective is a
-    victim, unless that was ended: then its thread is stuck, and no epoch can be formed with it.
-    Code of the user's after a commit may take as long as it likes.
+    it starts, computes, copies the state out, reads it or makes a profile hangs. One that waits in
+    a collective is a victim, unless that was ended: then its thread is stuck, and no epoch can be
+    formed with it. Code of the user's after a commit may take as long as it likes.
 
     Where some wait and all others are parked, nobody will come whom they wait for.
 
@@ -144,7 +162,9 @@ def went_on(hang: Hang, progress: Progress) -> bool:
 
 def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
     kind, limit_s = _find_limit(progress, limits)
-    pulse_limit_s = max(limits.hang_s, limits.start_s if progress.is_warming_up else 0.0)
+    stands_for_s = limit_s if kind is HangKind.PROFILE else 0.0
+    starts_for_s = limits.start_s if progress.is_warming_up else 0.0
+    pulse_limit_s = max(limits.hang_s, starts_for_s, stands_for_s)
     where = f"{progress.phase} of step {progress.step}"
     if progress.pulse_age_s > pulse_limit_s:
         text = (
@@ -166,10 +186,9 @@ def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None
 def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, float]:
     """Return what it would hang in, and for how long it may stand still there; None: nothing."""
     phase, hang_s = progress.phase, limits.hang_s
-    if phase is Phase.SNAPSHOT:
-        return HangKind.COPY, max(hang_s, COPY_LIMIT_S)
-    if phase is Phase.RESTORING:
-        return HangKind.RESTORE, max(hang_s, RESTORE_LIMIT_S)
+    if phase in _OWN_LIMITS:
+        kind, at_least_s = _OWN_LIMITS[phase]
+        return kind, max(hang_s, at_least_s)
     if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
         return HangKind.START, max(hang_s, limits.start_s)
     if phase.is_judged:

@@ -360,6 +360,7 @@ class Keeper:
                     stamp.phase,
                     progress_age_s=self._awake.age_s(stamp.progress_at_s, now_s),
                     pulse_age_s=self._awake.age_s(stamp.pulse_at_s, now_s),
+                    usage=stamp.usage,
                 )
         return found
 

@@ -19,7 +19,8 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.drill_schedule import DrillSchedule
 from trainflow.coordination.job_variables import find_variables
 from trainflow.coordination.memory_tier import MemoryTier
-from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery
+from trainflow.coordination.recovery_plan import NoLiveStateError, plan_recovery, plan_rewind
+from trainflow.coordination.rewind_history import DONE, GIVEN_UP
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.sharded_recovery import Found, newest_whole, plan_sharded_recovery
@@ -105,6 +106,54 @@ class KeptState:
         Raises:
             NoLiveStateError: nothing was.
         """
+        rewound = await self._plan_rewind(spec, reports)
+        if rewound is not None:
+            return replace(rewound, keepers=self.memory.addresses)
+        counting = [self._leave_void_out(report) for report in reports]
+        plan = await self._plan_recovery(
+            spec, counting, member_lost=member_lost, committed_step=committed_step
+        )
+        return replace(plan, position=self._record.rewinds.position_after(plan.base))
+
+    async def _plan_rewind(
+        self, spec: EpochSpec, reports: Sequence[MemberReport]
+    ) -> RecoveryPlan | None:
+        """Plan to go back for the loss, if that is to be; None if not, or if it can't be."""
+        rewind = self._record.rewinds.pending
+        if rewind is None:
+            return None
+        stored: StoredState | None = None
+        reason = f"there is no checkpoint of step {rewind.step} any more, nor before it"
+        if any(report.finished for report in reports):
+            reason = "its last step is done"
+        else:
+            try:
+                stored = await self.checkpoints.go_back(rewind.step)
+            except CheckpointError as error:
+                reason = str(error)
+        if stored is None:
+            self._record.add_event(GIVEN_UP, f"the run does not go back for its loss: {reason}")
+            return None
+        return plan_rewind(spec, stored, rewind.position, is_sharded=self.memory.is_sharded)
+
+    def _leave_void_out(self, report: MemberReport) -> MemberReport:
+        """Return what a member has to say, without a state that the run has gone back from.
+
+        Who was no member since may hold one.
+        """
+        version = report.version
+        if version is None or not self._record.is_void(version):
+            return report
+        return replace(report, version=None)
+
+    async def _plan_recovery(
+        self,
+        spec: EpochSpec,
+        reports: Sequence[MemberReport],
+        *,
+        member_lost: bool,
+        committed_step: int,
+    ) -> RecoveryPlan:
         if self.memory.is_sharded:
             return await self._plan_sharded(
                 partial(
@@ -232,8 +281,21 @@ class KeptState:
             node_of: the node of each member, as far as it is known.
         """
         self._gap_told = False
+        self._tell_rewound(plan)
         self.checkpoints.on_epoch(plan.spec.epoch, plan.base.step)
         self.send_copies(plan.spec, node_of)
+
+    def _tell_rewound(self, plan: RecoveryPlan) -> None:
+        rewind = self._record.rewinds.pending
+        if rewind is None or plan.stored is None or plan.position != rewind.position:
+            return
+        step, lost = plan.base.step, max(0, self._record.last_step - plan.base.step)
+        text = (
+            f"the run has gone back to step {step}, and goes on with the samples from position "
+            f"{plan.position} on: {lost} steps are void"
+        )
+        data = {"to_step": step, "position": plan.position, "steps_lost": lost}
+        self._record.add_event(DONE, text, **data)
 
     def send_copies(self, spec: EpochSpec, node_of: Mapping[str, str]) -> None:
         """From now on copies of these members' state go to other nodes."""

@@ -162,9 +162,13 @@ class MemoryTier:
 
     def _leave_bad_out(self, holdings: Iterable[Holding]) -> Found:
         return Found(
-            Copies(each.address, tuple(h for h in each.held if (*h, each.address) not in self._bad))
+            Copies(each.address, tuple(h for h in each.held if self._counts(*h, each.address)))
             for each in holdings
         )
+
+    def _counts(self, version: Version, shard: ShardId, address: PeerAddress) -> bool:
+        """Whether a run may go on from what a node has: neither bad, nor of a void history."""
+        return (version, shard, address) not in self._bad and not self._record.is_void(version)
 
     def _is_newer_awaited(self, found: Version | None) -> bool:
         now_s = self._clock.monotonic_s()
@@ -177,7 +181,7 @@ class MemoryTier:
         sources: dict[Version, list[PeerAddress]] = {}
         for holding in await self._nodes.ask_holdings(within_s, also_dismissed=True):
             version, address = holding.version, holding.address
-            if version is not None and (version, WHOLE, address) not in self._bad:
+            if version is not None and self._counts(version, WHOLE, address):
                 sources.setdefault(version, []).append(address)
         newest = max(sources, key=lambda version: version.recency, default=None)
         return None if newest is None else HeldState(newest, tuple(sources[newest]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainflow.checkpointing.sharing import Share
+from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
 from trainflow.computation.reports import (
     CheckpointUnusable,
     CompressionChosen,
@@ -117,6 +118,8 @@ WorkerMessage = (
     | TensorDigests
     | RanksDiffer
     | WorkDescribed
+    | ProfileTrace
+    | ProfileFailed
     | Finished
     | Crashed
 )

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from trainflow.monitoring.metrics import JOB_LABEL, METRICS, Kind, Metric
+from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
+from trainflow.monitoring.metrics import METRICS
 
 
 class MetricExport(Protocol):

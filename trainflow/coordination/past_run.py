@@ -14,6 +14,7 @@ from typing import Any
 from trainflow.coordination import names
 from trainflow.coordination.job_record import JobRecord, read_job_record
 from trainflow.coordination.line_file import read_lines
+from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.errors import ConfigError, JobNotFoundError
 
 Line = Mapping[str, Any]
@@ -44,11 +45,14 @@ class PastRun:
         job: what was run.
         steps: by number, ascending; of steps that were done again the last time.
         tensors: of some steps digests by the tensor's path; see `computation.tensor_digests`.
+        positions: in the data, after which steps go on from a checkpoint that the run has gone back
+            to for its loss, by the checkpoint's step.
     """
 
     job: JobRecord
     steps: dict[int, PastStep]
     tensors: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
+    positions: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def digests(self) -> dict[int, str]:
@@ -96,7 +100,10 @@ def read_past_run(folder: Path) -> PastRun:
             "release; choose another run"
         )
     try:
-        resumed = [e["data"] for e in read_lines(folder / "events.jsonl") if e["kind"] == "resumed"]
+        events = list(read_lines(folder / "events.jsonl"))
+        resumed = [event["data"] for event in events if event["kind"] == "resumed"]
+        rewound = [event["data"] for event in events if event["kind"] == REWOUND]
+        positions = {int(each["to_step"]): int(each["position"]) for each in rewound}
         steps = {
             line["step"]: PastStep(line["world_size"], line["loss"], line.get("digest"))
             for line in _without_void(read_lines(folder / "metrics.jsonl"), resumed)
@@ -110,7 +117,7 @@ def read_past_run(folder: Path) -> PastRun:
             f"run: got {folder}, whose record is damaged ({type(error).__name__}: {error}), "
             "expected one that a run has written; choose another run"
         ) from error
-    return PastRun(job, dict(sorted(steps.items())), tensors)
+    return PastRun(job, dict(sorted(steps.items())), tensors, positions)
 
 
 def _without_void(lines: Iterable[Line], resumed: Iterable[Line]) -> Iterable[Line]:

@@ -12,6 +12,7 @@ from trainflow.epochs import (
     EpochSpec,
     MemberReport,
     RecoveryPlan,
+    StoredState,
     WhereKept,
 )
 from trainflow.errors import CoordinationError
@@ -61,6 +62,29 @@ def plan_recovery(
         sources={rank: holders[i % len(holders)] for i, rank in enumerate(laggards)},
         replay_tail=base.step > 0 and tail_open and not finished,
         finished=finished,
+    )
+
+
+def plan_rewind(
+    spec: EpochSpec, stored: StoredState, position: int, *, is_sharded: bool
+) -> RecoveryPlan:
+    """Go back to a checkpoint, whatever newer state there is; nothing newer counts from then on.
+
+    Code after its last step has run before, and doesn't again.
+
+    Args:
+        spec: the epoch to start.
+        stored: the checkpoint.
+        position: in the data, after which all go on.
+        is_sharded: each rank reads its own part; else rank 0 reads, and gives to all.
+    """
+    others = () if is_sharded else range(1, spec.world_size)
+    return RecoveryPlan(
+        spec=spec,
+        base=stored.version,
+        sources=dict.fromkeys(others, 0),
+        stored=stored,
+        position=position,
     )
 
 

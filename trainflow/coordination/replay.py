@@ -52,6 +52,11 @@ class ReplayPlan:
     world_size: int
 
     @property
+    def position(self) -> int | None:
+        """Where in the data it begins; None: where the checkpoint does."""
+        return None if self.base is None else self.run.positions.get(self.base.step)
+
+    @property
     def recorded(self) -> History:
         """What the run's record has of these steps."""
         wanted = set(self.steps)
@@ -262,6 +267,7 @@ def run_replay(plan: ReplayPlan, *, timeout_s: float, import_paths: Sequence[str
                 "world_size": plan.world_size,
                 "meeting_place": str(Path(scratch, "meeting-place")),
                 "base": None if plan.base is None else asdict(plan.base),
+                "position": plan.position,
                 "last_step": plan.steps[-1],
             }
             for rank in range(plan.world_size)

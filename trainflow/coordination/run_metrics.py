@@ -3,7 +3,8 @@
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from trainflow.clock import Clock
@@ -15,8 +16,21 @@ from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import name_cause
 from trainflow.monitoring.flops import find_utilization
+from trainflow.monitoring.slow_nodes import PLACES, find_slowest
+from trainflow.monitoring.usage import Usage, spread, spread_usage
+
+Event = Mapping[str, Any]
 
 _SPREAD_EVERY_S = 5.0
+_HEARD_WITHIN_S = 15.0
+_NOBODY = -1
+
+_USAGES = {
+    "memory_bytes": metrics.WORKER_MEMORY,
+    "device_bytes": metrics.DEVICE_MEMORY,
+    "device_busy_ratio": metrics.DEVICE_BUSY,
+}
+"""Metrics of `Usage`, by its names."""
 
 
 class RunMetrics:
@@ -27,7 +41,7 @@ class RunMetrics:
         job: JobConfig,
         export: MetricExport,
         clock: Clock,
-        events: Iterable[Mapping[str, Any]] = (),
+        events: Iterable[Event] = (),
     ):
         """Begin.
 
@@ -41,8 +55,21 @@ class RunMetrics:
         self._export = export
         self._clock = clock
         self._checkpoint_at_s: float | None = None
-        self._spread_at_s = -_SPREAD_EVERY_S
+        self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
+        self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
+        self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
         self._work: WorkDescribed | None = None
+        self._takers: Mapping[str, Callable[[Event], None]] = {
+            "failure": self._on_failure,
+            "epoch": self._on_epoch,
+            "recovered": self._on_recovered,
+            "rewound": self._on_rewound,
+            "work": self._on_work_told,
+            "anomaly": self._on_anomaly,
+            "detector_off": self._on_detector,
+            "detector_on": self._on_detector,
+            "checkpoint": self._on_checkpoint,
+        }
         for detector in Detector:
             export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
         for event in events:
@@ -50,6 +77,8 @@ class RunMetrics:
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
                 self._work = WorkDescribed(**event["data"])
+            elif event["kind"] == "epoch":
+                self._nodes = event["data"].get("nodes", ())
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Show what changes with time alone, and who is there; called about twice a second."""
@@ -59,34 +88,47 @@ class RunMetrics:
         self._export.show(metrics.TARGET_WORLD_SIZE, workers.target)
         self._export.show(metrics.SPARES, num_spares)
         self._export.show(metrics.TARGET_SPARES, workers.spares)
+        self._show_usage()
         if self._checkpoint_at_s is not None:
             age_s = max(0.0, self._clock.unix_s() - self._checkpoint_at_s)
             self._export.show(metrics.CHECKPOINT_AGE, age_s)
 
-    def on_event(self, event: Mapping[str, Any]) -> None:
+    def hear(self, node_id: str, usages: Iterable[Usage]) -> None:
+        """A Keeper says what the workers on its node take of it."""
+        self._usages[node_id] = (self._clock.monotonic_s(), list(usages))
+
+    def on_event(self, event: Event) -> None:
         """An event was recorded."""
-        data = event["data"]
-        match event["kind"]:
-            case "failure":
-                cause = name_cause(event["text"], data)
-                self._export.add(metrics.FAILURES, cause=cause.value)
-            case "epoch":
-                self._export.add(metrics.EPOCHS)
-            case "recovered":
-                self._on_recovered(data)
-            case "work":
-                self._work = WorkDescribed(**data)
-            case "anomaly":
-                self._export.add(metrics.ANOMALIES, kind=data["anomaly"])
-            case "detector_off" | "detector_on" as kind:
-                is_off = float(kind == "detector_off")
-                self._export.show(metrics.DETECTOR_OFF, is_off, detector=data["detector"])
-            case "checkpoint":
-                self._export.add(metrics.CHECKPOINTS)
-                self._export.add(metrics.CHECKPOINT_BYTES, data["num_bytes_written"])
-                self._show_checkpoint(event)
-            case _:
-                pass
+        take = self._takers.get(event["kind"])
+        if take is not None:
+            take(event)
+
+    def _on_failure(self, event: Event) -> None:
+        cause = name_cause(event["text"], event["data"])
+        self._export.add(metrics.FAILURES, cause=cause.value)
+
+    def _on_epoch(self, event: Event) -> None:
+        self._export.add(metrics.EPOCHS)
+        self._nodes = event["data"].get("nodes", ())
+
+    def _on_work_told(self, event: Event) -> None:
+        self._work = WorkDescribed(**event["data"])
+
+    def _on_anomaly(self, event: Event) -> None:
+        self._export.add(metrics.ANOMALIES, kind=event["data"]["anomaly"])
+
+    def _on_rewound(self, event: Event) -> None:
+        self._export.add(metrics.REWINDS)
+        self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
+
+    def _on_detector(self, event: Event) -> None:
+        is_off = float(event["kind"] == "detector_off")
+        self._export.show(metrics.DETECTOR_OFF, is_off, detector=event["data"]["detector"])
+
+    def _on_checkpoint(self, event: Event) -> None:
+        self._export.add(metrics.CHECKPOINTS)
+        self._export.add(metrics.CHECKPOINT_BYTES, event["data"]["num_bytes_written"])
+        self._show_checkpoint(event)
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
@@ -109,6 +151,19 @@ class RunMetrics:
         """A checkpoint that was due is not made."""
         self._export.add(metrics.CHECKPOINTS_SKIPPED)
 
+    def _show_usage(self) -> None:
+        """Show what workers take, now and then, and those of nodes no more that are silent."""
+        now_s = self._clock.monotonic_s()
+        if not self._usages or now_s - self._usage_at_s < _SPREAD_EVERY_S:
+            return
+        self._usage_at_s = now_s
+        heard = self._usages.items()
+        self._usages = {node: each for node, each in heard if now_s - each[0] <= _HEARD_WITHIN_S}
+        everywhere = (usage for _, usages in self._usages.values() for usage in usages)
+        for name, figures in spread_usage(everywhere).items():
+            for statistic, value in figures.items():
+                self._export.show(_USAGES[name], value, statistic=statistic)
+
     def _on_times(self, report: StepReport) -> None:
         export = self._export
         export.observe(metrics.STEP_DURATION, report.compute_s + report.wait_s)
@@ -121,6 +176,17 @@ class RunMetrics:
             self._spread_at_s = now_s
             for statistic, value in spread(report.compute_by_rank).items():
                 export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
+            self._show_slow_nodes(report.compute_by_rank)
+
+    def _show_slow_nodes(self, times_s: Sequence[float]) -> None:
+        """Show which ranks hold the others up, one of a node; a place that nobody has is 0."""
+        if len(times_s) != len(self._nodes):
+            return
+        slowest = find_slowest(times_s, self._nodes)
+        for place, each in zip_longest(PLACES, slowest[: len(PLACES)]):
+            rank, compute_s = (_NOBODY, 0.0) if each is None else (each.rank, each.compute_s)
+            self._export.show(metrics.SLOW_NODE_RANK, rank, place=place)
+            self._export.show(metrics.SLOW_NODE_COMPUTE, compute_s, place=place)
 
     def _on_work(self, report: StepReport, work: WorkDescribed) -> None:
         """Show how well the devices were used, over all that a rank did since the step before."""
@@ -154,7 +220,8 @@ class RunMetrics:
             export.show(metrics.RESIDUAL, sums.residual_ratio)
         export.show(metrics.SLOW_KERNELS, float(sums.slow_kernels))
 
-    def _on_recovered(self, data: Mapping[str, Any]) -> None:
+    def _on_recovered(self, event: Event) -> None:
+        data = event["data"]
         self._export.add(metrics.RECOVERIES)
         self._export.add(metrics.STEPS_LOST, data["steps_lost"])
         moments = [data[f"{name}_at_s"] for name in ("noticed", "asked", "begun", "healed")]
@@ -167,11 +234,3 @@ class RunMetrics:
     def _show_checkpoint(self, event: Mapping[str, Any]) -> None:
         self._checkpoint_at_s = event["at_s"]
         self._export.show(metrics.CHECKPOINT_STEP, event["data"]["step"])
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return how values lie, by `metrics.SPREAD`: each of these is one of them (nearest rank)."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    places = (0, round(0.5 * last), round(0.99 * last), last)
-    return {name: ordered[k] for name, k in zip(metrics.SPREAD, places, strict=True)}

@@ -18,7 +18,8 @@ from trainflow.coordination.annotation_feed import AnnotationFeed
 from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
-from trainflow.coordination.metric_export import RayExport
+from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.metric_export import MetricExport, RayExport
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
@@ -33,36 +34,66 @@ Watch = TypeVar("Watch", bound=Follower)
 
 
 class RunMonitor:
-    """What follows one run.
-
-    Attributes:
-        metrics: what it shows to Prometheus.
-    """
+    """What follows one run; nothing, if ``monitoring.enabled`` is false."""
 
     def __init__(self, job_id: str, job: JobConfig, record: RunRecord, clock: Clock):
         self._record = record
         self._clock = clock
         self._failed: set[str] = set()
-        export = RayExport(job_id)
-        self.metrics = RunMetrics(job, export, clock, record.events_since(0))
-        record.follow(self.metrics)
-        self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
+        self._metrics: RunMetrics | None = None
+        self._goodput: GoodputWatch | None = None
         self._anomalies: AnomalyWatch | None = None
-        if job.monitoring.anomalies.enabled:
-            self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")
         self._sinks: SinkFeed | None = None
-        if job.monitoring.sinks:
-            self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")
         self._posts: list[WebhookFeed | AnnotationFeed] = []
-        settings = job.monitoring
+        if job.monitoring.enabled:
+            self._begin(job_id, job, RayExport(job_id))
+
+    def _begin(self, job_id: str, job: JobConfig, export: MetricExport) -> None:
+        """Have followed what the job asks for."""
+        record, clock, settings = self._record, self._clock, job.monitoring
+        self._metrics = RunMetrics(job, export, clock, record.events_since(0))
+        record.follow(self._metrics)
+        self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
+        if settings.anomalies.enabled:
+            self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")
+        if settings.sinks:
+            self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")
         if settings.webhook is not None:
             self._post(partial(WebhookFeed, job_id, settings.webhook, record, export))
         if settings.grafana is not None:
             self._post(partial(AnnotationFeed, job_id, settings.grafana, record, export))
 
+    def on_checkpoint_skipped(self) -> None:
+        """A checkpoint that was due is not made."""
+        if self._metrics is not None:
+            self._metrics.on_checkpoint_skipped()
+
+    def hear(self, beat: Heartbeat) -> None:
+        """A Keeper says what the workers on its node take of it, beside how they get on."""
+        metrics = self._metrics
+        if metrics is not None:
+            usages = [each.usage for each in beat.progress.values() if each.usage is not None]
+            self._try("RunMetrics.hear", lambda: metrics.hear(beat.node_id, usages))
+
+    def describe_anomalies(self, step: int) -> Any | None:  # noqa: ANN401  JSON
+        """Return what a checkpoint of a step is to keep; None if there is nothing."""
+        watch, known = self._anomalies, []
+        if watch is not None:
+            name = "AnomalyWatch.describe_after"
+            self._try(name, lambda: known.append(watch.describe_after(step)))
+        return known[0] if known else None
+
+    def go_on_from(self, step: int, known: Any) -> None:  # noqa: ANN401  JSON
+        """Training begins after a step of another run, whose checkpoint kept what was known."""
+        watch = self._anomalies
+        if watch is not None:
+            self._try("AnomalyWatch.go_on_from", lambda: watch.go_on_from(step, known))
+
     def tick(self, world_size: int, num_spares: int) -> None:
         """Look at what changes with time alone; called about twice a second."""
-        self._try("RunMetrics.tick", lambda: self.metrics.tick(world_size, num_spares))
+        metrics = self._metrics
+        if metrics is not None:
+            self._try("RunMetrics.tick", lambda: metrics.tick(world_size, num_spares))
         if self._goodput is not None:
             self._try("GoodputWatch.tick", self._goodput.tick)
         if self._sinks is not None:

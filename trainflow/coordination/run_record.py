@@ -21,6 +21,7 @@ from typing import Any
 
 from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
+from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
 from trainflow.computation.reports import (
     CompressionChosen,
     EvaluationReport,
@@ -36,6 +37,9 @@ from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
+from trainflow.coordination.profile_list import describe_outcome
+from trainflow.coordination.rewind_history import DONE as REWOUND
+from trainflow.coordination.rewind_history import RewindHistory
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import EpochId, Version
@@ -45,7 +49,7 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
-_SLOW, _WORK = "compression_slow", "work"
+_SLOW, _WORK, _CHECKPOINT = "compression_slow", "work", "checkpoint"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
@@ -62,6 +66,7 @@ class RunRecord:
         last_step: the newest step known to be committed.
         last_epoch: that committed it; None if no step was since this coordinator began.
         losses: workers and epochs lost so far, in this attempt.
+        rewinds: how it has gone back for its loss, in all attempts.
         hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
@@ -85,6 +90,7 @@ class RunRecord:
         self.attempt = 1
         self._followers = Followers()
         # What has to be known of events that are long past, too.
+        self.rewinds = RewindHistory()
         self.losses = LossHistory()
         self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -137,6 +143,8 @@ class RunRecord:
         line = asdict(report)
         del line["joined"], line["pausing"], line["compute_by_rank"]
         line["epoch"] = str(report.epoch)
+        if report.odd_norm is None:
+            del line["odd_norm"]
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
@@ -163,7 +171,9 @@ class RunRecord:
         | CompressionChosen
         | ResidualsLost
         | TensorDigests
-        | WorkDescribed,
+        | WorkDescribed
+        | ProfileTrace
+        | ProfileFailed,
     ) -> None:
         """Append what a rank tells, as an event but for digests; repeated values are dropped."""
         if isinstance(report, TensorDigests):
@@ -175,6 +185,9 @@ class RunRecord:
             return
         if isinstance(report, WorkDescribed):
             self._add_work(report)
+            return
+        if isinstance(report, ProfileTrace | ProfileFailed):
+            self.add_event(*describe_outcome(report), **asdict(report))
             return
         if isinstance(report, ResidualsLost):
             ranks = ", ".join(map(str, report.ranks))
@@ -218,6 +231,7 @@ class RunRecord:
         if kind in _LASTING:
             self._lasting.append(event)
         self._kinds.add(kind)
+        self.rewinds.take(event)
         self.losses.take(event)
         self.hangs.take(event)
         if kind == "attempt":
@@ -228,6 +242,10 @@ class RunRecord:
             incarnation, counter = map(int, data["epoch"].split("."))
             base_step = int(data["base"].partition("@")[0])
             self.beginnings.append((EpochId(incarnation, counter), base_step))
+        elif kind == REWOUND:  # checkpoints of what is void now are gone
+            self._steps_by_kind[_CHECKPOINT] = [
+                step for step in self._steps_by_kind[_CHECKPOINT] if step <= data["to_step"]
+            ]
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
 

@@ -4,20 +4,12 @@ Process: coordinator.  Thread: its event loop.
 """
 
 from collections import deque
-from typing import Protocol
 
+from trainflow.coordination.checkpoint_monitor import CheckpointMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import Version
 
 _REMEMBERED = 100
-
-
-class CheckpointMetrics(Protocol):
-    """Takes what no event tells of checkpoints."""
-
-    def on_checkpoint_skipped(self) -> None:
-        """A checkpoint that was due is not made."""
-        ...
 
 
 class SkippedCheckpoints:
@@ -27,10 +19,10 @@ class SkippedCheckpoints:
         total: how many.
     """
 
-    def __init__(self, record: RunRecord, metrics: CheckpointMetrics | None):
+    def __init__(self, record: RunRecord, monitor: CheckpointMonitor):
         self.total = 0
         self._record = record
-        self._metrics = metrics
+        self._monitor = monitor
         self._in_a_row = 0
         self._counted: deque[Version] = deque(maxlen=_REMEMBERED)  # both ranks may tell of one
 
@@ -41,8 +33,7 @@ class SkippedCheckpoints:
         if version is not None:
             self._counted.append(version)
         self.total += 1
-        if self._metrics is not None:
-            self._metrics.on_checkpoint_skipped()
+        self._monitor.on_checkpoint_skipped()
 
     def tell(self, version: Version, reason: str) -> None:
         """Add an event if it is the first in a row."""

@@ -66,6 +66,7 @@ def list_workers(
                 "step": None if seen is None or starting else seen.step,
                 "phase": None if seen is None else str(seen.phase),
                 "lag_s": None if seen is None else seen.progress_age_s,
+                "compute_s": None if rank is None else entry.compute_s,
             }
         )
     return sorted(rows, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["state"]))

@@ -13,6 +13,7 @@ from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.network_watch import NetworkWatch
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.rank_times import RankTimes
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.straggler_watch import StragglerWatch
 from trainflow.coordination.worker_pool import WorkerPool
@@ -34,10 +35,12 @@ class StepDetectors:
         self._stragglers = StragglerWatch(job, pool, control, record)
         own = guard.background_of(Detector.NETWORK)
         self._network = NetworkWatch(pool, control, nodes, record, own, SYSTEM_CLOCK)
+        self._times = RankTimes(pool, control)
         self._guard = guard
 
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
+        self._times.on_step(report)
         self._guard.look(Detector.STRAGGLERS, lambda: self._stragglers.on_step(report))
         self._guard.look(Detector.NETWORK, lambda: self._network.on_step(report))
 

@@ -5,10 +5,11 @@ Process: coordinator.  Thread: its event loop; the store is waited for in anothe
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from trainflow.checkpointing.collector import Collected, collect
+from trainflow.checkpointing.committing import forget_after
 from trainflow.checkpointing.retention import RetentionPolicy, choose_kept
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.config.job import JobConfig
@@ -63,6 +64,17 @@ class StoreUpkeep:
                 self._spared.discard(stored)
                 self.is_due = True
 
+    async def forget_after(self, url: str, step: int) -> None:
+        """Remove this run's checkpoints after a step; nobody may upload meanwhile.
+
+        Raises:
+            CheckpointError: the store doesn't answer; some may be gone.
+        """
+        with self.removing():
+            gone = await asyncio.to_thread(forget_after, CheckpointStore(url), step, self.own)
+        self.is_due = True
+        self._tell_removed(gone)
+
     async def collect(self, url: str) -> tuple[int, ...]:
         """Remove what the policy doesn't keep and nobody reads; nobody may upload meanwhile.
 
@@ -86,10 +98,13 @@ class StoreUpkeep:
             logger.exception("what is no longer kept could not be removed from %s", url)
             self._record.add_event("checkpoints_not_removed", f"{type(error).__name__}: {error}")
             return ()
-        if collected.steps:
-            text = f"removed the checkpoints of steps {list(collected.steps)}"
-            self._record.add_event("checkpoints_removed", text, steps=list(collected.steps))
+        self._tell_removed(collected.steps)
         return collected.steps
+
+    def _tell_removed(self, steps: Sequence[int]) -> None:
+        if steps:
+            text = f"removed the checkpoints of steps {list(steps)}"
+            self._record.add_event("checkpoints_removed", text, steps=list(steps))
 
     def _remove(self, url: str, values: Mapping[int, float], read: Collection[int]) -> Collected:
         store = CheckpointStore(url)

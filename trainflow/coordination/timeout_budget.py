@@ -23,6 +23,10 @@ RESTORE_LIMIT_S = 240.0
 """Time that a worker has at least for each part of a state that it reads from where it was kept: a
 store that doesn't answer is given up after 60 s and what the part's bytes take, and asked again."""
 
+PROFILE_LIMIT_S = 240.0
+"""Time that a worker has at least to begin a profile, and to make a trace of what it has recorded:
+some 10 s a million operations."""
+
 NUM_STEPS = 500
 """How many of the newest steps are looked at."""
 

@@ -16,6 +16,7 @@ from ray.util import get_node_ip_address
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import find_folder
+from trainflow.computation.profile_order import ProfileOrder
 from trainflow.computation.reports import StepReport
 from trainflow.computation.skewed_clock import follow_skew
 from trainflow.config.importing import uncollected
@@ -31,6 +32,7 @@ from trainflow.epochs import EpochSpec, Flag, MemberReport, RecoveryPlan, Versio
 
 if TYPE_CHECKING:
     from trainflow.computation.epoch_gate import EpochGate
+    from trainflow.computation.step_profiler import StepProfiler
     from trainflow.coordination.topology import Labels
 
 # Calls of `form` may each wait for a peer that is gone until a newer one supersedes them. Those of
@@ -65,6 +67,7 @@ class Worker:
             from trainflow.coordination.worker_runtime import (  # noqa: PLC0415
                 find_disturbance,
                 make_gate,
+                make_profiler,
             )
 
         self._start.end(StartPhase.IMPORTS)
@@ -82,6 +85,7 @@ class Worker:
         self._stacks = StackFile(locate_stacks(folder, spec.worker_id))
         self._stamps = StampWriter(folder / f"{spec.worker_id}.stamp")
         job = JobConfig.model_validate_json(spec.job_json)
+        self._profiler: StepProfiler = make_profiler(job, self._stamps, self._reporter)
         self._disturbance = find_disturbance(spec)
         follow_skew(find_folder(spec.job_id), os.getpid())
         self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter, self._disturbance)
@@ -111,6 +115,7 @@ class Worker:
             reporter=self._reporter,
             stacks=self._stacks,
             start=self._start,
+            profiler=self._profiler,
             disturbance=self._disturbance,
         )
         run_training(self._spec, around)
@@ -162,6 +167,11 @@ class Worker:
     def request(self, flag: Flag) -> None:
         """Tell all ranks ``flag`` with the next commit."""
         self._gate.request(flag)
+
+    @_in_group("control")
+    def profile(self, order: ProfileOrder) -> str:
+        """Have steps recorded; returns why not, empty if they will be. See `StepProfiler.ask`."""
+        return self._profiler.ask(order)
 
     @_in_group("control")
     def close(self) -> None:

@@ -36,11 +36,13 @@ class WorkerEntry:
         worker_id: ``slot<bundle>-<serial>``.
         actor: handle.
         description: what it said when it became ready; None before.
+        compute_s: that it computes in a step, over the newest ones; None before any as a member.
     """
 
     worker_id: str
     actor: Any
     description: WorkerDescription | None = None
+    compute_s: float | None = None
 
     @property
     def bundle(self) -> int:

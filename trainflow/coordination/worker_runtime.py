@@ -8,6 +8,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,9 @@ from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.stack_file import StackFile
 from trainflow.computation.stamps import StampWriter
+from trainflow.computation.step_profiler import StepProfiler, TorchRecorder
 from trainflow.computation.training_state import PreparedModel
+from trainflow.computation.usage_meter import UsageMeter, noting_usage
 from trainflow.computation.witness import Witness
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
@@ -83,6 +86,7 @@ class Surroundings:
         reporter: brings messages to the coordinator.
         stacks: where the training thread's stack is asked for.
         start: measures how long it takes until the worker is warm.
+        profiler: records steps when it is asked to.
         disturbance: this worker's part in a chaos campaign; None outside one.
     """
 
@@ -92,6 +96,7 @@ class Surroundings:
     reporter: Reporter
     stacks: StackFile
     start: StartTimes
+    profiler: StepProfiler
     disturbance: Injector | None = None
 
 
@@ -124,6 +129,11 @@ def make_gate(
     return EpochGate(spec.worker_id, connect)
 
 
+def make_profiler(job: JobConfig, stamps: StampWriter, reporter: Reporter) -> StepProfiler:
+    """Make what records this worker's steps when it is asked to."""
+    return StepProfiler(stamps, reporter.send, partial(TorchRecorder, choose_device(job)))
+
+
 def run_training(spec: WorkerSpec, around: Surroundings) -> None:
     """Run the training function in TorchTrainer, and hold its final state until the run is over."""
     job, reporter = JobConfig.model_validate_json(spec.job_json), around.reporter
@@ -133,18 +143,29 @@ def run_training(spec: WorkerSpec, around: Surroundings) -> None:
         around.stacks.name_training_thread()
         session, witness = _open_session(spec, job, around)
         entrypoint = resolve_entrypoint(job.entrypoint)
-        _run_entrypoint(session, lambda: entrypoint.function(session, session.args))
+        try:
+            _run_entrypoint(session, lambda: entrypoint.function(session, session.args))
+        finally:
+            around.profiler.finish()
         if witness is not None:
             witness.on_end(*session.describe_end())
         reporter.send(Finished())
         session.linger()
 
     try:
-        TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
+        with _metering(job, around.stamps):
+            TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)).fit()
     except SessionClosed:
         logger.info("%s: the session was closed", spec.worker_id)
     except BaseException:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
         reporter.send(Crashed(traceback.format_exc()))
+
+
+def _metering(job: JobConfig, stamps: StampWriter) -> AbstractContextManager[None]:
+    """Note inside what this worker takes of its machine, if the run is monitored."""
+    if not job.monitoring.enabled:
+        return nullcontext()
+    return noting_usage(stamps, UsageMeter.of_device(choose_device(job)))
 
 
 def _run_entrypoint(session: Session, run: Callable[[], object]) -> None:
@@ -183,6 +204,7 @@ def _open_session(
         host=around.host,
         on_built=partial(_on_built, job, around, device, feed.dataset),
     )
+    context.stamps.listeners.append(around.profiler.on_stamp)
     return Session(context), _join_campaign(spec, context, around.disturbance)
 
 

@@ -9,9 +9,7 @@ one a rank: a run of a thousand ranks has as many series as a run of two.
 Pure: plain values.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping
 
 from trainflow.config.sinks import PACKAGES
 from trainflow.epochs import Phase
@@ -19,12 +17,9 @@ from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
-
-PREFIX = "trainflow_"
-"""What each name begins with where it is made; Ray puts ``ray_`` before it in Prometheus."""
-
-JOB_LABEL = "job"
-"""Names the run, by its job id."""
+from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.slow_nodes import PLACES
+from trainflow.monitoring.usage import STATISTICS
 
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -41,63 +36,6 @@ SUM_PHASES = ("before", "link", "after")
 
 RECEIVERS = ("webhook", "grafana")
 """Who may be told of events by HTTP."""
-
-SPREAD = ("min", "p50", "p99", "max")
-"""How values of all ranks are told without a series for each."""
-
-
-class Kind(StrEnum):
-    """What a metric's value does over time, as Prometheus tells kinds apart."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One line of the table.
-
-    Attributes:
-        suffix: its name without `PREFIX`.
-        kind: what its value does.
-        unit: of its value; ``1`` for what is a count or a bare number.
-        meaning: for a person, in a sentence.
-        labels: beside ``job``: of each name the values that it takes.
-        buckets: upper bounds of a histogram's, in its unit.
-    """
-
-    suffix: str
-    kind: Kind
-    unit: str
-    meaning: str
-    labels: Mapping[str, Sequence[str]] = field(
-        default_factory=dict[str, Sequence[str]], hash=False
-    )
-    buckets: Sequence[float] = ()
-
-    @property
-    def name(self) -> str:
-        """Return its name where it is made."""
-        return PREFIX + self.suffix
-
-    @property
-    def shown_name(self) -> str:
-        """Return its name in Prometheus."""
-        return f"ray_{self.name}"
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Return the names of all its labels."""
-        return (JOB_LABEL, *self.labels)
-
-    @property
-    def num_series(self) -> int:
-        """How many series it makes of a run at most, in Prometheus."""
-        num_series = len(self.buckets) + 3 if self.kind is Kind.HISTOGRAM else 1
-        for values in self.labels.values():
-            num_series *= len(values)
-        return num_series
 
 
 # What training comes to
@@ -117,7 +55,8 @@ STEPS_SKIPPED = Metric(
     "steps_skipped_total",
     Kind.COUNTER,
     "1",
-    "Steps whose loss or gradient was not finite, so that nothing was applied.",
+    "Steps whose loss or gradient was not finite, or whose gradient was so large that the job has "
+    "them skipped: nothing was applied.",
 )
 STEPS_LOST = Metric(
     "steps_lost_total", Kind.COUNTER, "1", "Steps that were committed and had to be done again."
@@ -139,6 +78,13 @@ ANOMALIES = Metric(
     "1",
     "Anomalies of losses and gradient norms that were found.",
     {"kind": tuple(AnomalyKind)},
+)
+
+REWINDS = Metric(
+    "rewinds_total",
+    Kind.COUNTER,
+    "1",
+    "Times that the run has gone back to a checkpoint for its loss.",
 )
 
 # Where the time goes
@@ -170,7 +116,23 @@ RANK_COMPUTE = Metric(
     Kind.GAUGE,
     "seconds",
     "What ranks computed in a step until they had but to wait for each other, over all ranks.",
-    {"statistic": SPREAD},
+    {"statistic": STATISTICS},
+)
+SLOW_NODE_COMPUTE = Metric(
+    "slow_node_compute_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "What the slowest rank of a node computed in a step, of the nodes where that is longest; 0 "
+    "where there are fewer nodes.",
+    {"place": PLACES},
+)
+SLOW_NODE_RANK = Metric(
+    "slow_node_rank",
+    Kind.GAUGE,
+    "1",
+    "Number of that rank, by which `trainflow workers` and the page tell its node; -1 where there "
+    "are fewer nodes.",
+    {"place": PLACES},
 )
 SHORTEST_WAIT = Metric(
     "shortest_wait_seconds",
@@ -315,6 +277,30 @@ COPY_LAG = Metric(
     "Steps that a run with sharded state would go back by if a node were lost now.",
 )
 
+WORKER_MEMORY = Metric(
+    "worker_memory_bytes",
+    Kind.GAUGE,
+    "bytes",
+    "Memory that workers' processes take, spares among them: resident, what they share counts in "
+    "each.",
+    {"statistic": STATISTICS},
+)
+DEVICE_MEMORY = Metric(
+    "device_memory_used_bytes",
+    Kind.GAUGE,
+    "bytes",
+    "Memory in use on workers' devices, by whatever process; absent without GPUs and NVML.",
+    {"statistic": STATISTICS},
+)
+DEVICE_BUSY = Metric(
+    "device_busy_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "Share of NVML's newest sampling period in which workers' devices computed; absent without "
+    "GPUs and NVML.",
+    {"statistic": STATISTICS},
+)
+
 # Checkpoints
 
 CHECKPOINTS = Metric("checkpoints_total", Kind.COUNTER, "1", "Checkpoints made.")
@@ -351,12 +337,15 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         TARGETS,
         TOKENS,
         ANOMALIES,
+        REWINDS,
     ),
     "Where the time goes": (
         STEP_DURATION,
         PHASE_DURATION,
         PHASE_SECONDS,
         RANK_COMPUTE,
+        SLOW_NODE_COMPUTE,
+        SLOW_NODE_RANK,
         SHORTEST_WAIT,
         MFU,
         HFU,
@@ -384,6 +373,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RECOVERY_SECONDS,
         COPY_LAG,
     ),
+    "What workers take of their machines": (WORKER_MEMORY, DEVICE_MEMORY, DEVICE_BUSY),
     "What explains the run": (SINK_DROPPED, POSTS_DROPPED, DETECTOR_OFF),
     "Checkpoints": (
         CHECKPOINTS,

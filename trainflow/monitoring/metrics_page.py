@@ -8,7 +8,8 @@ Pure, but for that last line.
 import sys
 from collections.abc import Iterator
 
-from trainflow.monitoring.metrics import JOB_LABEL, METRICS, TABLE, Kind, Metric
+from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
+from trainflow.monitoring.metrics import METRICS, TABLE
 
 _HEAD = """\
 # Metrics

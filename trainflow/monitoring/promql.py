@@ -7,7 +7,7 @@ whatever node, goes on with the same curve.
 Pure.
 """
 
-from trainflow.monitoring.metrics import JOB_LABEL, Kind, Metric
+from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
 
 
 class Queries:

@@ -21,7 +21,7 @@ from trainflow.service.history.history import History
 from trainflow.service.openapi import describe_app
 from trainflow.service.problem_responses import install_problems
 from trainflow.service.record_documents import LOG_OFFSET, LOG_WORKER
-from trainflow.service.routes import jobs, page, reading, service
+from trainflow.service.routes import jobs, page, profiles, reading, service
 from trainflow.service.settings import ServiceSettings
 
 
@@ -47,7 +47,7 @@ def create_app(
     )
     app.state.context = context
     install_problems(app)
-    for router in (jobs.router, reading.router, service.router, page.router):
+    for router in (r.router for r in (jobs, profiles, reading, service, page)):
         app.include_router(router)
     described: list[dict[str, Any]] = []
 

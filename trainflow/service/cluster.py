@@ -3,10 +3,12 @@
 The app knows only this; `ray_cluster` is the real one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from trainflow.coordination.profile_list import Profile
 from trainflow.service.service_documents import ClusterDocument
 
 
@@ -68,6 +70,16 @@ class Cluster(Protocol):
 
         Raises:
             JobNotFoundError: there is none.
+        """
+        ...
+
+    def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
+        """Have ranks of a job record steps; returns once they have been asked.
+
+        Raises:
+            JobNotFoundError: it has no coordinator.
+            ConfigError: no such steps or ranks can be asked for.
+            ConflictError: what the job is at does not allow it now.
         """
         ...
 

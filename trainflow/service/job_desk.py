@@ -11,7 +11,7 @@ disk and the cluster, for seconds at most.
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,15 @@ from trainflow.config.masking import kept_settings
 from trainflow.coordination import names
 from trainflow.coordination.endings import record_ending
 from trainflow.coordination.names import Attempt
+from trainflow.coordination.profile_list import Profile
 from trainflow.coordination.run_state import STOPPED, RunState
-from trainflow.errors import ConflictError, CoordinationError, JobNotFoundError, UnreachableError
+from trainflow.errors import (
+    ConfigError,
+    ConflictError,
+    CoordinationError,
+    JobNotFoundError,
+    UnreachableError,
+)
 from trainflow.service.cluster import Cluster, Driver, DriverState
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.history import records
@@ -174,6 +181,29 @@ class JobDesk:
         state, _ = self.cluster.driver_state(submission_id)
         if state in {DriverState.ENDED, DriverState.UNKNOWN}:
             record_ending(Attempt(job.job_id, job.attempt), STOPPED)
+
+    def profile(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
+        """Have ranks of a job record steps; returns once they have been asked.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+            ConflictError: it has ended, or does not train just now.
+            ProblemError: INVALID: it has no such ranks.
+            UnreachableError: the cluster doesn't answer.
+        """
+        job = self.history.jobs.get(job_id).job
+        absent = ConflictError(
+            f"job {job_id}: got one that is {job.state} and has no coordinator, expected one that "
+            "trains: its steps are recorded while they run"
+        )
+        if job.is_finished:
+            raise absent
+        try:
+            return self.cluster.profile_job(job_id, num_steps, ranks)
+        except JobNotFoundError as error:
+            raise absent from error
+        except ConfigError as error:
+            raise ProblemError(ProblemType.INVALID, str(error)) from error
 
     def resume(self, job_id: str, before: Callable[[records.Job], None] = _nothing) -> JobStatus:
         """Go on with a job from its newest checkpoint, as a new attempt.

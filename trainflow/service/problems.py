@@ -40,6 +40,7 @@ class ProblemType(Enum):
     NOT_FOUND = "not-found", 404, "There is nothing at that address"
     JOB_NOT_FOUND = "job-not-found", 404, "There is no such job"
     LOG_NOT_FOUND = "log-not-found", 404, "The job has no log here"
+    TRACE_NOT_FOUND = "trace-not-found", 404, "The job has no such trace here"
     METHOD_NOT_ALLOWED = "method-not-allowed", 405, "That can't be done at this address"
     TOO_SLOW = "body-too-slow", 408, "The request's body didn't come in time"
     CONFLICT = "conflict", 409, "The job's state does not allow it"

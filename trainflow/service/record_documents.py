@@ -184,6 +184,9 @@ class WorkerDocument(Document):
     lag_s: float | None
     """Seconds since its last progress, as of `published_at_s`."""
 
+    compute_s: float | None = None
+    """Seconds that it computes in a step, waiting for others left out; null of a spare."""
+
 
 class WorkerLogDocument(Document):
     """What is kept of what one worker has printed."""

@@ -359,3 +359,9 @@ def test_nesting_without_end_is_refused():
 def test_a_number_that_json_does_not_know_is_not_written(good: Manifest):
     with pytest.raises(ValueError, match="JSON"):
         encode_manifest(replace(good, config={"lr": math.nan}))
+
+
+def test_what_was_known_of_losses_is_there_or_not(good: Manifest):
+    assert b"anomalies" not in encode_manifest(good)
+    known = replace(good, anomalies={"step": 3, "state": {"recent": [0.1, 2.0]}})
+    assert parse_manifest(encode_manifest(known), "here") == known

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.names import Attempt
+from trainflow.coordination.profile_list import Profile, Trace
 from trainflow.errors import JobNotFoundError
 
 Answer = dict[str, Any]
@@ -79,6 +80,11 @@ class FakeRun:
 
     def stop(self) -> None:
         self._answer("stop", self.stop_answers)
+
+    def profile(self, num_steps: int, ranks: Sequence[int]) -> Profile:
+        self.calls.append(f"profile {num_steps} steps of {tuple(ranks)}")
+        traces = tuple(Trace(rank, f"slot{rank}-1.{rank}") for rank in ranks)
+        return Profile(1, 1000.0, num_steps, 8, traces)
 
     def retire(self) -> None:
         self.calls.append("retire")

@@ -33,7 +33,10 @@ def test_a_step_is_one_line():
 def test_a_skipped_step_says_so():
     step = make_step(7, applied=False, loss=math.nan, grad_norm=math.inf)
     assert "loss=nan grad_norm=inf" in describe_step(step, make_status())
-    assert "skipped" in describe_step(step, make_status())
+    assert "skipped: the gradient was not finite" in describe_step(step, make_status())
+    odd = {"expected": 1.0, "score": 40.0, "num_in_a_row": 1}
+    step = make_step(7, applied=False, grad_norm=50.0, odd_norm=odd)
+    assert "skipped: the gradient was too large" in describe_step(step, make_status())
 
 
 def test_lines_come_in_the_order_of_their_times():

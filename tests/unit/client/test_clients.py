@@ -1,5 +1,7 @@
 """Both clients, over the real service."""
 
+import random
+
 import pytest
 
 from tests.unit.client.conftest import JOB, Service
@@ -12,8 +14,10 @@ from trainflow.client import (
     TrainFlowClient,
     UnknownJobError,
     UnknownLogError,
+    UnknownTraceError,
     WaitedTooLongError,
 )
+from trainflow.computation.profile_order import ProfileTrace, trace_file
 from trainflow.coordination import log_segments
 from trainflow.coordination.log_segments import append_to_log
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, UnreachableError
@@ -186,6 +190,53 @@ def test_the_log_of_a_rank_stays_that_of_one_worker_while_it_is_followed(
     service.ingester.catch_up()
     assert begin + b"".join(pieces) == log
     assert next(client.logs(run.job_id, worker="0")).startswith(b"of another")
+
+
+def with_trace(service: Service) -> bytes:
+    """Have a job with a trace of several streams' length; returns it."""
+    run = service.record("tiny-abcdef")
+    ranks = [{"rank": 3, "worker": "slot3-1.3"}]
+    run.record.add_event("profile", "", number=1, num_steps=5, first_step=8, ranks=ranks)
+    path = run.directory / trace_file(1, 3)
+    path.parent.mkdir(parents=True)
+    data = random.Random(3).randbytes(150_000)
+    path.write_bytes(data)
+    run.record.add_report(ProfileTrace(1, 3, trace_file(1, 3), len(data), 8, 12))
+    service.cluster.coordinators.add(run.job_id)
+    service.ingester.catch_up()
+    return data
+
+
+def test_a_profile_is_asked_for_and_its_trace_is_fetched_whole(
+    client: TrainFlowClient, service: Service
+):
+    data = with_trace(service)
+    assert client.profile("tiny-abcdef", steps=3, ranks=[3]).num_steps == 3
+    assert service.cluster.profiles == [("tiny-abcdef", 3, (3,))]
+    (profile,) = client.profiles("tiny-abcdef")
+    assert (profile.is_over, profile.traces[0].num_bytes) == (True, len(data))
+    assert b"".join(client.trace("tiny-abcdef", 1, 3)) == data
+    with pytest.raises(UnknownTraceError):
+        list(client.trace("tiny-abcdef", 1, 4))
+
+
+def test_an_empty_trace_is_nothing(client: TrainFlowClient, service: Service):
+    with_trace(service)
+    (service.record("tiny-abcdef").directory / trace_file(1, 3)).write_bytes(b"")
+    assert list(client.trace("tiny-abcdef", 1, 3)) == []
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client_profiles_too(service: Service, clock: CountingClock):
+    data = with_trace(service)
+    async with AsyncTrainFlowClient(
+        service.url, service.token, clock=clock, sleep=clock.sleep_in_loop
+    ) as client:
+        assert (await client.profile("tiny-abcdef")).num_steps == 5
+        (profile,) = await client.profiles("tiny-abcdef")
+        assert profile.traces[0].state == "written"
+        pieces = [piece async for piece in client.trace("tiny-abcdef", 1, 3)]
+        assert b"".join(pieces) == data
 
 
 @pytest.mark.anyio

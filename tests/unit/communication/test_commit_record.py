@@ -37,6 +37,7 @@ records = st.builds(
     spot_digest=st.integers(0, 2**64 - 1),
     weight=floats,
     loss_sum=floats,
+    norm=floats,
     compute_s=floats,
     wait_s=floats,
     scalars=st.dictionaries(log_names, st.builds(Scalar, floats, floats), max_size=MAX_SCALARS),
@@ -52,6 +53,11 @@ def test_a_record_comes_back_as_it_was_in_a_fixed_number_of_bytes(record):
 
 def test_a_loss_that_is_not_a_number_travels():
     assert math.isnan(unpack(replace(AT, loss_sum=math.nan).pack()).loss_sum)
+
+
+def test_the_norm_is_rank_0s_on_all_ranks():
+    decision = decide_commit([replace(AT, norm=3.0), replace(AT, norm=3.0000001)])
+    assert decision.norm == 3.0
 
 
 def test_bytes_that_are_no_record_are_refused():

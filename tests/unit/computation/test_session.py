@@ -1,8 +1,11 @@
 """A session alone in its world: what it tells the training function, and what it stamps."""
 
+import gzip
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from tests.distributed.jobs import MAX_STEPS, make_job
+from tests.distributed.jobs import BATCH, MAX_STEPS, make_job
 from tests.distributed.training import Samples, make_optimizer, mean_loss
 from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
@@ -21,13 +24,16 @@ from trainflow.communication.group import Group
 from trainflow.computation import joining
 from trainflow.computation.data_feed import DataFeed, open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed, Standing
+from trainflow.computation.profile_order import ProfileOrder
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.stamps import Stamp, StampWriter, read_stamp
 from trainflow.computation.step_history import StepHistory
+from trainflow.computation.step_profiler import StepProfiler, TorchRecorder
 from trainflow.computation.training_state import TrainingState
 from trainflow.computation.transaction import Transaction
 from trainflow.coordination.hang_detection import Limits, Progress, judge_progress
+from trainflow.data.order import SampleOrder
 from trainflow.epochs import (
     INITIAL_VERSION,
     EpochId,
@@ -105,6 +111,29 @@ def begin(context: RankContext) -> Iterator[Begin]:
     yield start
     for thread in threads:
         thread.join(TIMEOUT_S)
+
+
+def train_alone(
+    context: RankContext,
+    begin: Begin,
+    counter: int = 1,
+    after_first: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Begin anew, and take all steps; returns their losses."""
+    session = Session(context)
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    begin(RecoveryPlan(spec(counter), INITIAL_VERSION))
+    losses: list[float] = []
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            losses.append(step.commit().loss)
+        if step.number == 1:
+            after_first()
+        if step.number == MAX_STEPS:
+            break
+    return losses
 
 
 def progress_after(stamp: Path, age_s: float) -> Progress:
@@ -209,6 +238,37 @@ def test_a_state_that_is_read_from_where_it_was_kept_has_a_phase_of_its_own(
         (Phase.RESTORING, EpochId(1, 1))
     ]
     assert phases[-4:] == [Phase.HEALING, Phase.RESTORING, Phase.HEALING, Phase.USER]
+
+
+@pytest.mark.parametrize(("position", "first"), [(None, 20), (30, 30), (10, 20)])
+def test_samples_before_the_position_of_an_epoch_are_passed_over(
+    context: RankContext,
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+    position: int | None,
+    first: int,
+):
+    def restore(state: TrainingState, stored: StoredState, **_others: Any) -> None:
+        state.version, state.consumed_samples = stored.version, 20
+
+    monkeypatch.setattr(joining, "restore", restore)
+    reports: list[Any] = []
+    session = Session(replace(context, report=reports.append))
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    stored = StoredState("file:///nowhere", step=2)
+    begin(RecoveryPlan(spec(1), stored.version, stored=stored, position=position))
+    used: list[int] = []
+    steps = session.steps()
+    step = next(steps)
+    with step:
+        for batch in step.microbatches():
+            used += batch.indices
+            step.backward(mean_loss(model, batch), weight=batch.num_targets)
+        step.commit()
+    order = SampleOrder(40, context.job.training.seed, context.job.data.order)
+    assert used == order.indices(first, first + BATCH).tolist()
+    next(steps)
+    assert [each.consumed_samples for each in reports] == [first + BATCH]
 
 
 class Counting(nn.Linear):
@@ -358,6 +418,32 @@ def test_the_wait_for_the_others_at_the_end_is_one(
                 step.backward(mean_loss(model, batch), weight=batch.num_targets)
             step.commit()
     assert phases == [Phase.COMMUNICATE]
+
+
+def test_steps_are_recorded_while_a_session_takes_them_and_come_to_the_same(
+    context: RankContext, begin: Begin, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "events.jsonl").touch()
+    told: list[Any] = []
+    profiler = StepProfiler(context.stamps, told.append, partial(TorchRecorder, context.device))
+    context.stamps.listeners.append(profiler.on_stamp)
+
+    def ask() -> None:
+        assert profiler.ask(ProfileOrder(1, 0, 3, 2, str(folder))) == ""
+
+    losses = train_alone(context, begin, after_first=ask)
+    profiler.finish()
+    (trace,) = told
+    assert (trace.first_step, trace.last_step, trace.cut_short) == (3, 4, "")
+    events = json.loads(gzip.decompress((folder / trace.file).read_bytes()))["traceEvents"]
+    names = [str(event.get("name")) for event in events]
+    assert [each for each in names if each.startswith("step ")] == ["step 3", "step 4"]
+    assert names.count("aten::mse_loss") == 2 * 4, "one of each microbatch"
+    assert {"data", "compute", "communicate", "optimizer", "user"} <= set(names)
+    context.stamps.listeners.clear()
+    assert losses == train_alone(context, begin, counter=2)
 
 
 def test_a_session_that_is_closed_ends_the_loop(context: RankContext):

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.distributed.jobs import make_job
-from trainflow.config.fingerprint import changed_settings, fingerprint
+from trainflow.config.fingerprint import altering_settings, changed_settings, fingerprint
 
 
 def config(**sections):
@@ -64,3 +64,55 @@ def test_a_changed_argument_is_named():
     before, now = config(), config()
     before["args"], now["args"] = {"lr": 0.1, "depth": 2}, {"lr": 0.2, "depth": 2}
     assert changed_settings(before, now) == {"args.lr": (0.1, 0.2)}
+
+
+def test_when_a_step_is_skipped_for_its_norm_alters_a_run_that_skips():
+    def judged(**anomalies):
+        return {"monitoring": {"anomalies": anomalies}}
+
+    told = config(**judged(norm_z=9.0, spike_z=7.0))
+    assert changed_settings(config(), told) == {}, "that only says what is told"
+    without = config()
+    for name in ("action", "max_skips", "max_rewinds"):
+        del without["monitoring"]["anomalies"][name]
+    assert changed_settings(without, config()) == {}, "of an earlier release"
+    assert fingerprint(make_job()) == fingerprint(make_job(**judged(norm_z=9.0)))
+    skips = judged(action="skip")
+    assert changed_settings(config(), config(**skips)) == {
+        "monitoring.anomalies.action": (None, "skip"),
+        "monitoring.anomalies.max_skips": (None, 5),
+        "monitoring.anomalies.norm_z": (None, 8.0),
+    }
+    stricter = config(**judged(action="skip", norm_z=7.0, spike_z=7.0))
+    assert changed_settings(config(**skips), stricter) == {
+        "monitoring.anomalies.norm_z": (8.0, 7.0)
+    }
+
+
+def test_when_a_run_goes_back_for_its_loss_alters_one_that_does():
+    def judged(**anomalies):
+        section = {"action": "rewind"} | anomalies
+        checkpoint = {"url": "/store", "every_steps": 10}
+        return config(monitoring={"anomalies": section}, checkpoint=checkpoint)
+
+    assert changed_settings(judged(), judged(norm_z=9.0)) == {}
+    assert changed_settings(config(), judged()) == {
+        "monitoring.anomalies.action": (None, "rewind"),
+        "monitoring.anomalies.max_rewinds": (None, 2),
+        "monitoring.anomalies.rise_ratio": (None, 0.05),
+        "monitoring.anomalies.spike_z": (None, 6.0),
+    }
+    stricter = judged(spike_z=5.0, max_rewinds=1)
+    assert changed_settings(judged(), stricter).keys() == {
+        "monitoring.anomalies.spike_z",
+        "monitoring.anomalies.max_rewinds",
+    }
+
+
+def test_a_job_of_a_release_without_anomalies_has_none_that_alter_it():
+    before = config()
+    del before["monitoring"]["anomalies"]
+    assert changed_settings(before, config()) == {}
+    del before["monitoring"]
+    assert changed_settings(before, config()) == {}
+    assert altering_settings(before) == altering_settings(config())

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from trainflow.monitoring.metrics import METRICS, Kind, Metric
+from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.metrics import METRICS
 
 
 class NotedExport:

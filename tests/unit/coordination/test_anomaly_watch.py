@@ -18,6 +18,7 @@ from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 FIRST, LATER = EpochId(1, 1), EpochId(1, 2)
 KEEP_EVERY = 50
@@ -207,3 +208,111 @@ def test_nothing_is_looked_for_if_that_is_not_asked_for(tmp_path: Path):
     RunMonitor("job-1", job, record, FakeClock())
     record.add_step(replace(STEP, loss=float("nan")))
     assert record.events_since(0) == []
+
+
+def test_a_step_that_was_skipped_for_its_norm_is_told_with_figures(run: Run):
+    run.go(120)
+    odd = OddNorm(expected=1.0, score=40.0, num_in_a_row=2)
+    run.step(121, applied=False, grad_norm=8.0, odd_norm=odd)
+    events = {event["kind"]: event for event in run.record.events_since(0)}
+    assert events["step_skipped"]["text"] == (
+        "step 121: the gradient's norm 8 is 8 times the 1 that was to be expected, +40.0 spreads: "
+        "nothing of the step is applied"
+    )
+    figures = {"step": 121, "value": 8.0, "expected": 1.0, "score": 40.0, "num_in_a_row": 2}
+    assert events["step_skipped"]["data"] == figures
+    assert "anomaly" in events, "that is told of as well"
+    lines = run.record.steps_since(119)
+    assert [line.get("odd_norm") for line in lines] == [
+        None,
+        {"expected": 1.0, "score": 40.0, "num_in_a_row": 2},
+    ]
+    run.go(130)
+    run.open()
+    kinds = [event["kind"] for event in run.record.events_since(0)]
+    assert kinds.count("step_skipped") == 1
+
+
+def make_other(directory: Path, known: Any, step: int) -> Run:
+    """A run that begins with a checkpoint which says what was known."""
+    other = Run(directory)
+    other.watch.go_on_from(step, json.loads(json.dumps(known, allow_nan=False)))
+    other.form(FIRST, base=step)
+    other.record.begin_after(step, "a checkpoint", FIRST)
+    return other
+
+
+def test_another_run_goes_on_with_the_very_state_that_a_checkpoint_kept(run: Run, tmp_path: Path):
+    run.go(120)
+    run.step(121, loss=8.0)
+    run.go(135)
+    known = run.watch.describe_after(125)
+    assert known["step"] == 125
+    other = make_other(tmp_path / "other", known, 125)
+    other.go(135)
+    assert other.state() == run.state()
+    other.open()
+    assert other.state() == run.state(), "a new coordinator too"
+
+
+def test_a_new_coordinator_that_finds_the_checkpoint_again_knows_more(run: Run, tmp_path: Path):
+    run.go(120)
+    known = run.watch.describe_after(120)
+    other = make_other(tmp_path / "other", known, 120)
+    other.go(135)
+    before = other.state()
+    other.open()
+    other.watch.go_on_from(120, known)
+    assert other.state() == before
+
+
+def test_one_that_has_seen_no_step_goes_on_with_what_the_checkpoint_kept(run: Run, tmp_path: Path):
+    run.go(120)
+    other = Run(tmp_path / "other")
+    other.watch.go_on_from(120, run.watch.describe_after(120))
+    other.open()
+    other.form(FIRST, base=120)
+    assert other.state() == run.state()
+
+
+def test_it_goes_on_with_what_there_was_to_tell_of(run: Run, tmp_path: Path):
+    run.go(120)
+    run.step(121, loss=float("nan"))
+    other = make_other(tmp_path / "other", run.watch.describe_after(121), 121)
+    assert other.told() == [("anomaly", "not_finite")], "told in this run's record, once"
+    other.open()
+    other.go(122)
+    assert other.told() == [("anomaly", "not_finite"), ("anomaly_over", "not_finite")]
+
+
+def test_steps_that_are_not_heard_of_yet_are_not_in_it(run: Run):
+    run.go(120)
+    assert run.watch.describe_after(130) == {"step": 120, "state": run.watch._state.to_json()}
+
+
+def test_where_that_checkpoint_could_not_be_used_nothing_is_known(run: Run, tmp_path: Path):
+    run.go(120)
+    known = run.watch.describe_after(120)
+    other = Run(tmp_path / "other")
+    other.watch.go_on_from(120, known)
+    other.form(FIRST, base=100)
+    other.open()
+    assert other.state() == Run(tmp_path / "fresh").state()
+
+
+def test_a_state_of_another_release_costs_nothing_but_itself(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+    monitor.go_on_from(100, {"step": 100, "state": {"unknown": 1}})
+    (event,) = record.events_since(0)
+    assert event["data"] == {"follower": "AnomalyWatch.go_on_from"}
+    record.add_step(replace(STEP, loss=float("nan")))
+    assert monitor.describe()["anomalies"] != []
+
+
+def test_a_detector_that_crashes_costs_no_checkpoint(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+    assert monitor.describe_anomalies(0) is not None
+    with mock.patch.object(AnomalyWatch, "describe_after", side_effect=ZeroDivisionError):
+        assert monitor.describe_anomalies(0) is None

@@ -15,7 +15,8 @@ from tests.unit.coordination.fakes import SleepyClock
 from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
 from trainflow.coordination.names import Attempt
-from trainflow.errors import ConflictError, CoordinationError, UnreachableError
+from trainflow.coordination.profile_list import Profile, Trace
+from trainflow.errors import ConfigError, ConflictError, CoordinationError, UnreachableError
 
 
 @pytest.fixture
@@ -145,3 +146,43 @@ def test_a_coordinator_that_could_not_be_made_is_told_by_its_last_words(
         Run("tiny-abcdef", None)._ask(Path())
     assert str(end.value).endswith("its result was read: OSError: a full disk")
     assert "\n" not in str(end.value)
+
+
+class _Profiling:
+    """A coordinator that answers as a test says; notes how it was asked."""
+
+    def __init__(self, answer: dict[str, Any]):
+        self.profile = self
+        self.asked: list[tuple[Any, ...]] = []
+        self.options_given: dict[str, Any] = {}
+        self._answer = answer
+
+    def options(self, **options: Any) -> "_Profiling":
+        self.options_given = options
+        return self
+
+    def remote(self, *arguments: Any) -> dict[str, Any]:
+        self.asked.append(arguments)
+        return self._answer
+
+
+@pytest.fixture
+def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.ray, "get", lambda answer, **_: answer)
+
+
+@pytest.mark.usefixtures("answers_at_once")
+def test_a_profile_is_asked_for_once():
+    profile = Profile(2, 1000.0, 5, 40, (Trace(3, "slot3-1.3"),))
+    coordinator = _Profiling(profile.describe())
+    assert Run("tiny-abcdef", coordinator).profile(5, (3,)) == profile
+    assert coordinator.asked == [(5, [3])]
+    assert coordinator.options_given == {"max_task_retries": 0}
+
+
+@pytest.mark.parametrize(("is_conflict", "kind"), [(True, ConflictError), (False, ConfigError)])
+@pytest.mark.usefixtures("answers_at_once")
+def test_a_profile_that_is_refused_says_why(*, is_conflict: bool, kind: type[Exception]):
+    coordinator = _Profiling({"refused": "so it is", "is_conflict": is_conflict})
+    with pytest.raises(kind, match="profile of tiny-abcdef: so it is"):
+        Run("tiny-abcdef", coordinator).profile(5, (3,))

@@ -10,7 +10,7 @@ from trainflow.coordination.epoch_former import FormedEpoch, note_formed
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, RecoveryPlan
 
-TWO = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0)
+TWO = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0, nodes=(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,4 @@ def test_an_epoch_says_what_its_steps_are(
     (event,) = record.events_since(0)
     assert (event["data"]["samples"], event["data"]["lr_factor"]) == (samples, lr_factor)
     assert event["text"] == told
+    assert event["data"]["nodes"] == [0, 1]

@@ -10,7 +10,12 @@ from trainflow.coordination.hang_detection import (
     judge_progress,
     went_on,
 )
-from trainflow.coordination.timeout_budget import COPY_LIMIT_S, RESTORE_LIMIT_S, START_LIMIT_S
+from trainflow.coordination.timeout_budget import (
+    COPY_LIMIT_S,
+    PROFILE_LIMIT_S,
+    RESTORE_LIMIT_S,
+    START_LIMIT_S,
+)
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
@@ -28,7 +33,7 @@ def progress(
 
 
 def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
-    for phase in set(Phase) - {Phase.STARTING}:
+    for phase in set(Phase) - {Phase.STARTING, Phase.PROFILE}:
         verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, LIMITS)
         text = f"process 4321 has not run for 11.0 s (step 7, {phase})"
         assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text, 11)}
@@ -53,6 +58,18 @@ def test_a_worker_that_starts_or_rehearses_has_a_limit_of_its_own(phase: Phase, 
     for age_s, is_hung in [(TIMEOUT_S + 1, False), (START_LIMIT_S + 1, True)]:
         worker = progress(phase, epoch=INITIAL_EPOCH, **{age: age_s})
         assert bool(judge_progress({"a": worker}, LIMITS).hung) is is_hung
+
+
+@pytest.mark.parametrize("age", ["age_s", "pulse_age_s"])
+def test_who_makes_a_trace_has_a_limit_of_its_own_and_need_not_pulse(age: str):
+    for age_s, is_hung in [(TIMEOUT_S + 1, False), (PROFILE_LIMIT_S + 1, True)]:
+        members = {
+            "a": progress(Phase.PROFILE, **{age: age_s}),
+            "b": progress(Phase.COMMUNICATE, age_s=age_s),
+        }
+        verdict = judge_progress(members, LIMITS)
+        assert (verdict.hung.keys() == {"a"}) is is_hung
+        assert not verdict.deadlocked
 
 
 def test_who_copies_the_state_out_has_a_limit_of_its_own_and_pulses_all_the_same():

@@ -29,6 +29,7 @@ from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import EpochId, PeerAddress, Phase
+from trainflow.monitoring.usage import Usage
 
 WITHIN_S = 10.0
 
@@ -311,6 +312,15 @@ def test_that_a_worker_goes_on_is_told_at_once_as_that_it_stood_still_was(
     coordinator.heartbeat.remote = hear
     keeper._hang_timeout_s = limit_s
     assert [look(each) for each in (0.1, 0.41, 0.41, 0.1, 0.1)] == [0, 1, 2, 3, 3]
+
+
+def test_a_beat_tells_what_workers_take(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, stamps: StampWriter
+):
+    stamps.note_usage(Usage(900, 5000, 0.25))
+    clock.now_s += 1.5
+    clock.next_round()
+    assert coordinator.beats[-1]["slot0-1.0"].usage == Usage(900, 5000, 0.25)
 
 
 class Inbox:

@@ -23,6 +23,7 @@ from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
 from trainflow.coordination import checkpoint_control
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.checkpoint_monitor import Unmonitored
 from trainflow.coordination.messages import ShareFailed
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId, Version
@@ -32,7 +33,7 @@ LATER = EpochId(1, 3)
 NODES = {"node0", "node1"}
 
 
-class Metrics:
+class Metrics(Unmonitored):
     def __init__(self) -> None:
         self.num_skipped = 0
 

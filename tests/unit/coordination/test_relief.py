@@ -122,6 +122,21 @@ def test_a_pause_is_asked_for_no_more_once_there_is_nothing_to_pause(
     play(act)
 
 
+def test_members_that_are_to_begin_anew_do_so_at_the_boundary(play: Play):
+    async def act(scene: Scene) -> None:
+        assert scene.control.pause()
+        assert not scene.control.pause(), "once is enough"
+        await settle()
+        assert scene.workers[0].requested == [Flag.PAUSE]
+        await reach_boundary(scene)
+        assert scene.control.pause(), "and later again"
+
+    scene = play(act)
+    assert scene.control.members == scene.ids
+    assert scene.kinds() == ["epoch", "epoch"]
+    assert len(scene.workers[0].plans) == 2
+
+
 def test_without_a_spare_it_stays(play: Play):
     async def act(scene: Scene) -> None:
         assert not scene.control.relieve(scene.ids[2])

@@ -9,11 +9,14 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.checkpointing.layouts import make_manifest
+from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.past_runs import record_run
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.computation.replay import ReplayRequest
 from trainflow.coordination import replay as module
 from trainflow.coordination.past_run import PastRun, read_past_run
 from trainflow.coordination.replay import find_run_of, plan_replay, run_replay
+from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import StoredState
 from trainflow.errors import (
     CommunicationError,
@@ -216,6 +219,21 @@ def test_what_rank_0_tells_is_what_came_of_it(
     assert first | {"rank": 0} == second | {"rank": 0}
     assert first["base"] == {"url": store.url, "step": 10}
     assert (first["world_size"], first["last_step"]) == (2, 12)
+
+
+def test_a_run_that_went_back_for_its_loss_is_replayed_with_the_samples_it_had(
+    home: Path, record: Record, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    save(store, 10)
+    record()
+    back = {"to_step": 10, "position": 400, "steps_lost": 5}
+    RunRecord(home / "runs" / "r-1", FakeClock()).add_event("rewound", "", **back)
+    run = read_past_run(home / "runs" / "r-1")
+    asked = answer_as(monkeypatch, *[{"steps": [[12, "a", 0.25]], "tensors": []}] * 2)
+    run_replay(plan_replay(run, 12), timeout_s=5.0, import_paths=())
+    assert [each["position"] for each in asked] == [400, 400]
+    assert ReplayRequest.parse(asked[0]).position == 400
+    assert plan_replay(run, 5, 0).position is None
 
 
 def test_steps_that_were_not_digested_are_not_the_same(

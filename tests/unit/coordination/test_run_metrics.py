@@ -12,9 +12,12 @@ from tests.unit.coordination.noted_export import NotedExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
-from trainflow.coordination.run_metrics import RunMetrics, spread
+from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.monitoring import metrics
-from trainflow.monitoring.metrics import METRICS, Kind
+from trainflow.monitoring.metric import Kind
+from trainflow.monitoring.metrics import METRICS
+from trainflow.monitoring.slow_nodes import PLACES
+from trainflow.monitoring.usage import STATISTICS, Usage
 
 SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
 RECOVERED = {
@@ -37,6 +40,9 @@ class Shown:
 
     def tell(self, kind: str, text: str = "", **data: Any) -> None:
         self.metrics.on_event(make_event(kind, text, **data))
+
+    def step(self, **changes: Any) -> None:
+        self.metrics.on_step(replace(STEP, **changes))
 
 
 def make_event(kind: str, text: str = "", at_s: float = 1000.0, **data: Any) -> dict[str, Any]:
@@ -88,10 +94,83 @@ def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
     assert shown.export.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
 
 
-def test_the_spread_of_many_ranks_is_of_values_that_are_there():
-    values = [float(n) for n in range(1000, 0, -1)]
-    assert spread(values) == {"min": 1.0, "p50": 501.0, "p99": 990.0, "max": 1000.0}
-    assert spread([7.0]) == dict.fromkeys(metrics.SPREAD, 7.0)
+def slow_nodes(shown: Shown) -> list[tuple[float | None, float | None]]:
+    return [
+        (
+            shown.export.value(metrics.SLOW_NODE_RANK, place=place),
+            shown.export.value(metrics.SLOW_NODE_COMPUTE, place=place),
+        )
+        for place in PLACES
+    ]
+
+
+def test_the_slowest_ranks_of_the_slowest_nodes_are_told(shown: Shown):
+    shown.tell("epoch", nodes=[0, 0, 1])
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown) == [(2, 0.9), (1, 0.3), (-1, 0.0), (-1, 0.0), (-1, 0.0)]
+    shown.tell("epoch", nodes=[0, 0, 0])
+    shown.clock.now_s += 5.0
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown)[:2] == [(2, 0.9), (-1, 0.0)], "a node that is gone has no place"
+
+
+def test_of_many_nodes_five_are_told(shown: Shown):
+    shown.tell("epoch", nodes=[*range(9)])
+    shown.step(compute_by_rank=tuple(0.1 * (rank + 1) for rank in range(9)))
+    assert [rank for rank, _ in slow_nodes(shown)] == [8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("nodes", [{}, {"nodes": []}, {"nodes": [0, 1]}])
+def test_where_it_is_not_known_who_is_where_none_is_told(shown: Shown, nodes: dict[str, Any]):
+    shown.tell("epoch", **nodes)
+    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(shown) == [(None, None)] * 5
+
+
+def test_a_new_coordinator_knows_from_the_record_who_is_where():
+    shown = Shown(make_event("epoch", nodes=[0, 1]))
+    shown.step(compute_by_rank=(0.2, 0.3))
+    assert slow_nodes(shown)[0] == (1, 0.3)
+
+
+def test_what_workers_take_is_told_by_its_spread_and_now_and_then(shown: Shown):
+    def memory(statistic: str) -> float | None:
+        return shown.export.value(metrics.WORKER_MEMORY, statistic=statistic)
+
+    shown.metrics.hear("node-1", [Usage(100), Usage(300, 5000, 0.25)])
+    shown.metrics.hear("node-2", [Usage(200)])
+    shown.metrics.tick(3, 0)
+    assert [memory(each) for each in STATISTICS] == [100, 200, 300, 300]
+    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="min") == 5000
+    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") == 0.25
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.metrics.tick(3, 0)
+    assert memory("max") == 300
+    shown.clock.now_s += 5.0
+    shown.metrics.tick(3, 0)
+    assert memory("max") == 900
+
+
+def test_a_node_that_is_silent_counts_no_more(shown: Shown):
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.clock.now_s += 10.0
+    shown.metrics.hear("node-2", [Usage(200)])
+    shown.clock.now_s += 6.0
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") == 200
+
+
+def test_of_devices_that_tell_nothing_nothing_is_shown(shown: Shown):
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="max") is None
+    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") is None
+
+
+def test_a_run_that_goes_back_for_its_loss_is_counted_with_the_steps_that_are_void(shown: Shown):
+    shown.tell("rewound", to_step=110, position=1210, steps_lost=20)
+    assert shown.export.value(metrics.REWINDS) == 1
+    assert shown.export.value(metrics.STEPS_LOST) == 20
 
 
 def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):

@@ -19,6 +19,7 @@ from trainflow.computation.reports import (
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
 from trainflow.epochs import EpochId
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 
 class FrozenClock:
@@ -85,8 +86,15 @@ def test_a_step_is_kept_as_it_was_reported(record: RunRecord):
     (line,) = open_record(record.directory).steps_since(0)
     assert line["epoch"] == "1.2"
     assert line["scalars"] == {"accuracy": 0.5}
-    assert line.keys() == {*STEP.__dataclass_fields__} - {"joined", "pausing", "compute_by_rank"}
+    told_elsewhere = {"joined", "pausing", "compute_by_rank", "odd_norm"}
+    assert line.keys() == {*STEP.__dataclass_fields__} - told_elsewhere
     assert record.step_times_s(5) == [0.5]
+
+
+def test_why_a_step_was_skipped_for_its_norm_is_kept_with_it(record: RunRecord):
+    record.add_step(replace(STEP, applied=False, odd_norm=OddNorm(1.0, 40.0, 2)))
+    (line,) = open_record(record.directory).steps_since(0)
+    assert line["odd_norm"] == {"expected": 1.0, "score": 40.0, "num_in_a_row": 2}
 
 
 def test_a_step_whose_line_was_torn_is_taken_when_it_is_reported_again(record: RunRecord):

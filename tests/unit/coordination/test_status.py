@@ -30,6 +30,14 @@ def test_a_worker_that_starts_shows_its_pid_and_phase_and_no_step():
     assert (unheard["pid"], unheard["phase"], unheard["step"]) == (None, None, None)
 
 
+def test_members_show_how_long_they_compute_and_spares_nothing():
+    ids = ("slot0-1.0", "slot1-1.1")
+    pool = Pool(*(WorkerEntry(each, None, describe(each), compute_s=0.25) for each in ids))
+    member, spare = list_workers(pool, ids[:1], Nodes({}))
+    assert (member["rank"], member["compute_s"]) == (0, 0.25)
+    assert (spare["rank"], spare["compute_s"]) == (None, None)
+
+
 def test_a_warm_worker_shows_its_step():
     spare = WorkerEntry("slot0-1.0", None, describe("slot0-1.0"))
     (row,) = list_workers(Pool(spare), (), Nodes({"slot0-1.0": rehearsing(42)}))

@@ -1,12 +1,13 @@
 """What is looked for in the times of steps, and that one detector's fault is not another's."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool, guard_of
+from tests.unit.coordination.fakes import FakePool, FakeWorker, guard_of
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination.network_watch import NetworkWatch
 from trainflow.coordination.run_record import RunRecord
@@ -38,3 +39,15 @@ def test_one_that_fails_is_shown_and_the_other_looks_on(
     assert sorted(asked) == ["broken", "well", "well", "well"]
     (off,) = detectors.describe()["detectors_off"]
     assert off["detector"] == broken
+
+
+def test_how_long_members_compute_is_noted_whatever_detectors_do(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    for watch in WATCHES.values():
+        monkeypatch.setattr(watch, "on_step", lambda *_: 1 / 0)
+    pool: Any = FakePool([FakeWorker("slot0-1.0", None)])
+    control: Any = SimpleNamespace(members=("slot0-1.0",), epoch=STEP.epoch)
+    parts: Any = (pool, control, None, record, guard_of(record))
+    StepDetectors(make_job(), *parts).on_step(replace(STEP, compute_by_rank=(0.25,)))
+    assert pool.entries["slot0-1.0"].compute_s == 0.25

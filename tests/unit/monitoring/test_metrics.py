@@ -5,7 +5,8 @@ import re
 import pytest
 
 from trainflow.monitoring import metrics
-from trainflow.monitoring.metrics import METRICS, Kind, Metric
+from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.metrics import METRICS
 
 MAX_SERIES = 400
 

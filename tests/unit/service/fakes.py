@@ -1,7 +1,9 @@
 """A cluster that isn't there, and a clock that stands still."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainflow.coordination.profile_list import Profile, Trace
 from trainflow.errors import JobNotFoundError
 from trainflow.service.cluster import Driver, DriverState
 from trainflow.service.service_documents import ClusterDocument
@@ -31,6 +33,7 @@ class FakeCluster:
         stopped: ids of jobs and of drivers that were asked to stop.
         states: of drivers, where they are not running.
         error: raised by every call, if set.
+        profiles: that were asked for: of which job, how many steps, of which ranks.
     """
 
     drivers: dict[str, Driver] = field(default_factory=dict)
@@ -38,6 +41,7 @@ class FakeCluster:
     stopped: list[str] = field(default_factory=list)
     states: dict[str, DriverState] = field(default_factory=dict)
     error: Exception | None = None
+    profiles: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
     def submit(self, driver: Driver) -> None:
         self._fail()
@@ -62,6 +66,14 @@ class FakeCluster:
         if job_id not in self.coordinators:
             raise JobNotFoundError(f"job: got {job_id!r}")
         self.stopped.append(job_id)
+
+    def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
+        self._fail()
+        if job_id not in self.coordinators:
+            raise JobNotFoundError(f"job: got {job_id!r}")
+        self.profiles.append((job_id, num_steps, tuple(ranks)))
+        traces = tuple(Trace(rank, f"slot{rank}-1.{rank}") for rank in ranks)
+        return Profile(len(self.profiles), 1000.0, num_steps, 8, traces)
 
     def describe(self) -> ClusterDocument:
         self._fail()

@@ -14,7 +14,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.unit.service.fakes import FakeCluster
-from trainflow.service import documents, problems, record_documents, service_documents
+from trainflow.service import (
+    documents,
+    problems,
+    profile_documents,
+    record_documents,
+    service_documents,
+)
 from trainflow.service.app import create_app
 from trainflow.service.history.history import open_history
 from trainflow.service.settings import ServiceSettings
@@ -61,7 +67,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]):
 
 
 def test_examples_are_valid(document: dict[str, Any]):
-    rooms = (documents, problems, record_documents, service_documents)
+    rooms = (documents, problems, profile_documents, record_documents, service_documents)
     num_examples = 0
     for name, schema in document["components"]["schemas"].items():
         model = next(getattr(room, name) for room in rooms if hasattr(room, name))

@@ -79,7 +79,7 @@ TRAINING = (
         300,
         "{{ $labels.job }}: steps are not applied",
         "{{ $value | humanizePercentage }} of the steps of the last 30 minutes had a loss or a "
-        "gradient that was not finite.",
+        "gradient that was not finite, or one that was skipped for its size.",
         "Under fp16 the scale of the loss is too high for a while after each rise; more than one "
         "in a hundred says that training is unstable. See also LossNotFinite.",
     ),

@@ -69,8 +69,9 @@ class DetectorState:
     current: Mapping[str, Anomaly] = field(default_factory=dict[str, Anomaly])
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values, of which `from_json` makes the very same state."""
-        return asdict(self)
+        """Return it as plain JSON, of which `from_json` makes the very same state."""
+        current = {name: _keep_anomaly(each) for name, each in self.current.items()}
+        return asdict(self) | {"current": current}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> "DetectorState":
@@ -216,8 +217,19 @@ def _is_of_norm(name: str) -> bool:
     return name.startswith("norm_")
 
 
+_FIGURES = ("value", "expected", "score")
+
+
+def _keep_anomaly(anomaly: Anomaly) -> dict[str, Any]:
+    """Return it as JSON, where what is not finite is text."""
+    figures = {name: getattr(anomaly, name) for name in _FIGURES}
+    texts = {name: str(value) for name, value in figures.items() if not math.isfinite(value)}
+    return asdict(anomaly) | texts
+
+
 def _restore_anomaly(kept: Mapping[str, Any]) -> Anomaly:
-    values: dict[str, Any] = dict(kept) | {"kind": AnomalyKind(kept["kind"])}
+    figures = {name: float(kept[name]) for name in _FIGURES}
+    values: dict[str, Any] = dict(kept) | {"kind": AnomalyKind(kept["kind"])} | figures
     return Anomaly(**values)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from trainflow.monitoring.anomalies.detector import Anomaly, Ended
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
+from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 _FAR = 10.0
 
@@ -17,6 +18,12 @@ def describe_end(ended: Ended) -> str:
     """Return that there is no more, and why."""
     what = f"{_NAMES[ended.anomaly.kind]} (since step {ended.anomaly.since_step})"
     return f"step {ended.step}: {what}: {_ENDS[ended.cause]}"
+
+
+def describe_skip(step: int, norm: float, odd: OddNorm) -> str:
+    """Return why a step was skipped."""
+    found = Anomaly(AnomalyKind.NORM_HIGH, step, norm, odd.expected, odd.score)
+    return f"{describe(found)}: nothing of the step is applied"
 
 
 def _times(anomaly: Anomaly) -> str:

@@ -82,6 +82,22 @@ _RANKS = (
     ),
 )
 
+_SLOWEST = (
+    Panel(
+        "The nodes that hold the others up",
+        "Does the slowest rank of one node take longer than those of all others? Of the five nodes "
+        "where it takes longest.",
+        curve(f"{ASK.latest(metrics.SLOW_NODE_COMPUTE, 'place')} > 0", "place {{place}}"),
+        Look(unit=Unit.SECONDS),
+    ),
+    Panel(
+        "Their slowest ranks",
+        "Which ranks are they? `trainflow workers` and the job's page tell on which node each is. "
+        "A curve that stays is a node that is slow; one that jumps is chance.",
+        curve(f"{ASK.latest(metrics.SLOW_NODE_RANK, 'place')} >= 0", "place {{place}}"),
+    ),
+)
+
 _NODES = (
     Panel(
         "CPU, over all nodes",
@@ -149,5 +165,5 @@ CLUSTER = Dashboard(
     "trainflow-cluster",
     "TrainFlow / Cluster",
     "What do the nodes do, and who holds everyone up? Drawn alike of two nodes and of a thousand.",
-    {"Ranks": _RANKS, "Nodes": _NODES},
+    {"Ranks": (*_RANKS, *_SLOWEST), "Nodes": _NODES},
 )

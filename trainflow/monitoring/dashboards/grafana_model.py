@@ -11,6 +11,7 @@ from typing import Any
 
 from trainflow.monitoring import metrics
 from trainflow.monitoring.dashboards.panel import WIDTH, Chart, Dashboard, Look, Panel
+from trainflow.monitoring.metric import JOB_LABEL
 
 Json = dict[str, Any]
 
@@ -81,7 +82,7 @@ def _describe_variables(dashboard: Dashboard) -> Iterator[Json]:
         "refresh": 1,
         "hide": 0,
     }
-    query = f"label_values({metrics.WORLD_SIZE.shown_name}, {metrics.JOB_LABEL})"
+    query = f"label_values({metrics.WORLD_SIZE.shown_name}, {JOB_LABEL})"
     job: Json = {
         "name": "job",
         "label": "Job",

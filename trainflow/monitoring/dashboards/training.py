@@ -54,12 +54,15 @@ _LEARNING = (
     ),
     Panel(
         "Odd losses and gradients",
-        "When was something found that should not be there, and of what kind?",
-        curve(ASK.new(metrics.ANOMALIES, "kind"), "{{kind}}"),
+        "When was something found that should not be there, of what kind, and did the job go back?",
+        (
+            Curve(ASK.new(metrics.ANOMALIES, "kind"), "{{kind}}"),
+            Curve(ASK.new(metrics.REWINDS), "gone back"),
+        ),
     ),
     Panel(
         "Steps not applied",
-        "What share of steps had a loss or a gradient that was not finite?",
+        "What share of steps had a loss or a gradient that was not finite, or was too large?",
         curve(f"{ASK.rate(metrics.STEPS_SKIPPED)} / {_STEPS}"),
         Look(unit=Unit.SHARE),
     ),
@@ -99,6 +102,24 @@ _TIME = (
             Curve(ASK.latest(metrics.HFU), "HFU"),
         ),
         Look(unit=Unit.SHARE, absent="not known of this model or device"),
+    ),
+    Panel(
+        "Memory of workers",
+        "Does some worker's process grow, or is one near what its machine has?",
+        curve(ASK.latest(metrics.WORKER_MEMORY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.BYTES),
+    ),
+    Panel(
+        "Memory of devices",
+        "How near are workers' devices to running out of memory?",
+        curve(ASK.latest(metrics.DEVICE_MEMORY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.BYTES, absent="no GPUs, or no NVML"),
+    ),
+    Panel(
+        "How busy devices are",
+        "Do devices wait for something, and some more than others?",
+        curve(ASK.latest(metrics.DEVICE_BUSY, "statistic"), "{{statistic}}"),
+        Look(unit=Unit.SHARE, absent="no GPUs, or no NVML"),
     ),
     Panel(
         "Samples and targets a second",

@@ -3,7 +3,9 @@
 Process: any that serves the history.  Thread: any.  Blocks: on the database.  Fails: HistoryError.
 """
 
-from sqlalchemy import select
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, select
 
 from trainflow.errors import ConfigError
 from trainflow.service.history import schema
@@ -12,6 +14,8 @@ from trainflow.service.history.jobs import require_job
 from trainflow.service.history.records import EventRecord
 
 MAX_EVENTS = 10_000
+
+_TABLE = schema.events.c
 
 
 class Events:
@@ -37,12 +41,23 @@ class Events:
         if not 1 <= limit <= MAX_EVENTS:
             raise ConfigError(f"limit: got {limit}, expected 1 to {MAX_EVENTS}")
         require_count("number", number)
-        table = schema.events.c
-        query = select(table.number, table.at_s, table.kind, table.text, table.data)
-        query = query.where(table.job_id == job_id, table.number > number)
+        return self._read(job_id, _TABLE.number > number, limit)
+
+    def of_kinds(self, job_id: str, kinds: Collection[str]) -> tuple[EventRecord, ...]:
+        """Return a job's events of some kinds, the oldest first; of very many the oldest.
+
+        Raises:
+            JobNotFoundError: there is none of that id.
+            HistoryError: the database doesn't answer.
+        """
+        return self._read(job_id, _TABLE.kind.in_(kinds), MAX_EVENTS)
+
+    def _read(self, job_id: str, which: ColumnElement[bool], limit: int) -> tuple[EventRecord, ...]:
+        query = select(_TABLE.number, _TABLE.at_s, _TABLE.kind, _TABLE.text, _TABLE.data)
+        query = query.where(_TABLE.job_id == job_id, which)
         with self._database.read() as connection:
             require_job(connection, job_id)
-            rows = connection.execute(query.order_by(table.number).limit(limit))
+            rows = connection.execute(query.order_by(_TABLE.number).limit(limit))
             return tuple(
                 EventRecord(row.number, row.at_s, row.kind, row.text, row.data) for row in rows
             )

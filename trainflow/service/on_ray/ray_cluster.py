@@ -6,7 +6,7 @@ dashboard, which has no time limit of its own, is left behind then.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.driver import find_run
+from trainflow.coordination.profile_list import Profile
 from trainflow.errors import CoordinationError, UnreachableError
 from trainflow.service.cluster import Driver, DriverState
 from trainflow.service.service_documents import ClusterDocument, NodeDocument
@@ -95,6 +96,10 @@ class RayCluster:
     def stop_job(self, job_id: str) -> None:
         """Have a job stopped at its next step boundary."""
         find_run(job_id).stop()
+
+    def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
+        """Have ranks of a job record steps."""
+        return find_run(job_id).profile(num_steps, ranks)
 
     def describe(self) -> ClusterDocument:
         """Return nodes and resources, as of a second ago at most."""

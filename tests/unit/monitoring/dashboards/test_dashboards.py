@@ -19,7 +19,8 @@ from trainflow.monitoring.dashboards.cluster import RAY_METRICS
 from trainflow.monitoring.dashboards.grafana_model import describe_dashboard
 from trainflow.monitoring.dashboards.panel import WIDTH, Dashboard, Panel
 from trainflow.monitoring.deployment_files import DASHBOARDS_FOLDER, render_files
-from trainflow.monitoring.metrics import METRICS, Kind
+from trainflow.monitoring.metric import Kind
+from trainflow.monitoring.metrics import METRICS
 
 FOLDER = Path(__file__).parents[4] / "dashboards"
 PANELS = [(d, p) for d in DASHBOARDS for p in d.panels]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.unit.service.history.records import JOB_ID, Home
-from trainflow.errors import ConfigError
+from trainflow.errors import ConfigError, JobNotFoundError
 from trainflow.service.history.events import MAX_EVENTS
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Aggregate, CheckpointState
@@ -75,6 +75,18 @@ def test_events_are_told_after_a_number_and_up_to_a_limit(history: History, home
     for limit in (0, MAX_EVENTS + 1):
         with pytest.raises(ConfigError, match="limit: got"):
             history.events.after(JOB_ID, limit=limit)
+
+
+def test_events_of_some_kinds_are_told_alone(history: History, home: Home):
+    run = home.run()
+    for kind in "abcab":
+        run.event(kind)
+    home.take(history)
+    found = history.events.of_kinds(JOB_ID, {"a", "c"})
+    assert [(event.number, event.kind) for event in found] == [(1, "a"), (3, "c"), (4, "a")]
+    assert history.events.of_kinds(JOB_ID, {"d"}) == ()
+    with pytest.raises(JobNotFoundError):
+        history.events.of_kinds("absent", {"a"})
 
 
 def test_checkpoints_are_told_with_what_became_of_them(history: History, home: Home):

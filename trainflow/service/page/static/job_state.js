@@ -39,6 +39,22 @@ export function measureRecovery(event) {
   };
 }
 
+/** Return of each node that has members its slowest rank, that of the slowest node first. */
+export function findSlowest(workers) {
+  const timed = workers.filter((each) => each.rank !== null && typeof each.compute_s === "number");
+  const median = medianOf(timed.map((each) => each.compute_s));
+  const nodes = new Map();
+  for (const { host, rank, compute_s: computeS } of timed) {
+    const known = nodes.get(host);
+    const isSlowest = known === undefined || computeS > known.computeS;
+    const slowest = isSlowest ? { rank, computeS } : { rank: known.rank, computeS: known.computeS };
+    nodes.set(host, { host, numRanks: (known?.numRanks ?? 0) + 1, ...slowest });
+  }
+  return [...nodes.values()]
+    .map((node) => ({ ...node, ratio: median > 0 ? node.computeS / median : null }))
+    .toSorted((a, b) => b.computeS - a.computeS || a.rank - b.rank);
+}
+
 /** Return the middle one of some numbers; null of none. */
 export function medianOf(values) {
   const sorted = values.toSorted((a, b) => a - b);

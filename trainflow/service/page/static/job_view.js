@@ -9,7 +9,7 @@ import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
 import { hasEnded, isStale } from "./job_state.js";
-import { Checkpoints, Workers } from "./job_tables.js";
+import { Checkpoints, Nodes, Workers } from "./job_tables.js";
 import { LogView } from "./log_view.js";
 import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
 import { Recoveries } from "./recoveries.js";
@@ -36,6 +36,7 @@ export class JobView {
   #charts = new JobCharts();
   #recoveries = new Recoveries();
   #workers = new Workers();
+  #nodes = new Nodes();
   #checkpoints = new Checkpoints();
   #about = element("p", { class: "quiet" }, "Asking for the job …");
   #reason = element("p", { class: "notice", hidden: true });
@@ -59,6 +60,7 @@ export class JobView {
       section("Recoveries", this.#recoveries.element),
       section("Workers", this.#workers.element),
       section("Logs", this.#logs.element),
+      section("Nodes", this.#nodes.element),
       section("Checkpoints", this.#checkpoints.element),
       section(
         "Configuration",
@@ -168,6 +170,7 @@ export class JobView {
   async #lookAtWorkers(signal) {
     const { workers } = await ask(jobPath(this.jobId, "/workers"), signal);
     this.#workers.update(workers);
+    this.#nodes.update(workers);
     return this.#pace(DETAILS_EVERY_S);
   }
 

@@ -1,0 +1,170 @@
+"""A coordinator that follows another: whom it finds, and what it counts."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import (
+    Method,
+    describe,
+    until,
+)
+from tests.unit.coordination.stage import (
+    EPOCH,
+    Play,
+    Stage,
+    failures_of,
+    make_play,
+    state_of,
+    train,
+)
+from tests.unit.coordination.test_adoption import IDS
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination import coordinator as module
+from trainflow.coordination.worker_contacts import WorkerContacts
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    return make_play(tmp_path, monkeypatch)
+
+
+def test_a_member_that_died_unheard_is_told_of_once(play: Play, monkeypatch: pytest.MonkeyPatch):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(IDS[0], IDS[2])
+        first = stage.start()
+        monkeypatch.setattr(first._kept, "find_stored_again", asyncio.Event().wait)
+        await until(lambda: first._record.num_failures)
+        assert await failures_of(first) == [(IDS[1], 1)]
+        event = (await first.status())["events"][-1]
+        assert event["text"] == (
+            f"lost {IDS[1]} (rank 1): it was gone when a new coordinator looked for it"
+        )
+        # The first gets no further, as if it were killed while it takes over.
+        second = stage.start()
+        await until(lambda: stage.found[IDS[0]].plans)
+        assert await failures_of(second) == [(IDS[1], 1)]
+        assert (await second.status())["failures"] == 1
+
+    play(act)
+
+
+def test_a_member_that_an_earlier_coordinator_told_of_and_is_still_listed_counts_once(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH, ("failure", {"worker": IDS[1], "rank": 1}))
+        stage.leave(*IDS)
+        coordinator = stage.start()
+        await until(lambda: IDS[1] in stage.pool.entries)
+        coordinator._on_gone(IDS[1], "its actor exited")
+        assert IDS[1] not in stage.pool.entries
+        assert await failures_of(coordinator) == [(IDS[1], 1)]
+
+    play(act)
+
+
+def test_a_member_that_dies_before_its_epoch_is_taken_over_has_its_rank(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+        slow = stage.found[IDS[0]]
+
+        async def answer_late() -> Any:
+            asked.set()
+            await may_answer.wait()
+            return slow.description
+
+        slow.describe = Method(answer_late)
+        coordinator = stage.start()
+        await asked.wait()
+        coordinator._on_gone(IDS[2], "its actor exited")
+        assert await failures_of(coordinator) == [(IDS[2], 2)]
+        may_answer.set()
+        await until(lambda: coordinator._control.members)
+        assert await failures_of(coordinator) == [(IDS[2], 2)]
+
+    play(act)
+
+
+def test_a_member_that_is_slow_to_answer_a_new_coordinator_keeps_its_rank(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        WorkerContacts(stage.directory / "workers.jsonl").note(describe(IDS[1]))
+        slow, may_answer = stage.found[IDS[1]], asyncio.Event()
+
+        async def answer_late() -> Any:
+            await may_answer.wait()
+            return slow.description
+
+        slow.describe = Method(answer_late)
+        monkeypatch.setattr(module.adoption, "_ANSWER_WITHIN_S", 0.05)
+        coordinator = stage.start()
+        await until(lambda: "taken_over" in stage.kinds())
+        assert [each["rank"] for each in await coordinator.workers()] == [0, 1, 2]
+        slow.description = replace(slow.description, presence_port=2)
+        may_answer.set()
+        await until(lambda: stage.pool.entries[IDS[1]].description == slow.description)
+        assert await failures_of(coordinator) == []
+        assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
+def test_how_workers_are_reached_is_left_to_the_next_coordinator(play: Play):
+    async def act(stage: Stage) -> None:
+        ids = await train(stage, stage.start())
+        contacts = WorkerContacts(stage.directory / "workers.jsonl")
+        assert [contacts.find(each) for each in ids] == [describe(each) for each in ids]
+
+    play(act)
+
+
+def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave()
+        coordinator = stage.start()
+        await until(lambda: stage.launches)
+        kinds = [event["kind"] for event in (await coordinator.status())["events"]]
+        assert kinds == ["epoch", "failure", "failure", "failure", "submitted"]
+        # The new ones bear the same names, and count again.
+        await train(stage, coordinator)
+        coordinator._on_gone(IDS[0], "its actor exited")
+        assert await failures_of(coordinator) == [*zip(IDS, range(3), strict=True), (IDS[0], 0)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("left", [IDS[:2], ()], ids=["some are left", "nobody is left"])
+def test_failures_that_earlier_coordinators_told_of_count(play: Play, left: tuple[str, ...]):
+    async def act(stage: Stage) -> None:
+        lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(2)]
+        stage.write_events(*lost, EPOCH)
+        stage.leave(*left)
+        stage.start(max_failures=2)
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "failed"
+        assert "failures.max_failures = 2 failures; last: lost slot2" in stage.result()["reason"]
+        assert stage.launches == 0
+
+    play(act)
+
+
+def test_failures_before_the_window_do_not_count(play: Play):
+    async def act(stage: Stage) -> None:
+        lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(3)]
+        stage.write_events(*lost, EPOCH, at_s=SYSTEM_CLOCK.unix_s() - 4000.0)
+        stage.leave(IDS[0], IDS[1])
+        coordinator = stage.start(max_failures=2)
+        await until(lambda: stage.found[IDS[0]].plans)
+        assert (await coordinator.status())["failures"] == 4
+        assert (await coordinator.status())["ending"] is None
+
+    play(act)

@@ -1,0 +1,81 @@
+"""What is left of what follows a run where nothing is to."""
+
+import asyncio
+from pathlib import Path
+from unittest import mock
+
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.test_run_record import STEP
+from trainflow.coordination import run_monitor
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.run_monitor import RunMonitor
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import INITIAL_EPOCH, Phase
+from trainflow.monitoring import metrics
+from trainflow.monitoring.usage import Usage
+
+
+def _live(directory: Path, *, enabled: bool) -> RunMonitor:
+    """Go through a run of one step, with a loss that is no number."""
+    clock = FakeClock()
+    record = RunRecord(directory, clock)
+    job = make_job(monitoring={"enabled": enabled})
+    monitor = RunMonitor("job-1", job, record, clock)
+    monitor.tick(world_size=2, num_spares=1)
+    monitor.on_checkpoint_skipped()
+    record.add_event("submitted", "job-1")
+    clock.now_s += 1.0
+    record.add_event("launched", "two workers", workers=["slot0-1.0", "slot1-1.1"])
+    clock.now_s += 1.0
+    record.add_step(STEP)
+    monitor.end(RunState.SUCCEEDED)
+    asyncio.run(monitor.close())
+    assert record.last_step == STEP.step
+    return monitor
+
+
+def test_what_is_not_monitored_leaves_its_record_and_nothing_else(tmp_path: Path):
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = _live(tmp_path, enabled=False)
+    export.assert_not_called()
+    assert monitor.describe() == {"anomalies": [], "goodput": None}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"events.jsonl", "metrics.jsonl", "workers.jsonl"}
+    events = RunRecord(tmp_path, FakeClock()).events_since(0)
+    assert [event["kind"] for event in events] == ["submitted", "launched"]
+
+
+def _beat() -> Heartbeat:
+    """A node with one worker that tells what it takes, and one that doesn't yet."""
+    progress = {
+        f"slot{slot}-1.{slot}": Progress(7, 3, INITIAL_EPOCH, Phase.COMPUTE, 0.1, 0.0, usage)
+        for slot, usage in enumerate((Usage(900), None))
+    }
+    return Heartbeat("node-1", progress, knows_peers=True, held=None)
+
+
+def test_what_workers_take_is_shown_with_the_next_look(tmp_path: Path):
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        record = RunRecord(tmp_path, FakeClock())
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+        monitor.hear(_beat())
+        monitor.tick(world_size=2, num_spares=0)
+    export.return_value.show.assert_any_call(metrics.WORKER_MEMORY, 900, statistic="min")
+
+
+def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    job = make_job(monitoring={"enabled": False})
+    RunMonitor("job-1", job, record, FakeClock()).hear(_beat())
+    assert record.events_since(0) == []
+
+
+def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = _live(tmp_path, enabled=True)
+    moved = {call.args[0].suffix for call in export.return_value.method_calls}
+    assert {"world_size", "loss", "checkpoints_skipped_total", "goodput_ratio"} <= moved
+    assert monitor.describe()["goodput"] is not None

@@ -1,0 +1,65 @@
+"""What a run's events tell of its going back for its loss. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainflow.epochs import INITIAL_EPOCH, Version
+
+ASKED, DONE = "rewind", "rewound"
+GIVEN_UP, REFUSED = "rewind_given_up", "rewind_refused"
+_UNUSABLE = "checkpoint_unusable"
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """A run is to go back.
+
+    Attributes:
+        step: whose checkpoint it goes back to, or to an older one if that can't be used.
+        position: in the data, after which it goes on from there.
+    """
+
+    step: int
+    position: int
+
+
+class RewindHistory:
+    """All of a run, over all of its attempts.
+
+    Attributes:
+        num_asked: how often it was to go back.
+        pending: what is still to be done; None if nothing is.
+    """
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.pending: Rewind | None = None
+        self._positions: dict[int, int] = {}
+        self._unusable: set[int] = set()  # of those steps
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event."""
+        kind, data = event["kind"], event["data"]
+        if kind == ASKED:
+            self.num_asked += 1
+            self.pending = Rewind(data["to_step"], data["position"])
+        elif kind == DONE:
+            self._positions[data["to_step"]] = data["position"]
+            self.pending = None
+        elif kind in {GIVEN_UP, "attempt"}:
+            self.pending = None
+        elif kind == _UNUSABLE and data["step"] in self._positions:
+            self._unusable.add(data["step"])
+
+    def position_after(self, base: Version) -> int | None:
+        """Return where in the data an epoch goes on that begins from a state; None: as that has it.
+
+        What was read from a checkpoint is told from what ranks have committed by its epoch. A run
+        that has gone back to a checkpoint goes on from it at the same place ever after: else it
+        would come to the same samples again. So it does from an older one, if that was damaged.
+        """
+        if base.epoch != INITIAL_EPOCH:
+            return None
+        meant = min((step for step in self._unusable if step > base.step), default=base.step)
+        return self._positions.get(base.step, self._positions.get(meant))
