@@ -92,22 +92,22 @@ class CutWatch:
             return
         cut_off = await self.find_cut_off(tuple(left_for_s))
         self._find_at_s = self._clock.monotonic_s() + _FIND_EVERY_S
-        if cut_off is not None and self._control.left_for_s().keys() == left_for_s.keys():
+        if cut_off is not None:
             self._control.superior.lose(*cut_off)
 
     async def find_cut_off(self, members: Sequence[str]) -> tuple[list[str], str] | None:
         """Ask the nodes of members that could not be brought together who reaches whom.
 
         Returns:
-            The workers that are to be lost for it, and why; None if there is no cut, or if too few
-            would be left: then only trying again is left too.
+            The workers that are to be lost for it, and why. None if there is no cut, if too few
+            would be left, so that only trying again is left too, or if the members no longer wait.
         """
         node_of = self._pool.nodes_of(each for each in members if each in self._pool.entries)
         nodes = set(node_of.values())
         cuts = find_cuts(await self._ask(nodes))
         if cuts:  # a packet may have been lost
             cuts &= find_cuts(await self._ask(nodes))
-        if not cuts:
+        if not cuts or self._control.left_for_s().keys() != set(members):
             return None
         ranks_on: dict[str, list[int]] = {}
         for rank, member in enumerate(members):

@@ -72,7 +72,10 @@ class Scene:
         return {one: [b for b in addresses if (one, b) in self.cut] for one in addresses}
 
     def find(self) -> tuple[list[str], str] | None:
-        return asyncio.run(self.watch.find_cut_off(MEMBERS))
+        self.left_for_s = dict.fromkeys(MEMBERS, 5.0)
+        found = asyncio.run(self.watch.find_cut_off(MEMBERS))
+        self.left_for_s = {}
+        return found
 
     def tick(self, after_s: float = 0.0) -> None:
         self.clock.now_s += after_s
@@ -220,6 +223,34 @@ def test_a_link_that_comes_and_goes_is_tried_ever_later(scene: Scene):
     assert pauses_s == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
 
 
+def test_a_cut_that_lasts_is_looked_at_once_in_each_pause(scene: Scene):
+    scene.cut = {("b", "c")}
+    scene.find()
+    scene.num_asked = 0
+    asked: list[int] = []
+    for after_s in (4.9, 0.1, 0.5, 4.4, 0.1):
+        scene.tick(after_s=after_s)
+        asked.append(scene.num_asked)
+    assert asked == [0, 1, 1, 1, 2]
+
+
+def test_another_coordinator_knows_how_often_two_nodes_have_lost_each_other(scene: Scene):
+    for _ in range(2):
+        scene.cut = {("b", "c")}
+        scene.find()
+        scene.cut = set()
+        scene.tick(after_s=20.0)
+    scene.record = RunRecord(scene.record.directory, scene.clock)
+    scene.watch = scene.open()
+    scene.cut = {("b", "c")}
+    scene.find()
+    scene.cut = set()
+    scene.tick(after_s=19.9)
+    assert scene.unfit.all() == {"c"}
+    scene.tick(after_s=0.1)
+    assert scene.unfit.all() == frozenset()
+
+
 def test_another_coordinator_goes_on_from_what_was_told(scene: Scene):
     scene.cut = {("b", "c")}
     scene.find()
@@ -285,3 +316,5 @@ def test_nobody_is_lost_for_an_epoch_that_others_are_to_form_by_now(scene: Scene
     scene.watch._nodes.ask_unreachable = ask_late
     scene.tick()
     assert scene.lost == []
+    assert scene.events() == [], "nothing is told of ranks that stay where they are"
+    assert scene.unfit.all() == frozenset()
