@@ -1,10 +1,12 @@
 """What the driver and the workers of a job have printed, on its page."""
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import Complaints, OpenPage, Serve
 from tests.browser.served import Served, WatchedRun
@@ -12,6 +14,7 @@ from tests.browser.served import Served, WatchedRun
 pytestmark = pytest.mark.browser
 
 JOB = "tiny-abcdef"
+READS = re.compile(r"/logs\?")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
@@ -33,8 +36,34 @@ def open_logs(open_page: OpenPage, served: Served) -> Page:
     return page
 
 
+def choice_of_log(page: Page) -> Locator:
+    return page.get_by_label("Log of", exact=True)  # else the log is meant, too
+
+
 def log_of(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=f"Log of {name}", exact=True)
+
+
+def see_steps(page: Page, run: WatchedRun, *steps: int) -> None:
+    """Have the page show these steps, one after the other: it looks once a second."""
+    for step in steps:
+        run.learn([step])
+        expect(page.locator("#figure-step")).to_contain_text(str(step))
+
+
+@contextmanager
+def reads_unanswered(page: Page) -> Generator[None]:
+    """Have the page wait for an answer meanwhile, whenever it asks for what a log says."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(READS, hold)
+    yield
+    for route in held:
+        route.continue_()
+    page.unroute(READS)
 
 
 def is_at_end(log: Locator) -> bool:
@@ -60,7 +89,7 @@ def test_each_workers_log_can_be_chosen(serve: Serve, run: WatchedRun, open_page
     run.print("its last words\n", worker="w9")  # gone by now
     with serve() as served:
         page = open_logs(open_page, served)
-        choice = page.get_by_label("Log of")
+        choice = choice_of_log(page)
         expect(choice.locator("option")).to_have_text(
             ["the driver", "worker w1, rank 1", "worker w9"]
         )
@@ -114,26 +143,69 @@ def test_who_reads_further_up_is_left_there(serve: Serve, run: WatchedRun, open_
         assert log.evaluate("e => e.scrollTop") == 0
 
 
-def test_what_is_not_followed_stays_and_what_is_closed_is_not_asked_for(
-    serve: Serve, run: WatchedRun, open_page: OpenPage
-):
+def test_what_is_closed_is_not_asked_for(serve: Serve, run: WatchedRun, open_page: OpenPage):
     asked: list[str] = []
     run.print("one\n")
     with serve() as served:
         page = open_page(served.job_url(JOB))
         page.on("request", lambda request: asked.append(request.url))
-        run.learn([21])
-        expect(page.locator("#figure-step")).to_contain_text("21")
+        see_steps(page, run, 21, 22, 23)
         assert not any("/logs" in url for url in asked)
         page.get_by_text("Show what the driver").click()
         expect(log_of(page, "the driver")).to_have_text("one\n")
-        with page.expect_response(re.compile("/logs")):
-            page.get_by_label("Follow").uncheck()
+        page.get_by_text("Show what the driver").click()
+        see_steps(page, run, 24)  # what was under way is asked by now
         asked.clear()
-        run.print("two\n")
-        run.learn([22])
-        expect(page.locator("#figure-step")).to_contain_text("22")
+        see_steps(page, run, 25, 26)
+        assert not any("/logs" in url for url in asked)
+
+
+def test_what_is_no_longer_followed_stays(serve: Serve, run: WatchedRun, open_page: OpenPage):
+    asked: list[str] = []
+    run.print("one\n")
+    with serve() as served:
+        page = open_logs(open_page, served)
         expect(log_of(page, "the driver")).to_have_text("one\n")
-        assert not any("/logs?" in url for url in asked)
+        with reads_unanswered(page):
+            with page.expect_request(READS):
+                run.print("two\n")
+            page.get_by_label("Follow").uncheck()
+        see_steps(page, run, 21)
+        page.on("request", lambda request: asked.append(request.url))
+        see_steps(page, run, 22, 23)
+        expect(log_of(page, "the driver")).to_have_text("one\n")
+        assert not any("/logs" in url for url in asked)
         page.get_by_label("Follow").check()
         expect(log_of(page, "the driver")).to_have_text("one\ntwo\n")
+
+
+def test_what_is_chosen_is_read_once_where_it_is_not_followed(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    run.print("of the driver\n")
+    run.print("of rank 1\n", worker="w1")
+    with serve() as served:
+        page = open_logs(open_page, served)
+        expect(log_of(page, "the driver")).to_have_text("of the driver\n")
+        page.get_by_label("Follow").uncheck()
+        run.print("and more\n")
+        choice_of_log(page).select_option("w1")
+        expect(log_of(page, "worker w1, rank 1")).to_have_text("of rank 1\n")
+        run.print("more of rank 1\n", worker="w1")
+        see_steps(page, run, 21, 22, 23)
+        expect(log_of(page, "worker w1, rank 1")).to_have_text("of rank 1\n")
+        choice_of_log(page).select_option("the driver")
+        expect(log_of(page, "the driver")).to_have_text("of the driver\nand more\n")
+
+
+def test_a_first_look_is_not_lost_to_who_does_not_follow(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    run.print("one\n")
+    with serve() as served:
+        page = open_page(served.job_url(JOB))
+        with reads_unanswered(page):
+            with page.expect_request(READS):
+                page.get_by_text("Show what the driver").click()
+            page.get_by_label("Follow").uncheck()
+        expect(log_of(page, "the driver")).to_have_text("one\n")

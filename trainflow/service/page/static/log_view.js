@@ -26,6 +26,7 @@ export class LogView {
   #note = element("p", { class: "quiet" });
   #looks = 0;
   #shown = null;
+  #isDue = true; // to be read, followed or not
 
   constructor(jobId, onTrouble) {
     this.#jobId = jobId;
@@ -46,16 +47,20 @@ export class LogView {
       this.#frame,
     );
     this.element.addEventListener("toggle", () => this.#change());
-    this.#follow.addEventListener("change", () => this.#change());
+    // Who no longer follows wants what is shown to stay: nothing is read for that.
+    this.#follow.addEventListener("change", () => this.#changed.abort());
     this.#nameFrame();
   }
 
-  /** Read what is chosen while it is open, until the signal ends it; once if it isn't followed. */
+  /**
+   * Read what is chosen while it is open, until the signal ends it. If it isn't followed, it is read
+   * once when it is chosen or opened.
+   */
   async run(signal) {
     while (!signal.aborted) {
       this.#changed = new AbortController();
       const either = AbortSignal.any([signal, this.#changed.signal]);
-      if (this.element.open) {
+      if (this.element.open && (this.#isDue || this.#follow.checked)) {
         await repeat(() => this.#look(either), either, this.#onTrouble);
       }
       await waitEnded(either);
@@ -67,6 +72,7 @@ export class LogView {
 
   #change() {
     this.#looks = 0; // so that the list is new, too
+    this.#isDue = true;
     this.#nameFrame();
     this.#changed.abort();
   }
@@ -83,6 +89,7 @@ export class LogView {
     }
     this.#looks += 1;
     await this.#read(this.#choice.worker, signal);
+    this.#isDue = false;
     return this.#follow.checked ? EVERY_S : null;
   }
 
@@ -95,7 +102,8 @@ export class LogView {
       const { headers, bytes } = await askBytes(path, signal);
       this.#take(worker, shown, Number(headers.get("log-offset")), bytes);
     } catch (error) {
-      if (!(error instanceof ServiceError && error.status === 404)) {
+      // After a change it is no answer to what is asked now.
+      if (signal.aborted || !(error instanceof ServiceError && error.status === 404)) {
         throw error;
       }
       this.#shown = null;
