@@ -39,7 +39,7 @@ class Args(BaseModel):
     spike_at: tuple[int, ...] = ()
     """Steps whose loss is a thousand times as large."""
     bad_samples: tuple[int, int] | None = None
-    """The first of samples whose loss is as well, and the first after them."""
+    """The first of samples whose loss is a billion times as large, and the first after them."""
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
     stuck_rank: int | None = None
@@ -185,8 +185,9 @@ def find_factor(session: Session, args: Args, step: int, batch: Batch) -> float:
     if step in args.nan_at and session.rank == 1:
         return float("nan")
     first, end = args.bad_samples or (0, 0)
-    is_bad = any(first <= index < end for index in batch.indices)
-    return 1000.0 if step in args.spike_at or is_bad else 1.0
+    if any(first <= index < end for index in batch.indices):
+        return 1e9
+    return 1000.0 if step in args.spike_at else 1.0
 
 
 def describe(epoch: EpochId | None, step: int, **more: Any) -> str:

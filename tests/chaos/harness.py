@@ -201,8 +201,8 @@ class RunUnderTest:
     def final_digests(self) -> set[str]:
         return {path.read_text() for path in self.work_dir.glob("final-*.txt")}
 
-    def used_samples(self) -> dict[int, list[int]]:
-        return find_used(self.work_dir)
+    def used_samples(self, *, back_to: int | None = None) -> dict[int, list[int]]:
+        return find_used(self.work_dir, back_to=back_to)
 
     def expected_samples(self) -> dict[int, list[int]]:
         return find_expected(self.job, self.job.training.max_steps)
@@ -232,8 +232,11 @@ class RunUnderTest:
         return left
 
 
-def find_used(work_dir: Path) -> dict[int, list[int]]:
-    """Return the samples of each step's committed try; no step was committed in two epochs."""
+def find_used(work_dir: Path, *, back_to: int | None = None) -> dict[int, list[int]]:
+    """Return the samples of each step's committed try; no step was committed in two epochs.
+
+    But those after a step that the run went ``back_to``: of them the last time counts.
+    """
     used: list[Used] = []
     commits: list[Committed] = []
     for path in work_dir.glob("used-*.jsonl"):
@@ -246,6 +249,8 @@ def find_used(work_dir: Path) -> dict[int, list[int]]:
             else:
                 commits.append(Committed(pid, step, epoch))
     committing = find_committing_epochs(commits)
+    if back_to is not None:
+        committing |= {step: {max(committing[step])} for step in committing if step > back_to}
     twice = {step: epochs for step, epochs in committing.items() if len(epochs) > 1}
     assert not twice, f"steps were committed in more than one epoch: {twice}"
     return collect_samples(used, committing)

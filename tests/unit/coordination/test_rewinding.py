@@ -129,7 +129,7 @@ def test_without_a_checkpoint_before_it_it_is_told(tmp_path: Path):
     run = Run(tmp_path, stored=(121,))
     run.go(120)
     run.step(121, loss=8.0)
-    assert "no checkpoint before step 121" in run.last()["text"]
+    assert "no checkpoint before step 119" in run.last()["text"]
 
 
 def test_a_job_that_does_not_ask_for_it_goes_on(tmp_path: Path):

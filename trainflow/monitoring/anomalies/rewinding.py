@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.anomalies.levels import BLOCK, SUDDEN_WITHIN
+from trainflow.monitoring.anomalies.outliers import BEGIN_AFTER
 
-_AGO = {AnomalyKind.LOSS_SPIKE: 0, AnomalyKind.LOSS_RISE: SUDDEN_WITHIN * BLOCK}
-"""What a run goes back for, and how many steps before it was found it may have begun."""
+_AGO = {AnomalyKind.LOSS_SPIKE: BEGIN_AFTER, AnomalyKind.LOSS_RISE: SUDDEN_WITHIN * BLOCK}
+"""What a run goes back for, and how many steps before it was found it may have begun: a spike with
+the update before the first loss that was too high."""
 
 
 @dataclass(frozen=True)
