@@ -51,7 +51,13 @@ def test_a_keeper_that_comes_back_after_the_lease_has_cost_nobody_its_rank(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize("resumes", [False, True], ids=["for good", "until it is ended"])
+@pytest.mark.parametrize(
+    "resumes",
+    [
+        pytest.param(False, id="for good"),
+        pytest.param(True, id="until it is ended", marks=pytest.mark.soak),
+    ],
+)
 def test_a_keeper_that_stands_still_has_cost_nobody_its_rank(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str, *, resumes: bool
 ) -> None:

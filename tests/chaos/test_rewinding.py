@@ -57,7 +57,7 @@ def assert_passed_over(run: RunUnderTest, base: int) -> None:
         assert samples == sorted(position % NUM_SAMPLES for position in positions), number
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_it_goes_back_and_passes_over_what_led_there(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ):
