@@ -62,7 +62,7 @@ MIX: list[dict[str, Any]] = [
     {"kind": "fill_disk", "last_s": 5.0, "weight": 1},
 ]
 MIXES: Mapping[str, list[dict[str, Any]]] = {"trainflow": MIX, "trainflow_processes": PROCESSES}
-_STEPS_RATIO = {"trainflow": 0.65, "trainflow_processes": 0.9}
+_STEPS_RATIO = {"trainflow": 0.88, "trainflow_processes": 0.95}
 """How many steps make a run with faults last as long as that, of those of a run without."""
 
 
