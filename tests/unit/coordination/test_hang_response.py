@@ -22,6 +22,7 @@ class Stage:
 
     def __init__(self, record: RunRecord):
         self.members = ("a", "b")
+        self.is_open = True
         self.epoch = EPOCH
         self.record = record
         self.hung: dict[str, Hang] = {}
@@ -121,6 +122,20 @@ def test_who_waits_for_data_is_let_wait_and_found_afterwards(play: Play):
         await settle()
 
     assert [worker_id for worker_id, *_ in play(act).lost] == ["b", "a"]
+
+
+def test_nobody_is_judged_before_the_epoch_is_taken_over(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung, stage.is_open = {"b": STILL}, False
+        stage.may_answer.set()
+        stage.response.look()
+        await settle()
+        assert not stage.lost
+        stage.is_open = True
+        stage.response.look()
+        await settle()
+
+    assert [worker_id for worker_id, *_ in play(act).lost] == ["b"]
 
 
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
