@@ -84,13 +84,13 @@ class EpochControl:
         self._clock = clock
         self.superior = superior
         self.is_open = self._waiting = self._stop_asked = False
-        self._broken = self._member_lost = self._pausing = False
+        self._broken = self._member_lost = self._pausing = self._forms_at_boundary = False
         self._counter = 0
         self.attempts = FormingAttempts()
         self._forming: asyncio.Task[None] | None = None
-        self._forms_at_boundary = False
         # Members of the newest epoch, formed or not: once some were released into it, they may hold
-        # the newest state, so the next epoch is made from them.
+        # the newest state, so the next epoch is made from them. One that is to begin at a boundary
+        # is none before that: who is to leave has not, and may hold all the state there is.
         self._lineup: tuple[str, ...] = ()
         self.running_since_s = 0.0
         self.troubles = EpochTroubles(self, pool, clock)
@@ -203,7 +203,7 @@ class EpochControl:
         if not self.is_open or self._stop_asked or self.all_finished():
             return
         if self._forming is not None:
-            if all(member in self._pool.entries for member in self._lineup):
+            if all(member in self._pool.entries for member in self.attempts.members):
                 return
             self._forming.cancel()
             self._forming = None
@@ -319,7 +319,7 @@ class EpochControl:
             self._job,
             seconds_between_failures=self._record.seconds_between_failures(),
         )
-        self._lineup = members
+        self._lineup = self._lineup if at_boundary else members
         self._forms_at_boundary = at_boundary
         self.attempts.begin(members, self._clock.monotonic_s(), at_boundary=at_boundary)
         self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
@@ -328,9 +328,10 @@ class EpochControl:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
 
         async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
-            known = self._record.last_step  # by now: one that leaves may be lost until it parks
-            lost = self._member_lost
-            return await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            known, lost = self._record.last_step, self._member_lost  # who leaves may be lost by now
+            made = await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            self._lineup = spec.members
+            return made
 
         before = self.members if at_boundary else ()
         try:
