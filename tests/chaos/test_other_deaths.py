@@ -92,6 +92,7 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
     assert hang["text"].startswith(f"{worker['worker_id']}: no progress in data of step 25")
     assert "rank 1: hang_once (tests/chaos/chaos_job.py:" in hang["text"]
     assert "ranks 0, 2: commit (tests/chaos/chaos_job.py:" in hang["text"]
+    assert ", for the sum of /gradients/model/" in hang["text"]
     (stacks,) = (Path(status["directory"], name).read_text() for name in hang["data"]["stacks"])
     for rank, member in members.items():
         assert f"{member['worker_id']}, rank {rank}, process {member['pid']}" in stacks

@@ -45,7 +45,7 @@ class ShardExchange:
     Args:
         scatter: how gradients are summed.
         waiting: entered while parameters are gathered: this rank waits for others, in the middle
-            of computing.
+            of computing; is told for what, empty if that isn't known.
         gathering: how parameters travel.
         sums_at_once: gradients are summed before backward goes on, since FSDP2 copies the sums off
             the device as soon as it has them.
@@ -61,7 +61,7 @@ class ShardExchange:
     def __init__(
         self,
         scatter: HybridScatter,
-        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
         *,
         gathering: ParameterGather = PLAIN,
         sums_at_once: bool = False,
@@ -100,12 +100,12 @@ class ShardExchange:
         self._wait_for_all_but(0)
         return self._succeeded and self._connected.failure is None
 
-    def gather(self, output: Tensor, part: Tensor, unit: UnitGather) -> None:
-        """Fill ``output`` with every rank's part of a unit; blocks."""
+    def gather(self, output: Tensor, part: Tensor, unit: UnitGather, name: str = "") -> None:
+        """Fill ``output`` with every rank's part of a unit, which has that name; blocks."""
         sharers, _ = split(self._connected)
         num_ranks = sharers.world_size
         self._count(PLAIN.wire_bytes(part, num_ranks), unit.wire_bytes(part, num_ranks))
-        with self._waiting():
+        with self._waiting(f"parameters of {name}" if name else ""):
             unit.gather(output, part, sharers)
 
     def scatter(self, output: Tensor, parts: Tensor, unit: object) -> None:
@@ -120,7 +120,7 @@ class ShardExchange:
             parts.mul_(self.unscale)
         group, described = self._connected, (output.numel(), output.element_size())
         self._handles.append(self._scatter.start(output, parts, group))
-        with self._waiting():
+        with self._waiting(""):
             at_once = self._sums_at_once or unit in self._summed
             self._wait_for_all_but(0 if at_once else _DEPTH)
         self._summed.add(unit)
@@ -157,9 +157,10 @@ class _OverExchange:
 class GatherParameters(_OverExchange):
     """FSDP2's all_gather of one unit's parameters."""
 
-    def __init__(self, exchange: ShardExchange, parts: Sequence[ParameterPart]):
+    def __init__(self, exchange: ShardExchange, parts: Sequence[ParameterPart], name: str):
         super().__init__(exchange)
         self._unit = exchange.gathering.of_unit(parts)
+        self._name = name
 
     def __call__(
         self,
@@ -170,7 +171,7 @@ class GatherParameters(_OverExchange):
     ) -> None:
         """Gather; done when it returns."""
         del group, async_op
-        self._exchange.gather(output_tensor, input_tensor, self._unit)
+        self._exchange.gather(output_tensor, input_tensor, self._unit, self._name)
 
 
 class ScatterGradients(_OverExchange):

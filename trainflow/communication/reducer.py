@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 
 Chosen = Aggregator | LowRankScheme
+OnWait = Callable[[str], None]
+
+
+def _tell_nobody(_name: str) -> None:
+    """Nobody wants to know."""
 
 
 class GradientReducer:
@@ -46,6 +51,7 @@ class GradientReducer:
         parameters: names and parameters, in order of declaration.
         aggregator: how they are summed; one for all, or one for each.
         bucket_bytes: about how much travels together.
+        on_wait: is told whose sums are waited for, before each wait; at last that none are.
 
     Attributes:
         layout: which gradients travel together.
@@ -61,7 +67,10 @@ class GradientReducer:
         parameters: Sequence[tuple[str, nn.Parameter]],
         aggregator: Chosen | Sequence[Chosen],
         bucket_bytes: int,
+        *,
+        on_wait: OnWait = _tell_nobody,
     ):
+        self._on_wait = on_wait
         chosen = aggregator if isinstance(aggregator, Sequence) else [aggregator] * len(parameters)
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
@@ -87,6 +96,7 @@ class GradientReducer:
                 flat = self._buffers[number][slot.offset : slot.offset + slot.num_elements]
                 self._views[slot.parameter] = flat.view(specs[slot.parameter].shape)
                 self._bucket_of[slot.parameter] = number
+        self._bucket_names = [self._name_bucket(bucket) for bucket in self.layout.buckets]
         self._group: Group | None = None
         self._unscale = 1.0
         self._is_exact = False
@@ -150,8 +160,10 @@ class GradientReducer:
         self._launch_ready()
         succeeded = True
         with self._timing("after_s"):
-            for handle in self._handles:  # each of them, whatever became of those before
-                succeeded = handle.wait() and succeeded
+            for handle, name in zip(self._handles, self._bucket_names, strict=True):
+                self._on_wait(name)
+                succeeded = handle.wait() and succeeded  # each, whatever became of those before
+        self._on_wait("")
         if not succeeded:
             return None
         self._require_once()
@@ -195,6 +207,12 @@ class GradientReducer:
             for slot in bucket.slots:
                 part = flat[slot.offset : slot.offset + slot.num_elements]
                 yield self._names[slot.parameter], part.view(self._views[slot.parameter].shape)
+
+    def _name_bucket(self, bucket: Bucket) -> str:
+        names = [self._names[slot.parameter] for slot in bucket.slots]
+        if len(names) > 1:
+            return f"{names[0]} and {len(names) - 1} more"
+        return names[0] if names else "flags of all parameters"
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def copy_when_armed(_: Tensor) -> None:

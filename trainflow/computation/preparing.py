@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import nn
 
 from trainflow.communication.aggregation import choose_aggregators
@@ -20,20 +19,20 @@ from trainflow.computation.rank_context import RankContext
 from trainflow.computation.recomputation import recompute_units
 from trainflow.computation.sharded_model import Layout, ShardedModel
 from trainflow.computation.sharding import Sharding
+from trainflow.computation.stamps import StampWriter
 from trainflow.computation.trainable import find_trainable
 from trainflow.computation.training_state import PreparedModel
 from trainflow.config.job import JobConfig
 
 
-def make_replicated(
-    name: str, blueprint: Blueprint, job: JobConfig, device: torch.device
-) -> PreparedModel:
+def make_replicated(name: str, blueprint: Blueprint, context: RankContext) -> PreparedModel:
     """Make a model that every rank holds whole.
 
     Raises:
         TrainingError: it can't be trained so.
         ConfigError: a pattern of ``communication.per_parameter`` matches no parameter.
     """
+    job, device = context.job, context.device
     module = _recomputing(name, blueprint.model, job)().to(device)
     trainable = find_trainable(name, module, job)
     aggregators = choose_aggregators(
@@ -47,8 +46,18 @@ def make_replicated(
         module,
         made,
         None if blueprint.scheduler is None else blueprint.scheduler(made),
-        GradientReducer(trainable, aggregators, job.communication.bucket_bytes),
+        GradientReducer(
+            trainable,
+            aggregators,
+            job.communication.bucket_bytes,
+            on_wait=partial(_note_awaited, name, context.stamps),
+        ),
     )
+
+
+def _note_awaited(model: str, stamps: StampWriter, name: str) -> None:
+    """Show whose sums this rank waits for, by their path as `tensor_digests` has it."""
+    stamps.note_awaited(name and f"the sum of /gradients/{model}/{name}")
 
 
 def make_sharded(name: str, blueprint: Blueprint, context: RankContext) -> ShardedModel:

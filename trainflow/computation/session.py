@@ -154,7 +154,7 @@ class Session:
             self._sharded[name] = sharded
             self._state.models[name] = sharded.prepared
             return sharded.handle
-        self._state.models[name] = make_replicated(name, blueprint, job, self.device)
+        self._state.models[name] = make_replicated(name, blueprint, self._context)
         self._stamp(Phase.STARTING)
         return self._state.models[name].module
 

@@ -129,13 +129,14 @@ def shard(
     for unit in find_gathered(module):
         fully_shard(unit, **how, mp_policy=sharding.precision(is_root=False))
     root = fully_shard(module, **how, mp_policy=sharding.precision(is_root=True))
-    for unit in module.modules():
+    for name, unit in module.named_modules():
         if isinstance(unit, FSDPModule):
             parts = [
                 ParameterPart.of(each.sharded_param.shape, each.padded_sharded_param_size.numel())
                 for each in records_of(unit)
             ]
-            gather: Any = GatherParameters(exchange, parts)  # FSDP2's own types aren't public
+            of_what = name or "what is in no unit"
+            gather: Any = GatherParameters(exchange, parts, of_what)  # FSDP2's types aren't public
             unit.set_custom_all_gather(gather)
             scatter: Any = ScatterGradients(exchange)
             unit.set_custom_reduce_scatter(scatter)

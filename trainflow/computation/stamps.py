@@ -25,6 +25,8 @@ from trainflow.epochs import EpochId, Phase
 from trainflow.monitoring.usage import Usage
 
 _LAYOUT = struct.Struct("=qqqqqqddddd")
+_AWAITED_BYTES = 256  # behind it: text, ended by a zero
+_SIZE = _LAYOUT.size + _AWAITED_BYTES
 _PROGRESS, _PULSE, _MEMORY, _DEVICE_MEMORY, _DEVICE_BUSY = 6, 7, 8, 9, 10
 _UNKNOWN = -1.0
 _PHASES = tuple(Phase)
@@ -35,7 +37,8 @@ PULSE_INTERVAL_S = 0.1
 class Stamp:
     """A reading of one worker's progress. Times are CLOCK_MONOTONIC of its machine, in seconds.
 
-    What it takes of the machine is None until it has been noted.
+    What it takes of the machine is None until it has been noted. ``awaited`` says which tensor the
+    training thread waits for, as far as that was noted; empty if for none.
     """
 
     pid: int
@@ -46,6 +49,7 @@ class Stamp:
     progress_at_s: float
     pulse_at_s: float
     usage: Usage | None = None
+    awaited: str = ""
 
 
 OnStamp = Callable[[Phase, int, EpochId], None]
@@ -68,12 +72,13 @@ class StampWriter:
         self._phases = PhaseTimes()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _LAYOUT.size)
-            page = memoryview(mmap.mmap(descriptor, _LAYOUT.size))
+            os.posix_fallocate(descriptor, 0, _SIZE)
+            page = memoryview(mmap.mmap(descriptor, _SIZE))
         finally:
             os.close(descriptor)
         # Assigned one by one: struct.pack_into clears all fields before it writes them.
         self._numbers, self._times = page.cast("q"), page.cast("d")
+        self._awaited = page[_LAYOUT.size :]
         self._closed = threading.Event()
         self.stamp(Phase.STARTING, step=0, epoch=EpochId(0, 0), sequence=0)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
@@ -83,6 +88,7 @@ class StampWriter:
         """Record that the training thread enters ``phase``."""
         # The time first: nobody may see the new phase with the age of the old one.
         self.renew()
+        self.note_awaited("")
         fields = (os.getpid(), step, epoch.incarnation, epoch.counter, sequence)
         for index, value in enumerate((*fields, _PHASES.index(phase))):
             self._numbers[index] = value
@@ -98,6 +104,11 @@ class StampWriter:
         """Record that the training thread gets on with what it is at."""
         self._times[_PROGRESS] = self._times[_PULSE] = time.monotonic()
 
+    def note_awaited(self, what: str) -> None:
+        """Record for which tensor others are waited for; forgotten with the next phase."""
+        text = what.encode()[: _AWAITED_BYTES - 1] + b"\0"
+        self._awaited[: len(text)] = text
+
     def note_usage(self, usage: Usage) -> None:
         """Record what the process takes of its machine."""
         used, busy = usage.device_bytes, usage.device_busy_ratio
@@ -105,18 +116,19 @@ class StampWriter:
         self._times[_DEVICE_BUSY] = _UNKNOWN if busy is None else busy
         self._times[_MEMORY] = float(usage.memory_bytes)  # the last: from here on it is known
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
+    def waiting(self, awaited: str = "") -> contextlib.AbstractContextManager[None]:
         """Stamp *communicate* inside, where other ranks are waited for; then what was before."""
-        return self.during(Phase.COMMUNICATE)
+        return self.during(Phase.COMMUNICATE, awaited)
 
     @contextlib.contextmanager
-    def during(self, inner: Phase) -> Generator[None]:
-        """Stamp ``inner`` inside; then what was before."""
+    def during(self, inner: Phase, awaited: str = "") -> Generator[None]:
+        """Stamp ``inner`` inside, and what is waited for there; then what was before."""
         _, step, incarnation, counter, sequence, phase = self._numbers[:_PROGRESS].tolist()
         stamp_here = partial(
             self.stamp, step=step, epoch=EpochId(incarnation, counter), sequence=sequence
         )
         stamp_here(inner)
+        self.note_awaited(awaited)
         try:
             yield
         finally:
@@ -154,7 +166,8 @@ def read_stamp(path: Path) -> Stamp | None:
     if not (pid and progress and pulse):
         return None  # the file is there before the first stamp: this is nobody, who hung for ever
     epoch, usage = EpochId(incarnation, counter), _read_usage(*numbers[_MEMORY:])
-    return Stamp(pid, step, epoch, sequence, _PHASES[phase], progress, pulse, usage)
+    awaited = data[_LAYOUT.size :].partition(b"\0")[0].decode(errors="replace")
+    return Stamp(pid, step, epoch, sequence, _PHASES[phase], progress, pulse, usage, awaited)
 
 
 def _read_usage(memory: float, device_memory: float, busy: float) -> Usage | None:

@@ -12,6 +12,10 @@ from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem
 from trainflow.config.section import LONGEST_S, PositiveSeconds, Section
 
+COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG = 1800.0, 2.0
+"""Seconds after which a collective gives up at least, and over the hang timeout: it names nobody,
+so whoever is to blame has to be found long before."""
+
 _HOST = "{host}"
 
 
@@ -88,6 +92,7 @@ class FailuresConfig(Section):
         """
         return [
             *self._resumption_conflicts(has_store=has_store),
+            *self._lease_conflicts(),
             *self._isolation_conflicts(),
             *self._straggler_conflicts(communication, parallel),
             *self._spot_check_conflicts(parallel, deterministic=deterministic),
@@ -99,6 +104,16 @@ class FailuresConfig(Section):
             return []
         got, change = str(self.max_lost_clusters), "set checkpoint.url, or leave this out"
         return [Problem("failures.max_lost_clusters", got, "0 without checkpoint.url", change)]
+
+    def _lease_conflicts(self) -> list[Problem]:
+        """A node that is silent has to be given up before those who wait for its ranks give up."""
+        hang_s = 0.0 if self.hang_timeout_s == "auto" else self.hang_timeout_s
+        most_s = max(COLLECTIVE_FLOOR_S / COLLECTIVES_A_HANG, hang_s)
+        if self.lease_s <= most_s:
+            return []
+        gives_up_s = COLLECTIVES_A_HANG * most_s
+        expected = f"at most {most_s:g}, as a collective gives up after {gives_up_s:g} s"
+        return [Problem("failures.lease_s", f"{self.lease_s:g}", expected, "lower it")]
 
     def _isolation_conflicts(self) -> list[Problem]:
         """What is counted up to more than the run bears never comes to that."""

@@ -17,7 +17,7 @@ Topic = Literal["failures", "recoveries", "anomalies", "checkpoints", "capacity"
 KINDS: Mapping[Topic, frozenset[str]] = {
     "failures": frozenset(
         {"failure", "hang", "deadlock", "ranks_differ", "isolate"}
-        | {"data_stall", "data_stall_last", "data_stall_over"}
+        | {"data_stall", "data_stall_last", "data_stall_over", "waited_for"}
     ),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
     "anomalies": frozenset(

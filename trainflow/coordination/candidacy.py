@@ -80,8 +80,9 @@ class Candidacy:
         leave: who straggles, if there is another, and who is on a node that is to be emptied, as
         far as the world stays large enough. The node that has most time left is the last to go.
         """
-        leaving = set[str]() if self._leaving is None else {self._leaving}
-        candidates = self._prefer(self.available(members), leaving, members)
+        candidates = self.available(members)
+        for last in self._find_last(members):
+            candidates = self._prefer(candidates, last, members)
         deadlines = self.unfit.draining
         staying = [each for each in candidates if each.node_id not in deadlines]
         going = [each for each in candidates if each.node_id in deadlines]
@@ -91,6 +92,15 @@ class Candidacy:
             if len(lineup) >= self._job.workers.minimum:
                 return lineup
         return self._fill(members, candidates)
+
+    def _find_last(self, members: Sequence[str]) -> list[set[str]]:
+        """Return whom to do without: who is relieved; spares on its node, which may be to blame."""
+        if self._leaving is None:
+            return []
+        warm = {each.worker_id: each.node_id for each in self._warm()}
+        node_id = warm.get(self._leaving)
+        beside = {each for each, node in warm.items() if node == node_id}
+        return [{self._leaving}, beside.difference(members)]
 
     def relieve(self, worker_id: str, members: Sequence[str]) -> bool:
         """Have a member leave at the next boundary; False if there is nobody to take its rank."""

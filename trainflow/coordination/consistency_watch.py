@@ -6,6 +6,8 @@ Process: coordinator.  Thread: its event loop.  Fails: never; the run goes on wi
 says so.
 """
 
+import asyncio
+
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.consistency import decide_losses, describe_difference
 from trainflow.coordination.detector_guard import DetectorGuard
@@ -16,6 +18,7 @@ from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.monitoring.detectors import Detector
 
 _KIND = "ranks_differ"
+_AGAIN_AFTER_S = 0.01  # less than an epoch that broke is left for the next one
 
 
 class ConsistencyWatch:
@@ -37,7 +40,13 @@ class ConsistencyWatch:
 
     def on_difference(self, message: RanksDiffer) -> None:
         """Ranks tell of each try of a step: each that saw it, or again if it was not answered."""
-        if message.epoch != self._control.epoch:
+        epoch = self._control.epoch
+        if epoch is None or message.epoch > epoch:
+            # Ranks are fast, or had no coordinator: who has these ranks is known in a moment.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_AGAIN_AFTER_S, self.on_difference, message)
+            return
+        if message.epoch < epoch:
             return  # who had these ranks then has been judged by what came of that epoch
         self._guard.look(Detector.DIFFERENCES, lambda: self._judge_once(message))
 

@@ -54,6 +54,7 @@ class EpochControl:
         members: worker ids of the current epoch, by rank.
         epoch: its id; None before the first.
         candidacy: who may be a member.
+        is_open: epochs are formed; not before that of an earlier coordinator is taken over.
         running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
         attempts: to form the next one.
         troubles: hears of what breaks it beside deaths.
@@ -82,14 +83,14 @@ class EpochControl:
         self._recovery = RecoveryLog(record, clock)
         self._clock = clock
         self.superior = superior
-        self._is_open = self._waiting = self._stop_asked = False
-        self._broken = self._member_lost = self._pausing = False
+        self.is_open = self._waiting = self._stop_asked = False
+        self._broken = self._member_lost = self._pausing = self._forms_at_boundary = False
         self._counter = 0
         self.attempts = FormingAttempts()
         self._forming: asyncio.Task[None] | None = None
-        self._forms_at_boundary = False
         # Members of the newest epoch, formed or not: once some were released into it, they may hold
-        # the newest state, so the next epoch is made from them.
+        # the newest state, so the next epoch is made from them. One that is to begin at a boundary
+        # is none before that: who is to leave has not, and may hold all the state there is.
         self._lineup: tuple[str, ...] = ()
         self.running_since_s = 0.0
         self.troubles = EpochTroubles(self, pool, clock)
@@ -163,12 +164,12 @@ class EpochControl:
 
     def open(self) -> None:
         """From now on epochs are formed."""
-        self._is_open = True
+        self.is_open = True
         self.advance()
 
     def close(self) -> None:
         """Form no more epochs."""
-        self._is_open = False
+        self.is_open = False
         self._request.end()
         if self._forming is not None:
             self._forming.cancel()
@@ -199,10 +200,10 @@ class EpochControl:
 
     def advance(self) -> None:
         """Look at the situation and do what follows from it."""
-        if not self._is_open or self._stop_asked or self.all_finished():
+        if not self.is_open or self._stop_asked or self.all_finished():
             return
         if self._forming is not None:
-            if all(member in self._pool.entries for member in self._lineup):
+            if all(member in self._pool.entries for member in self.attempts.members):
                 return
             self._forming.cancel()
             self._forming = None
@@ -257,7 +258,7 @@ class EpochControl:
     def _may_pause(self) -> bool:
         """Whether all train, and are not about to stop for something else."""
         busy = self._pausing or self._stop_asked or bool(self._finished)
-        return self._is_open and self.is_whole and not busy
+        return self.is_open and self.is_whole and not busy
 
     def _pause(self) -> None:
         self._pausing = True
@@ -291,7 +292,7 @@ class EpochControl:
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
-        if epoch != self.epoch or self._broken or not self._is_open or self._stop_asked:
+        if epoch != self.epoch or self._broken or not self.is_open or self._stop_asked:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
         self.superior.spend(text)
@@ -318,7 +319,7 @@ class EpochControl:
             self._job,
             seconds_between_failures=self._record.seconds_between_failures(),
         )
-        self._lineup = members
+        self._lineup = self._lineup if at_boundary else members
         self._forms_at_boundary = at_boundary
         self.attempts.begin(members, self._clock.monotonic_s(), at_boundary=at_boundary)
         self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
@@ -327,9 +328,10 @@ class EpochControl:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
 
         async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
-            known = self._record.last_step  # by now: one that leaves may be lost until it parks
-            lost = self._member_lost
-            return await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            known, lost = self._record.last_step, self._member_lost  # who leaves may be lost by now
+            made = await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            self._lineup = spec.members
+            return made
 
         before = self.members if at_boundary else ()
         try:

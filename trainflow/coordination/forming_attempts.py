@@ -22,11 +22,12 @@ class FormingAttempts:
 
     Attributes:
         num_failed: in a row, of the same members.
+        members: of the newest one.
     """
 
     def __init__(self) -> None:
         self.num_failed = 0
-        self._members: tuple[str, ...] = ()
+        self.members: tuple[str, ...] = ()
         self._left_at_s: float | None = None
         self._failing_since_s = 0.0
 
@@ -38,8 +39,8 @@ class FormingAttempts:
             now_s: the time.
             at_boundary: they go on until the end of their step: their epoch isn't over yet.
         """
-        if tuple(members) != self._members:
-            self._members, self.num_failed = tuple(members), 0
+        if tuple(members) != self.members:
+            self.members, self.num_failed = tuple(members), 0
         if at_boundary:
             self._left_at_s = None
         elif self._left_at_s is None:
@@ -59,7 +60,7 @@ class FormingAttempts:
         """Return for how long the members have been out of their epoch; empty if they aren't."""
         if self._left_at_s is None:
             return {}
-        return dict.fromkeys(self._members, now_s - self._left_at_s)
+        return dict.fromkeys(self.members, now_s - self._left_at_s)
 
     def failing_for_s(self, now_s: float) -> float:
         """Return for how long attempts have failed."""

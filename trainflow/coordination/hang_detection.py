@@ -202,6 +202,20 @@ def _is_stuck(progress: Progress, limits: Limits) -> bool:
     return progress.phase.is_waiting and progress.progress_age_s > limit_s
 
 
+def find_waited_for(members: Mapping[str, Progress], for_s: float) -> list[str]:
+    """Return the members in code that nobody judges, where all others have waited for so long.
+
+    Args:
+        members: progress of all of them, by worker id.
+        for_s: how long both have to have lasted, in seconds.
+    """
+    elsewhere = [w for w, each in members.items() if each.phase is Phase.USER]
+    others = [each for w, each in members.items() if w not in elsewhere]
+    are_waiting = all(each.phase.is_waiting or each.phase is Phase.PARKED for each in others)
+    lasts = all(each.progress_age_s > for_s for each in members.values())
+    return elsewhere if others and are_waiting and lasts else []
+
+
 def find_forgotten(
     progress: Mapping[str, Progress], training: Collection[str], running_s: float
 ) -> list[str]:

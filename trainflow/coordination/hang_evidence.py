@@ -96,7 +96,8 @@ class HangEvidence:
         if dump.trouble:
             return dump.trouble
         frames = parse_stacks(dump.text).get(dump.training_thread, ())
-        return find_place(frames, self._own) or "its training thread is not in its stacks"
+        place = find_place(frames, self._own) or "its training thread is not in its stacks"
+        return f"{place}, for {dump.awaited}" if dump.awaited else place
 
     def _keep(self, text: str) -> str:
         """Write a file, and remove the oldest of many; returns its path in the run's folder."""

@@ -20,6 +20,7 @@ from trainflow.monitoring.detectors import Detector
 
 _DEADLOCK = "every member waits for another"
 _OVER = "hang_over"
+_WAITED_FOR = "waited_for"
 
 
 class HangResponse:
@@ -43,6 +44,8 @@ class HangResponse:
         # Their verdict is given; heartbeats that come while stacks are awaited tell of them again.
         self._judged: set[str | EpochId] = set()
         self._shown: set[EpochId] = set()
+        self._waited_for: frozenset[str] = frozenset()
+        self._num_looks = 0
 
     @property
     def told_after_s(self) -> float:
@@ -54,17 +57,41 @@ class HangResponse:
         self._guard.look(Detector.HANGS, self._look)
 
     def _look(self) -> None:
+        if not self._control.is_open:
+            return  # it isn't known yet who the members are, nor so to whom data doesn't come
         left_for_s = self._control.left_for_s()
         found = self._stalls.leave_out(self._watch.find_hung(left_for_s))
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()
             self._guard.start(Detector.HANGS, partial(self._end, hung))
+        self._num_looks += 1
+        if self._num_looks % max(1, len(self._control.members)) == 0:  # not with each of very many
+            self._note_waited_for(self._watch.find_waited_for(self._control.members))
         epoch = self._control.epoch
         if epoch is None or left_for_s:
             return
         if self._watch.is_deadlocked(self._control.members, epoch):
             self._on_deadlock(epoch)
+
+    def _note_waited_for(self, waited_s: Mapping[str, float]) -> None:
+        """Tell of them once: nothing is done, as code between commits may take what it likes."""
+        before, self._waited_for = self._waited_for, frozenset(waited_s)
+        if self._waited_for - before:
+            self._guard.start(Detector.HANGS, partial(self._tell_waited_for, waited_s))
+
+    async def _tell_waited_for(self, waited_s: Mapping[str, float]) -> None:
+        members, step = self._control.members, self._watch.last_step
+        shown = await self._evidence.gather(members, list(waited_s))
+        ranks = [members.index(each) for each in waited_s if each in members]
+        named = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        text = (
+            f"all others wait for {named}, in the job's own code between two commits for "
+            f"{max(waited_s.values()):.0f} s: such code may take as long as it likes. If it never "
+            "ends, kill its process, and a spare takes the rank"
+        )
+        data = {"workers": list(waited_s), "ranks": ranks, "waited_s": max(waited_s.values())}
+        self._evidence.add_event(_WAITED_FOR, text, shown, **data, after_step=step)
 
     def _on_deadlock(self, epoch: EpochId) -> None:
         if epoch in self._shown:

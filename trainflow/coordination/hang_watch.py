@@ -8,7 +8,13 @@ from dataclasses import asdict
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.data_stall import find_held_up, find_reading
-from trainflow.coordination.hang_detection import Hang, Limits, judge_progress, went_on
+from trainflow.coordination.hang_detection import (
+    Hang,
+    Limits,
+    find_waited_for,
+    judge_progress,
+    went_on,
+)
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
@@ -132,6 +138,18 @@ class HangWatch:
         """Return those of them that have moved since, as far as heartbeats have told."""
         progress = self._nodes.progress_of(set(hung))
         return {worker_id for worker_id, now in progress.items() if went_on(hung[worker_id], now)}
+
+    def find_waited_for(self, members: Sequence[str]) -> dict[str, float]:
+        """Return who is waited for by all others, in code that nobody judges; for how long so far.
+
+        Args:
+            members: worker ids.
+        """
+        progress = self._nodes.progress_of(set(members))
+        if len(progress) < len(members):
+            return {}  # somebody may be elsewhere, unheard
+        found = find_waited_for(progress, self.stall_s)
+        return {each: progress[each].progress_age_s for each in found}
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""

@@ -18,7 +18,7 @@ from trainflow.computation.stack_file import (
     Stacks,
     read_stacks,
 )
-from trainflow.computation.stamps import read_stamp
+from trainflow.computation.stamps import Stamp, read_stamp
 
 MAX_DUMP_BYTES = 64 * 1024
 """Most that is kept of one worker's stacks."""
@@ -39,12 +39,14 @@ class StackDump:
         text: the stacks of all its threads, innermost frames first; empty if there are none.
         training_thread: identifies the thread that trains; 0 before training begins.
         trouble: why there are none, in words; empty if there are.
+        awaited: which tensor it waits for; empty if for none, or if that isn't known.
     """
 
     pid: int
     text: str = ""
     training_thread: int = 0
     trouble: str = ""
+    awaited: str = ""
 
 
 def dump_stacks(
@@ -69,7 +71,7 @@ def dump_stacks(
         if trouble:
             dumps[worker_id] = StackDump(stamp.pid, trouble=trouble)
         else:
-            under_way[worker_id] = _Dumping(path, stamp.pid)
+            under_way[worker_id] = _Dumping(path, stamp)
     deadline_s = clock.monotonic_s() + within_s
     while clock.monotonic_s() < deadline_s:
         if sum(not each.is_done() for each in under_way.values()) == 0:  # looks at each of them
@@ -113,9 +115,9 @@ def _find_trouble(pid: int) -> str:
 class _Dumping:
     """Stacks that are being written. Nothing marks their end: they stop growing."""
 
-    def __init__(self, path: Path, pid: int):
+    def __init__(self, path: Path, stamp: Stamp):
         self._path = path
-        self._pid = pid
+        self._stamp = stamp
         self._size = HEADER_BYTES
         self._num_quiet = 0
 
@@ -136,8 +138,9 @@ class _Dumping:
         stacks = self._read()
         if stacks is None or not stacks.text:
             trouble = f"it has not shown its stacks within {within_s:.1f} s"
-            return StackDump(self._pid, trouble=trouble)
-        return StackDump(self._pid, stacks.text, stacks.training_thread)
+            return StackDump(self._stamp.pid, trouble=trouble)
+        pid, awaited = self._stamp.pid, self._stamp.awaited
+        return StackDump(pid, stacks.text, stacks.training_thread, awaited=awaited)
 
     def _read(self) -> Stacks | None:
         return read_stacks(self._path, MAX_DUMP_BYTES)

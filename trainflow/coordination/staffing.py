@@ -4,6 +4,7 @@ Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 
 _RESPAWN_AFTER_S = 1.5
 _RESPAWN_AT_MOST_AFTER_S = 300.0
+_LASTING_S = 60.0
 
 
 class Staffing:
@@ -48,11 +50,12 @@ class Staffing:
         self._clock = clock
         self._num_wanted = job.workers.most + job.workers.spares
         self._num_spawned = 0
-        self._num_never_ready = Counter[int]()  # by bundle, since one was ready there
+        self._num_in_vain = Counter[int]()  # starts in a row, by bundle
+        self._warm_since_s: dict[int, float] = {}  # by bundle
 
     def on_ready(self, entry: WorkerEntry, node_id: str) -> None:
-        """A worker is warm: its bundle is in order, and its node may be."""
-        self._num_never_ready.pop(entry.bundle, None)
+        """A worker is warm: its node may be in order."""
+        self._warm_since_s[entry.bundle] = self._clock.monotonic_s()
         self._isolation.on_ready(node_id)
 
     def drop(self, entry: WorkerEntry, cause: str, rank: int | None, incarnation: int) -> str:
@@ -70,13 +73,21 @@ class Staffing:
             preempted=is_preempted,
         )
         self._pool.drop(worker_id)
-        if description is None:
-            self._num_never_ready[entry.bundle] += 1
-        else:
+        self._count_start(entry, rank)
+        if description is not None:
             self._nodes.fence(incarnation, description.node_id, worker_id)
         if not is_preempted:
             self._isolation.on_failure(node_id)
         return text
+
+    def _count_start(self, entry: WorkerEntry, rank: int | None) -> None:
+        """Count the start of one that is lost: in vain, if it had no rank and didn't stand by."""
+        since_s = self._warm_since_s.pop(entry.bundle, -math.inf)
+        has_lasted = self._clock.monotonic_s() - since_s >= _LASTING_S
+        if entry.description is not None and (rank is not None or has_lasted):
+            self._num_in_vain.pop(entry.bundle, None)
+        else:
+            self._num_in_vain[entry.bundle] += 1
 
     def tell_missing(self, lineup: Sequence[str]) -> None:
         """Tell of members that went while no coordinator was there to hear of it.
@@ -136,7 +147,7 @@ class Staffing:
 
     async def pause(self, bundle: int) -> None:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""
-        delay_s = _RESPAWN_AFTER_S * 2 ** min(self._num_never_ready[bundle], 10)
+        delay_s = _RESPAWN_AFTER_S * 2 ** min(self._num_in_vain[bundle], 10)
         await asyncio.sleep(min(delay_s, _RESPAWN_AT_MOST_AFTER_S))
 
     def respawn(self, bundle: int, incarnation: int) -> None:

@@ -4,13 +4,16 @@ From the shortest to the longest: a heartbeat, a worker that stands still, the s
 step of an epoch, one that starts, one that copies the state out or reads it, a collective. Each
 leaves room for the ones before it: a collective, above all, gives up only long after whoever stands
 still has been found, as it names nobody. Two are beside them: the lease of a node, as of one that
-isn't heard nobody is judged by how long it stands still; and data that comes to several ranks
-alike, which isn't theirs to bring.
+isn't heard nobody is judged by how long it stands still (a job whose lease is not over well before
+a collective gives up is refused); and data that comes to several ranks alike, which isn't theirs to
+bring.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+
+from trainflow.config.failures import COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG
 
 HEARTBEAT_S = 1.0
 START_LIMIT_S = 120.0
@@ -37,9 +40,7 @@ _NUM_STEPS_AT_LEAST = 5
 _FIRST_STEPS_A_HANG = 2.0
 _MAX_DOUBLINGS = 20
 _HANGS_A_STALL = 8.0
-_COLLECTIVE_FLOOR_S = 1800.0
-_COLLECTIVES_A_HANG = 2.0
-_RAISED_TO_AT_MOST_S = _COLLECTIVE_FLOOR_S / _COLLECTIVES_A_HANG
+_RAISED_TO_AT_MOST_S = COLLECTIVE_FLOOR_S / COLLECTIVES_A_HANG
 _START_RAISED_TO_AT_MOST_S = 3600.0
 
 
@@ -190,7 +191,7 @@ def _double(limit_s: float, times: int) -> float:
 
 def collective_timeout_s(hang_s: float | None) -> float:
     """Return when a collective gives up, where the job sets ``hang_s``, or leaves it out."""
-    return max(_COLLECTIVE_FLOOR_S, _COLLECTIVES_A_HANG * (hang_s or 0.0))
+    return max(COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG * (hang_s or 0.0))
 
 
 def stall_limit_s(hang_s: float) -> float:

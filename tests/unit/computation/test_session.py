@@ -420,6 +420,16 @@ def test_the_wait_for_the_others_at_the_end_is_one(
     assert phases == [Phase.COMMUNICATE]
 
 
+def test_whose_sums_a_rank_waits_for_is_shown(
+    context: RankContext, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    monkeypatch.setattr(context.stamps, "note_awaited", told.append)
+    losses = train_alone(context, begin)
+    assert told.count("the sum of /gradients/model/bias and 1 more") == len(losses)
+    assert not told[-1], "afterwards for nothing"
+
+
 def test_steps_are_recorded_while_a_session_takes_them_and_come_to_the_same(
     context: RankContext, begin: Begin, tmp_path: Path
 ):

@@ -115,6 +115,23 @@ def test_a_wait_for_others_is_stamped_and_then_what_was_before(path: Path, write
     assert later.progress_at_s >= stamp.progress_at_s
 
 
+def test_what_is_waited_for_is_told_until_the_next_phase(path: Path, writer: StampWriter):
+    def awaited() -> str:
+        stamp = read_stamp(path)
+        assert stamp is not None
+        return stamp.awaited
+
+    assert awaited() == ""
+    writer.note_awaited("the sum of /gradients/model/block.1.weight")
+    writer.note_awaited("the sum of /gradients/model/b")
+    assert awaited() == "the sum of /gradients/model/b"
+    writer.note_awaited("w" * 1000)
+    assert awaited() == "w" * 255
+    with writer.waiting("parameters of block.1"):
+        assert awaited() == "parameters of block.1"
+    assert awaited() == ""
+
+
 def test_progress_is_renewed_in_the_same_phase(path: Path, writer: StampWriter):
     writer.stamp(Phase.HEALING, step=7, epoch=EpochId(3, 4), sequence=9)
     before_s = time.monotonic()

@@ -98,6 +98,7 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"failures__max_preemptions": 0},
         {"failures__max_lost_clusters": 3, "checkpoint__url": "x"},
         {"failures__isolate_after": 1},
+        {"failures__lease_s": 5000.0, "failures__hang_timeout_s": 5000.0},
         {"failures__probe_after_s": 0.1},
         {"monitoring__anomalies__spike_z": 3.0},
         {"monitoring__sinks": [{"kind": "mlflow", "folder": "/data", "project": "p"}]},
@@ -324,6 +325,7 @@ def test_what_is_out_of_bounds_is_refused(values: dict[str, object], setting: st
             "expected 0 without checkpoint.url",
             "set checkpoint.url",
         ),
+        ({"failures__lease_s": 901.0}, "failures.lease_s: got 901", "at most 900, as", "lower it"),
         (
             {"failures": {"isolate_after": 50, "max_failures": 3}},
             "failures.isolate_after: got 50",

@@ -85,6 +85,9 @@ class LiveNodes(FakeNodes):
     def progress_of(self, worker_ids: set[str]) -> dict[str, Any]:
         return {}
 
+    async def ask_stacks(self, *_: Any) -> dict[str, Any]:
+        return {}
+
     def fence(self, incarnation: int, node_id: str, worker_id: str) -> None:
         self.fenced.append(worker_id)
 

@@ -1,5 +1,6 @@
 """Who loses its rank for bits that differ from the others'."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from tests.unit.coordination.fakes import (
     FakeWorker,
     describe,
     guard_of,
+    settle,
+    until,
 )
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.consistency_watch import ConsistencyWatch
@@ -68,6 +71,26 @@ def test_sums_that_differ_once_are_told_and_cost_nobody_its_rank(run: Run):
     named = event["data"]
     assert (named["ranks"], named["workers"], named["nodes"]) == ([1], ["b"], ["node of b"])
     assert run.superior.lost == []
+
+
+@pytest.mark.parametrize("known", [None, EpochId(1, 0)], ids=["restarted", "released"])
+def test_what_is_told_before_the_epoch_is_known_is_judged_once_it_is(
+    run: Run, known: EpochId | None
+):
+    """As by ranks that had no coordinator, or that were faster than the call that released them."""
+
+    async def act() -> None:
+        run.control.epoch = known
+        run.tell_again(1, in_spot_check=True, epoch=EpochId(1, 1))
+        run.tell_again(0, in_spot_check=True, epoch=EpochId(1, 2))
+        await settle()
+        assert (run.events, run.superior.lost) == ([], [])
+        run.control.epoch = EpochId(1, 2)
+        await until(lambda: run.superior.lost)
+
+    asyncio.run(act())
+    assert run.superior.lost == [("a",)]
+    assert [event["data"]["epoch"] for event in run.events] == ["1.2"], "the other one is past"
 
 
 def test_a_worker_whose_sums_differ_again_loses_its_rank_also_to_another_coordinator(run: Run):

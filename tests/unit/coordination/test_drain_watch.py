@@ -293,6 +293,32 @@ def test_a_node_that_goes_before_all_have_come_to_the_boundary_holds_nobody_up(p
     assert scene.pool.entries[SPARE].actor.plans[-1].replay_tail
 
 
+@pytest.mark.parametrize("who", ["the last that stays", "who comes"])
+def test_those_who_leave_are_not_left_out_before_all_have_come_to_the_boundary(
+    play: Play, who: str
+):
+    """They may be all that hold the state: who takes their ranks has nothing yet."""
+
+    async def act(scene: DrainScene) -> None:
+        scene.add_spare("c")
+        scene.add_spare("c", OTHER)
+        await scene.drain("a", "b")
+        scene.workers[2].stuck = True  # in the tail of its step
+        await scene.reach_boundary()
+        assert scene.pool.entries[SPARE].actor.formed
+        scene.workers[2].stuck = False
+        if who == "who comes":
+            scene.control.on_gone(scene.pool.entries.pop(SPARE), "lost in a test")
+        else:
+            scene.lose(2)
+        await settle()
+
+    scene = play(act)
+    assert scene.superior.endings == []
+    assert scene.control.members[:2] == scene.ids[:2]
+    assert scene.pool.entries[scene.ids[0]].actor.plans[-1].base.step == 2
+
+
 def test_who_leaves_and_is_lost_is_not_waited_for_to_stand_still(play: Play):
     async def act(scene: DrainScene) -> None:
         scene.add_spare("c")

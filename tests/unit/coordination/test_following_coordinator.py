@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.coordination import stage as stage_module
 from tests.unit.coordination.fakes import (
     Method,
     describe,
+    settle,
     until,
 )
 from tests.unit.coordination.stage import (
@@ -21,10 +23,13 @@ from tests.unit.coordination.stage import (
     state_of,
     train,
 )
-from tests.unit.coordination.test_adoption import IDS
+from tests.unit.coordination.test_adoption import IDS, SPEC
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.worker_contacts import WorkerContacts
+from trainflow.epochs import Phase
 
 
 @pytest.fixture
@@ -113,6 +118,41 @@ def test_a_member_that_is_slow_to_answer_a_new_coordinator_keeps_its_rank(
         await until(lambda: stage.pool.entries[IDS[1]].description == slow.description)
         assert await failures_of(coordinator) == []
         assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
+def test_a_stall_of_data_costs_no_rank_while_its_epoch_is_taken_over(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    """Until then nobody knows that those who wait for data are all of them."""
+
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        waits = Progress(1, 7, SPEC.epoch, Phase.DATA, 130.0, 0.0)
+        monkeypatch.setattr(
+            stage_module.LiveNodes, "progress_of", lambda _, ids: dict.fromkeys(ids, waits)
+        )
+        slow, may_answer = stage.found[IDS[0]], asyncio.Event()
+
+        async def answer_late() -> Any:
+            await may_answer.wait()
+            return slow.description
+
+        slow.describe = Method(answer_late)
+        beat = Heartbeat("a", {}, knows_peers=True, held=None)
+        coordinator = stage.start()
+        await until(lambda: len(stage.pool.entries) == len(IDS))
+        await coordinator.heartbeat(beat)
+        await settle()
+        assert await failures_of(coordinator) == []
+        may_answer.set()
+        await until(lambda: coordinator._control.is_open)
+        assert "taken_over" in stage.kinds()
+        await coordinator.heartbeat(beat)
+        await until(lambda: "data_stall" in stage.kinds())
+        assert await failures_of(coordinator) == []
 
     play(act)
 

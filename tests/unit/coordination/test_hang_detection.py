@@ -7,6 +7,7 @@ from trainflow.coordination.hang_detection import (
     HangKind,
     Limits,
     Progress,
+    find_waited_for,
     judge_progress,
     went_on,
 )
@@ -192,6 +193,33 @@ def test_who_may_yet_come_out_of_it_is_not(age_s: float, left_for_s: float | Non
     limits = Limits(TIMEOUT_S, left_for_s=left)
     members = {"a": progress(Phase.COMMUNICATE, age_s=age_s), "b": progress(Phase.COMPUTE)}
     assert judge_progress(members, limits).hung == {}
+
+
+WAITS, PARKED = progress(Phase.COMMUNICATE, age_s=61), progress(Phase.PARKED, age_s=70)
+OWN_CODE = progress(Phase.USER, age_s=65)
+
+
+@pytest.mark.parametrize("others", [(WAITS, WAITS), (PARKED, WAITS), (PARKED, PARKED)])
+def test_who_is_in_its_own_code_while_all_others_wait_is_waited_for(others: tuple[Progress, ...]):
+    members = {"a": others[0], "b": OWN_CODE, "c": others[1]}
+    assert find_waited_for(members, 60.0) == ["b"]
+    assert judge_progress(members, LIMITS).hung == {}, "which is no hang"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"a": WAITS, "b": progress(Phase.USER, age_s=59)},
+        {"a": progress(Phase.COMMUNICATE, age_s=59), "b": OWN_CODE},
+        {"a": progress(Phase.COMPUTE, age_s=61), "b": OWN_CODE},
+        {"a": OWN_CODE, "b": OWN_CODE},
+        {"a": WAITS, "b": WAITS},
+        {},
+    ],
+    ids=["not for long", "others not for long", "one computes", "nobody waits", "all do", "none"],
+)
+def test_nobody_is_waited_for_where_not_all_others_wait_for_long(members: dict[str, Progress]):
+    assert find_waited_for(members, 60.0) == []
 
 
 def test_who_waits_for_those_that_have_parked_waits_for_nobody():

@@ -70,6 +70,19 @@ def test_the_culprit_comes_first_and_each_says_where_it_stands(record: RunRecord
     assert STACKS in text
 
 
+def test_who_waits_says_for_which_tensor(record: RunRecord):
+    awaited = "the sum of /gradients/model/lm_head.weight"
+    dumps = {
+        "a": StackDump(1, STACKS, 0xAA, awaited=awaited),
+        "b": StackDump(2, STACKS, 0xAA, awaited=awaited),
+        "c": StackDump(3, STACKS, 0xAA),
+    }
+    text = gather(record, lambda: dumps, ["c"]).text
+    assert text.startswith("rank 2: train (/jobs/lm.py:9) > sleep")
+    assert "; ranks 0, 1: train (/jobs/lm.py:9) > sleep" in text
+    assert text.endswith(f", for {awaited}")
+
+
 def test_of_very_many_hangs_the_newest_are_kept(record: RunRecord):
     for _ in range(25):
         shown = gather(record, lambda: {"a": StackDump(1, STACKS, 0xAA)}, [])

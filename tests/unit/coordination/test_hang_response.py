@@ -22,6 +22,7 @@ class Stage:
 
     def __init__(self, record: RunRecord):
         self.members = ("a", "b")
+        self.is_open = True
         self.epoch = EPOCH
         self.record = record
         self.hung: dict[str, Hang] = {}
@@ -29,6 +30,7 @@ class Stage:
         self.known = {"a", "b", "spare"}
         self.deadlocked = False
         self.moved: set[str] = set()
+        self.waited_s: dict[str, float] = {}
         self.excused: set[str] = set()
         self.last_step = 7
         self.may_answer = asyncio.Event()
@@ -51,6 +53,10 @@ class Stage:
 
     def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
         return self.moved & hung.keys()
+
+    def find_waited_for(self, members: Sequence[str]) -> dict[str, float]:
+        assert tuple(members) == self.members
+        return self.waited_s
 
     def knows(self, worker_id: str) -> bool:
         return worker_id in self.known
@@ -121,6 +127,50 @@ def test_who_waits_for_data_is_let_wait_and_found_afterwards(play: Play):
         await settle()
 
     assert [worker_id for worker_id, *_ in play(act).lost] == ["b", "a"]
+
+
+def test_nobody_is_judged_before_the_epoch_is_taken_over(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.hung, stage.is_open = {"b": STILL}, False
+        stage.may_answer.set()
+        stage.response.look()
+        await settle()
+        assert not stage.lost
+        stage.is_open = True
+        stage.response.look()
+        await settle()
+
+    assert [worker_id for worker_id, *_ in play(act).lost] == ["b"]
+
+
+def test_who_is_waited_for_in_its_own_code_is_told_once_and_lives(play: Play):
+    async def act(stage: Stage) -> None:
+        async def look() -> None:
+            for _ in range(3 * len(stage.members)):
+                stage.response.look()
+                await settle()
+
+        stage.may_answer.set()
+        stage.waited_s = {"b": 80.2}
+        await look()
+        assert stage.kinds() == ["waited_for"]
+        stage.waited_s = {}
+        await look()
+        stage.waited_s = {"b": 81.0}
+        await look()
+
+    stage = play(act)
+    assert (stage.lost, stage.broken) == ([], [])
+    first, second = stage.record.events_since(0)
+    assert first["text"].startswith("all others wait for rank 1, in the job's own code between two")
+    assert first["data"] == {
+        "workers": ["b"],
+        "ranks": [1],
+        "waited_s": 80.2,
+        "after_step": 7,
+        "stacks": ["stacks/1.txt"],
+    }
+    assert second["data"]["waited_s"] == 81.0, "another time it is told again"
 
 
 def test_a_second_one_that_hangs_is_not_overlooked(play: Play):

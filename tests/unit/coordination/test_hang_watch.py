@@ -1,5 +1,6 @@
 """Judging heartbeats that were read at different times."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,16 @@ def begin_epoch(record: RunRecord, epoch: EpochId, world_size: int = 2) -> None:
 def computing(epoch: EpochId, age_s: float) -> Any:
     progress = Progress(1, 5, epoch, Phase.COMPUTE, progress_age_s=age_s, pulse_age_s=0.0)
     return SimpleNamespace(progress_of=lambda _: {"w0": progress})
+
+
+def test_who_is_waited_for_is_known_once_all_are_heard(record: RunRecord):
+    pool: Any = FakePool()
+    waits = Progress(1, 5, NEW, Phase.COMMUNICATE, progress_age_s=81.0, pulse_age_s=0.0)
+    heard = {"w0": waits, "w1": replace(waits, phase=Phase.USER, progress_age_s=90.0)}
+    nodes: Any = SimpleNamespace(progress_of=lambda _: dict(heard))
+    watch = HangWatch(make_job(failures={"hang_timeout_s": 10.0}), pool, nodes, record)
+    assert watch.find_waited_for(("w0", "w1")) == {"w1": 90.0}
+    assert watch.find_waited_for(("w0", "w1", "w2")) == {}
 
 
 def test_an_epoch_s_first_step_may_take_longer_and_more_so_in_another_world(record: RunRecord):

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, settle, until
+from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, describe, settle, until
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import boundary_request
 from trainflow.coordination.candidacy import Candidacy
@@ -71,6 +72,23 @@ def test_a_spare_takes_the_rank_at_the_boundary_and_nothing_is_lost(play: Play):
     assert scene.control.state is RunState.RUNNING
     assert scene.kinds() == ["epoch", "epoch"]
     assert not scene.superior.lost
+
+
+@pytest.mark.parametrize("beside", [[SPARE], [SPARE, OTHER]], ids=["one of two", "all"])
+def test_a_spare_elsewhere_comes_before_those_on_its_node_which_may_be_what_is_slow(
+    play: Play, beside: list[str]
+):
+    async def act(scene: Scene) -> None:
+        for spare in (SPARE, OTHER):
+            scene.pool.entries |= FakePool([FakeWorker(spare, None)]).entries
+        for worker_id in beside:
+            node_id = f"node of {scene.ids[2]}"
+            description = replace(describe(worker_id), node_id=node_id)
+            scene.pool.entries[worker_id].description = description
+        assert scene.control.relieve(scene.ids[2])
+        await reach_boundary(scene)
+
+    assert play(act).control.members[2] == (SPARE if OTHER in beside else OTHER)
 
 
 def test_a_pause_that_is_not_heard_is_asked_for_again(play: Play, monkeypatch: pytest.MonkeyPatch):

@@ -63,6 +63,12 @@ def test_a_thread_that_is_blocked_shows_where(start: Start, tmp_path: Path, hang
     assert "in <module>" in shown.text, "so is the main thread"
 
 
+def test_what_it_waits_for_comes_with_its_stacks(start: Start, tmp_path: Path):
+    begin = "stacks.name_training_thread(); stamps.note_awaited('parameters of block.1')"
+    start(begin=begin)
+    assert dump(tmp_path).awaited == "parameters of block.1"
+
+
 def test_a_process_lives_on_and_can_be_asked_again(start: Start, tmp_path: Path):
     process = start()
     first, again = dump(tmp_path), dump(tmp_path)

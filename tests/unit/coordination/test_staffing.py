@@ -115,6 +115,52 @@ def lose(scene: Scene, worker_id: str, node_id: str | None) -> None:
     scene.staffing.drop(WorkerEntry(worker_id, None, description), "killed", None, 1)
 
 
+def pause_s(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return for how long the start of another worker of bundle 0 would wait."""
+    slept_s: list[float] = []
+
+    async def note(delay_s: float) -> None:
+        slept_s.append(delay_s)
+
+    monkeypatch.setattr("trainflow.coordination.staffing.asyncio.sleep", note)
+    asyncio.run(scene.staffing.pause(0))
+    return slept_s[0]
+
+
+def start_and_lose(scene: Scene, *, warm_s: float | None, rank: int | None = None) -> None:
+    """Have a worker of bundle 0 be lost so long after it was warm; None: it never was."""
+    entry = WorkerEntry("slot0-1.0", None)
+    scene.pool.drop = lambda _: None
+    scene.nodes.fence = lambda *_: None
+    if warm_s is not None:
+        entry.description = replace(describe(entry.worker_id), node_id="a")
+        scene.staffing.on_ready(entry, "a")
+        scene.clock.now_s += warm_s
+    scene.staffing.drop(entry, "killed", rank, 1)
+
+
+def test_the_more_starts_in_a_row_were_in_vain_the_longer_the_next_one_waits(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    waits_s: list[float] = []
+    for warm_s in (None, 1.0, 59.0, None):
+        start_and_lose(scene, warm_s=warm_s)
+        waits_s.append(pause_s(scene, monkeypatch))
+    assert waits_s == [3.0, 6.0, 12.0, 24.0]
+    for _ in range(20):
+        start_and_lose(scene, warm_s=1.0)
+    assert pause_s(scene, monkeypatch) == 300.0
+
+
+@pytest.mark.parametrize(("warm_s", "rank"), [(60.0, None), (1.0, 2)], ids=["it stood by", "rank"])
+def test_one_that_was_of_use_is_made_up_for_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, warm_s: float, rank: int | None
+):
+    start_and_lose(scene, warm_s=1.0)
+    start_and_lose(scene, warm_s=warm_s, rank=rank)
+    assert pause_s(scene, monkeypatch) == 1.5
+
+
 def test_what_goes_with_a_node_that_was_to_go_is_no_failure(scene: Scene):
     scene.unfit.draining["b"] = 5.0
     lose(scene, "slot0-1.0", "a")

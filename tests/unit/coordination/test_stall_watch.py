@@ -42,6 +42,7 @@ class Scene:
             description = replace(describe(each), node_id=f"node of {each}")
             self.pool.entries[each].description = description
         self.epoch: EpochId | None = EPOCH
+        self.is_open = True
         self.superior = FakeSuperior(self.pool)
         self.since_s: dict[str, float] = {}
         self.phases = dict.fromkeys(self.members, Phase.DATA)

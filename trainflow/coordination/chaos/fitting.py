@@ -106,6 +106,10 @@ def _check_job(job: JobConfig, *, on_own_cluster: bool) -> Iterator[Problem]:
     if scaling != "none":
         expected = "'none': which samples a step is to have is judged by its number alone"
         yield Problem("training.batch_scaling", show(scaling), expected, "leave it out")
+    action = job.monitoring.anomalies.action
+    if action == "rewind":
+        expected = "'alert' or 'skip': which samples a step has is judged by its number alone"
+        yield Problem("monitoring.anomalies.action", show(action), expected, "leave it out")
     gpus = job.workers.resources.GPU
     if gpus and on_own_cluster:
         expected = "0 on a cluster that the campaign starts, whose nodes declare CPUs alone"

@@ -82,6 +82,14 @@ def test_what_fits_passes(fault: dict[str, Any]):
             {"training": make_job().training.model_dump() | {"batch_scaling": "linear"}},
             "training.batch_scaling: got 'linear'; expected 'none'",
         ),
+        (
+            KILL,
+            {
+                "monitoring": {"anomalies": {"action": "rewind"}},
+                "checkpoint": {"url": "/data/checkpoints", "every_steps": 5},
+            },
+            "monitoring.anomalies.action: got 'rewind'; expected 'alert' or 'skip'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(fault: dict[str, Any], job: dict[str, Any], told: str):

@@ -12,6 +12,7 @@ const BAD = new Set([
   "deadlock",
   "data_stall",
   "data_stall_last",
+  "waited_for",
   "straggler",
   "isolate",
   "waiting",
