@@ -48,6 +48,10 @@ from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
 
 _MINUTE_S = 60.0
+_AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
+# Ray kills a driver that has not ended 3 s after it was asked to.
+_DRIVER_ENDS_WITHIN_S = 8.0
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -174,13 +178,24 @@ class JobDesk:
         return found
 
     def _stop_without_coordinator(self, job: records.Job) -> None:
-        """Stop a driver that has yet to start a coordinator; end a job that has neither."""
+        """Stop a driver that has yet to start a coordinator, and end the job that has neither then.
+
+        Nobody else would tell that it was stopped. A driver that takes longer has a coordinator.
+        """
         submission_id = names.submission_id(job.job_id, job.attempt)
-        if self.cluster.stop_driver(submission_id):
-            return
-        state, _ = self.cluster.driver_state(submission_id)
-        if state in {DriverState.ENDED, DriverState.UNKNOWN}:
+        self.cluster.stop_driver(submission_id)
+        deadline_s = self.clock.monotonic_s() + _DRIVER_ENDS_WITHIN_S
+        while self._is_at_work(submission_id):
+            if self.clock.monotonic_s() >= deadline_s:
+                return
+            self.clock.sleep(_LOOK_EVERY_S)
+        if self.cluster.has_coordinator(job.job_id):  # which was just being started
+            self.cluster.stop_job(job.job_id)
+        else:
             record_ending(Attempt(job.job_id, job.attempt), STOPPED)
+
+    def _is_at_work(self, submission_id: str) -> bool:
+        return self.cluster.driver_state(submission_id)[0] in _AT_WORK
 
     def profile(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks of a job record steps; returns once they have been asked.
@@ -283,8 +298,7 @@ class JobDesk:
         """Whether an unfinished job has somebody who sees to it; its cluster may be a new one."""
         if self.cluster.has_coordinator(job.job_id):
             return True
-        state, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
-        return state in {DriverState.PENDING, DriverState.RUNNING}
+        return self._is_at_work(names.submission_id(job.job_id, job.attempt))
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a finished job, its record and what was submitted.

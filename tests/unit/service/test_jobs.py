@@ -356,13 +356,36 @@ async def test_a_job_is_stopped_by_its_coordinator_and_again_changes_nothing(
     assert cluster.stopped == [job_id, job_id]
 
 
+@pytest.mark.parametrize("ends", [True, False])
 async def test_a_job_without_a_coordinator_yet_is_stopped_at_its_driver(
-    open_client: OpenClient, cluster: FakeCluster, job_config: Config
+    ends: bool, open_client: OpenClient, cluster: FakeCluster, job_config: Config
 ):
+    cluster.drivers_end = ends
     async with open_client() as client:
         job_id = await submit(client, job_config)
         assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
     assert cluster.stopped == [f"{job_id}-a1"]
+    result = run_directory(job_id) / "result.json"
+    assert result.exists() == ends  # else it has started a coordinator, or will tell itself
+    assert not ends or json.loads(result.read_text())["state"] == "stopped"
+
+
+async def test_a_coordinator_that_was_just_being_started_is_stopped_too(
+    open_client: OpenClient,
+    cluster: FakeCluster,
+    job_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def stop_driver(submission_id: str) -> bool:
+        cluster.states[submission_id] = DriverState.ENDED
+        cluster.coordinators.add(submission_id.removesuffix("-a1"))
+        return True
+
+    monkeypatch.setattr(cluster, "stop_driver", stop_driver)
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
+    assert cluster.stopped == [job_id]
     assert not (run_directory(job_id) / "result.json").exists()
 
 
