@@ -20,7 +20,7 @@ from trainflow.clock import Clock
 from trainflow.config import JobConfig
 from trainflow.config.masking import kept_settings
 from trainflow.coordination import names
-from trainflow.coordination.endings import record_ending
+from trainflow.coordination.endings import record_ending, record_unbegun
 from trainflow.coordination.names import Attempt
 from trainflow.coordination.profile_list import Profile
 from trainflow.coordination.run_state import STOPPED, RunState
@@ -52,6 +52,7 @@ _AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
 # Ray kills a driver that has not ended 3 s after it was asked to.
 _DRIVER_ENDS_WITHIN_S = 8.0
 _LOOK_EVERY_S = 0.2
+_NOTHING = "its driver came to nothing before the job began"
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ class JobDesk:
             self._require_resumable(job)
             kept = self._find_submission(job_id)
             before(job)
+            # A later driver goes on with a record, and who might have written it is gone.
+            record_unbegun(job_id, job.reason or _NOTHING, self.clock)
             submission = Submission(job_id, job.name, job.config, job.directory)
             attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
             self._start(Attempt(job_id, attempt.number), kept)

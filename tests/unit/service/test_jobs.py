@@ -10,12 +10,15 @@ import pytest
 
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
+from trainflow.cli.submitted_run import require_attempt
 from trainflow.coordination.endings import record_ending
+from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_state import STOPPED
-from trainflow.errors import CoordinationError, UnreachableError
+from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
 from trainflow.service.cluster import DriverState
 from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
 
 pytestmark = pytest.mark.anyio
 
@@ -358,7 +361,7 @@ async def test_a_job_is_stopped_by_its_coordinator_and_again_changes_nothing(
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_job_without_a_coordinator_yet_is_stopped_at_its_driver(
-    ends: bool, open_client: OpenClient, cluster: FakeCluster, job_config: Config
+    open_client: OpenClient, cluster: FakeCluster, job_config: Config, *, ends: bool
 ):
     cluster.drivers_end = ends
     async with open_client() as client:
@@ -440,6 +443,22 @@ async def test_a_failed_job_is_gone_on_with_as_its_second_attempt(
         attempts = (await client.get(f"/v1/jobs/{job_id}/attempts")).json()
     assert [each["state"] for each in attempts] == ["failed", None]
     assert len(cluster.drivers) == 2
+
+
+async def test_the_next_driver_of_a_job_that_never_began_finds_a_record_to_go_on_with(
+    open_client: OpenClient, history: History, job_config: Config
+):
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        with pytest.raises(JobNotFoundError):
+            require_attempt(Attempt(job_id, 2))
+        assert (await client.post(f"/v1/jobs/{job_id}/resume")).status_code == 202
+        directory = require_attempt(Attempt(job_id, 2))
+        Ingester(history.database).catch_up()
+        attempts = (await client.get(f"/v1/jobs/{job_id}/attempts")).json()
+    (event,) = read_lines(directory / "events.jsonl")
+    assert (event["kind"], event["text"]) == ("failed", "lost")
+    assert [each["number"] for each in attempts] == [1, 2]
 
 
 async def test_a_running_job_is_not_resumed(
