@@ -48,6 +48,7 @@ from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
 
 _MINUTE_S = 60.0
+_MINUTES = 3
 _AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
 # Ray kills a driver that has not ended 3 s after it was asked to.
 _DRIVER_ENDS_WITHIN_S = 8.0
@@ -253,22 +254,28 @@ class JobDesk:
     def _alone_with(self, job_id: str) -> Generator[None]:
         """Resume a job alone, over all replicas: of a dead one it is seen only when it is done.
 
-        Who dies meanwhile is in nobody's way a minute later.
+        Who dies meanwhile is in nobody's way some minutes later.
 
         Raises:
             ConflictError: another request does.
         """
         claims, owner = self.history.submissions, f"@{job_id}"
-        key = f"resume-{int(self.clock.unix_s() // _MINUTE_S)}"
-        if not claims.claim(key, "", job_id, owner=owner).is_new:
-            raise ConflictError(
-                f"job {job_id}: got one that another request resumes, expected one at rest; see "
-                "what becomes of it"
-            )
+        # As many minutes as it may take: a request in the next one finds its own key claimed.
+        minute = int(self.clock.unix_s() // _MINUTE_S)
+        claimed: list[str] = []
         try:
+            for ahead in range(_MINUTES):
+                key = f"resume-{minute + ahead}"
+                if not claims.claim(key, "", job_id, owner=owner).is_new:
+                    raise ConflictError(
+                        f"job {job_id}: got one that another request resumes, expected one at "
+                        "rest; see what becomes of it"
+                    )
+                claimed.append(key)
             yield
         finally:
-            claims.release(key, owner=owner)
+            for key in claimed:
+                claims.release(key, owner=owner)
 
     def _find_submission(self, job_id: str) -> KeptSubmission:
         try:
@@ -288,7 +295,7 @@ class JobDesk:
         if not job.is_finished and self._goes_on(job):
             raise ConflictError(
                 f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
-                "stop it first"
+                "stop it, and wait until it has stopped"
             )
         if job.config.get("checkpoint", {}).get("url") is None:
             raise ProblemError(

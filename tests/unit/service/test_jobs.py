@@ -15,10 +15,17 @@ from trainflow.coordination.endings import record_ending
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_state import STOPPED
-from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
+from trainflow.errors import (
+    ConflictError,
+    CoordinationError,
+    JobNotFoundError,
+    UnreachableError,
+)
 from trainflow.service.cluster import DriverState
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.records import Job
+from trainflow.service.job_desk import JobDesk
 
 pytestmark = pytest.mark.anyio
 
@@ -499,6 +506,28 @@ async def test_a_dead_job_that_many_resume_at_once_has_one_attempt_more(
             for _ in range(6):
                 group.start_soon(resume)
     assert sorted(statuses) == [202] + [409] * 5
+    assert list(cluster.drivers) == [f"{job_id}-a2"]
+
+
+async def test_a_resumption_that_takes_into_the_next_minute_is_alone_all_the_same(
+    open_client: OpenClient,
+    cluster: FakeCluster,
+    history: History,
+    clock: FakeClock,
+    job_config: Config,
+):
+    desk = JobDesk(history, cluster, (), clock)
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+    cluster.drivers.clear()  # the head was restarted
+
+    def resume_meanwhile(_: Job) -> None:
+        for took_s in (0, 60, 59):
+            clock.sleep(took_s)
+            with pytest.raises(ConflictError, match="another request"):
+                desk.resume(job_id)
+
+    desk.resume(job_id, before=resume_meanwhile)
     assert list(cluster.drivers) == [f"{job_id}-a2"]
 
 
