@@ -161,7 +161,12 @@ def test_an_old_status_is_marked_as_stale(serve: Serve, run: WatchedRun, open_pa
         page = open_job(open_page, served)
         expect(page.locator(".notice", has_text="Stale")).to_be_visible()
         expect(page.locator("#figure-age")).to_contain_text("stale")
+        page.get_by_role("link", name="All jobs").click()
+        expect(page.locator("tbody .state")).to_have_text("running (stale)")
         run.publish()
+        expect(page.locator("tbody .state")).to_have_text("running")
+        page.get_by_role("link", name=JOB).click()
+        expect(page.locator("#figure-age")).to_contain_text("old")
         expect(page.locator(".notice", has_text="Stale")).to_have_count(0)
 
 

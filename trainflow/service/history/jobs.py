@@ -98,14 +98,8 @@ class Jobs:
             raise unknown_job(job_id)
         job = _to_job(row)
         workers = () if job.is_finished else tuple(row.workers)
-        return JobStatus(job, row.status, workers, tuple(row.ranks), self._find_age(job))
-
-    def _find_age(self, job: Job) -> float | None:
-        if job.is_finished:
-            return 0.0
-        if job.published_at_s is None:
-            return None
-        return max(0.0, self._clock.unix_s() - job.published_at_s)
+        stale_s = job.find_age_s(self._clock.unix_s())
+        return JobStatus(job, row.status, workers, tuple(row.ranks), stale_s)
 
     def attempts(self, job_id: str) -> tuple[Attempt, ...]:
         """Return a job's attempts, the first one first.
