@@ -26,6 +26,7 @@ from trainflow.service.history.records import (
     JobPage,
     JobStatus,
 )
+from trainflow.service.history.storable import storable_text
 
 _T = schema.jobs.c
 _JOB_COLUMNS = (
@@ -241,7 +242,7 @@ def _matching(wanted: JobFilter) -> Select[tuple[Any, ...]]:
     if wanted.states:
         query = query.where(_T.state.in_(sorted(map(str, wanted.states))))
     if wanted.name is not None:
-        query = query.where(_T.name == wanted.name)
+        query = query.where(_T.name == storable_text(wanted.name))
     found = schema.job_labels.c
     for label in wanted.labels.items():
         having = select(found.job_id).where(found.digest == _digest_label(*label))
