@@ -141,10 +141,19 @@ async def test_requests_are_limited_by_token(
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "10.0.0.7:80", "train.lan"]
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "127.0.0.1",
+        "[::1]:8000",
+        "10.0.0.7:80",
+        "train.lan",
+        "TRAIN.lan",
+    ],
 )
 async def test_a_name_of_the_service_is_answered(host: str, open_client: OpenClient):
-    async with open_client(http={"allowed_hosts": ["train.lan"]}) as client:
+    async with open_client(http={"allowed_hosts": ["Train.lan"]}) as client:
         assert (await client.get("/healthz", headers={"Host": host})).status_code == 200
 
 
