@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -184,7 +184,7 @@ def find_longest(times_s: Sequence[float], since_s: float) -> float:
 
 
 @contextmanager
-def death_of(subject: Subject, what: str) -> Iterator[Prober]:
+def death_of(subject: Subject, what: str) -> Generator[Prober]:
     """Ask all addresses while the block kills, and for a while after it; keep what that cost."""
     urls = {name: subject.address(name) for name in ADDRESSES}
     with Prober(urls) as prober:

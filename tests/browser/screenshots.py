@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import psutil
 import yaml
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from tests.browser.conftest import running_chromium
 from tests.integration.served import Ground, Service, serving
@@ -31,7 +31,7 @@ SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 DRAWN = ("Loss,", "Gradient norm", "Step time", "Checkpoint lag")
-SIZE = {"width": 1200, "height": 1500}
+SIZE: ViewportSize = {"width": 1200, "height": 1500}
 KILLED_AFTER_STEP, DRAWN_AFTER_STEP = 50, 100
 WITHIN_MS = 60_000
 

@@ -214,8 +214,9 @@ def test_a_log_comes_as_it_is_through_a_proxy_that_compresses(clock: CountingClo
         data = b"line\n"[int(request.url.params["offset"]) :]
         if "gzip" in request.headers["accept-encoding"]:
             headers = {"Content-Encoding": "gzip"}
-            return httpx.Response(200, content=gzip.compress(data), headers=headers)
-        return httpx.Response(200, content=data)
+            packed = httpx.ByteStream(gzip.compress(data))
+            return httpx.Response(200, stream=packed, headers=headers)
+        return httpx.Response(200, stream=httpx.ByteStream(data))
 
     transport = httpx.MockTransport(answer)
     with TrainFlowClient("http://service", clock=clock, transport=transport) as client:
