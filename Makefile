@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-soak test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service bench-monitoring clean
+	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service bench-service-deaths bench-monitoring clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -79,7 +79,7 @@ test-soak: $(STAMP) ## the tests that take longest, of other modes and rarer fau
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute
 	$(PYTEST_SIDE_BY_SIDE) tests/unit -m 'not slow'
 
-bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-service bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-monitoring bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity bench-anomalies ## every benchmark
+bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-service bench-service-deaths bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-overhead bench-monitoring bench-checkpoint bench-restore bench-peer-restore bench-throttled-store bench-collectives bench-parity bench-anomalies ## every benchmark
 
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
@@ -95,6 +95,9 @@ bench-elasticity: $(STAMP) ## how long training stands when the world grows and 
 
 bench-service: $(STAMP) ## how soon the service answers, and what asking it costs a job
 	$(BIN)/python -m benchmarks.service
+
+bench-service-deaths: $(STAMP) ## what the service answers while a replica, the coordinator or the head dies
+	$(BIN)/python -m benchmarks.service_deaths
 
 bench-sharded-recovery: $(STAMP) ## the same of a sharded model, beside Ray Train with FSDP2
 	$(BIN)/python -m benchmarks.sharded_recovery

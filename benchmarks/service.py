@@ -45,6 +45,7 @@ _ASKED_PER_S = 20.0
 _RATES = (1.0, 20.0, 200.0)
 _NUM_CLIENTS = 8
 _WITHIN_S = 120.0
+_LOOK_EVERY_S = 0.05
 _SETTLED_STEP = 20
 _METRICS_FILE = "metrics.jsonl"
 
@@ -114,10 +115,10 @@ def serving() -> Generator[Subject]:
         connect(cluster.address)
         try:
             run = start_run(make_job(Path(folder, "events"), SCENARIO))
-            with _service(cluster, home) as url:
+            with service_on(cluster, home) as url:
                 wait_for_status(run, "train", lambda status: status["step"] >= _SETTLED_STEP)
                 job_url = f"{url}/v1/jobs/{run.job_id}"
-                _wait_answer(job_url)
+                wait_answer(job_url)
                 yield Subject(run, job_url, cluster)
             run.stop()
         finally:
@@ -125,7 +126,8 @@ def serving() -> Generator[Subject]:
 
 
 @contextmanager
-def _service(cluster: LocalCluster, home: Path) -> Generator[str]:
+def service_on(cluster: LocalCluster, home: Path) -> Generator[str]:
+    """Have a service run on a cluster, at an address of its own, for whoever asks from here."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     limits = {"requests_per_s": 1000.0, "burst": 1000}
@@ -136,11 +138,19 @@ def _service(cluster: LocalCluster, home: Path) -> Generator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.send_signal(signal.SIGTERM)
+        if cluster.head.process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        else:
+            process.kill()  # its cluster is gone
         process.wait(_WITHIN_S)
 
 
-def _wait_answer(url: str) -> None:
+def wait_answer(url: str) -> None:
+    """Wait until something answers there, and that it is well.
+
+    Raises:
+        TimeoutError: nothing does.
+    """
     deadline_s = SYSTEM_CLOCK.monotonic_s() + _WITHIN_S
     while SYSTEM_CLOCK.monotonic_s() < deadline_s:
         try:
@@ -148,7 +158,7 @@ def _wait_answer(url: str) -> None:
                 return
         except httpx.TransportError:
             pass
-        SYSTEM_CLOCK.sleep(0.2)
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
     raise TimeoutError(f"{url} did not answer within {_WITHIN_S:g} s")
 
 

@@ -108,7 +108,7 @@ def test_the_job_is_drawn_and_told_in_figures(serve: Serve, run: WatchedRun, ope
         expect(rows_of(page, "Workers")).to_have_count(4)
         expect(rows_of(page, "Checkpoints").locator("td").first).to_have_text("15")
         expect(page.locator("#figure-goodput")).to_be_hidden()
-        run.publish(goodput_ratio=0.931)
+        run.publish(goodput={"ratio": 0.931, "worker_s": 10.0, "seconds": {"productive": 9.31}})
         expect(page.locator("#figure-goodput")).to_have_text("93.1 %")
 
 
@@ -161,7 +161,12 @@ def test_an_old_status_is_marked_as_stale(serve: Serve, run: WatchedRun, open_pa
         page = open_job(open_page, served)
         expect(page.locator(".notice", has_text="Stale")).to_be_visible()
         expect(page.locator("#figure-age")).to_contain_text("stale")
+        page.get_by_role("link", name="All jobs").click()
+        expect(page.locator("tbody .state")).to_have_text("running (stale)")
         run.publish()
+        expect(page.locator("tbody .state")).to_have_text("running")
+        page.get_by_role("link", name=JOB).click()
+        expect(page.locator("#figure-age")).to_contain_text("old")
         expect(page.locator(".notice", has_text="Stale")).to_have_count(0)
 
 

@@ -1,4 +1,4 @@
-"""What the README has a new user do: serve, submit, watch the page, stop, resume, look back."""
+"""What the README has a new user do: serve, submit, watch, kill, stop, resume, look back."""
 
 import json
 import os
@@ -92,6 +92,11 @@ class Desk:
                 service.send_signal(signal.SIGINT)
                 assert service.wait(WITHIN_S) == 0, self._log.read_text()
 
+    def kill_member(self, job_id: str) -> None:
+        """Kill the worker that has rank 0, as the README has it."""
+        (pid,) = (each["pid"] for each in self.ask("workers", job_id) if each["rank"] == 0)
+        os.kill(pid, signal.SIGKILL)
+
     def wait_step(self, job_id: str, step: int) -> None:
         found: dict[str, Any] = {}
 
@@ -108,6 +113,17 @@ def enter(page: Page, desk: Desk, job_id: str) -> None:
     page.get_by_label("Token").fill(desk.token)
     page.get_by_role("button", name="Use this token").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(job_id, timeout=SHOWN_WITHIN_MS)
+
+
+def watch_a_kill(page: Page, desk: Desk, job_id: str) -> None:
+    """Kill a member, and see on the page that it was, and that training goes on."""
+    expect(page.locator("#figure-goodput")).to_contain_text("%", timeout=SHOWN_WITHIN_MS)
+    desk.kill_member(job_id)
+    told = page.locator(".events li .kind").filter(has_text="failure")
+    expect(told).to_have_count(1, timeout=SHOWN_WITHIN_MS)
+    recoveries = page.get_by_role("table", name="Recoveries", exact=True).locator("tbody tr")
+    expect(recoveries).to_have_count(1, timeout=SHOWN_WITHIN_MS)
+    expect(page.locator("#figure-failures")).to_have_text("1", timeout=SHOWN_WITHIN_MS)
 
 
 def test_the_first_day_of_a_new_user(tmp_path: Path):
@@ -130,6 +146,7 @@ def test_the_first_day_of_a_new_user(tmp_path: Path):
         state = page.locator("#figure-state")
         expect(state).to_contain_text("running", timeout=SHOWN_WITHIN_MS)
         expect(page.locator(".events li").last).to_contain_text("submitted")
+        watch_a_kill(page, desk, job_id)
         desk.run("stop", job_id)
         expect(state).to_contain_text("stopped", timeout=SHOWN_WITHIN_MS)
         stopped_at = desk.ask("status", job_id)["last_step"]

@@ -1,11 +1,15 @@
 """The service on a real cluster: a job's life over HTTP."""
 
+import json
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
+from ray.job_submission import JobSubmissionClient
 
-from tests.integration.served import Ground, Service, serving, tiny_job
+from tests.integration.served import Ground, Service, serving, tiny_job, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -87,6 +91,48 @@ def test_events_are_streamed_through_serve(service: Service):
     numbers = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
     assert numbers == list(range(1, len(numbers) + 1))
     assert '"kind": "succeeded"' in text
+
+
+def test_what_ray_is_given_the_service_sees_and_the_other_way_round(service: Service):
+    jobs = JobSubmissionClient(service.cluster.address)
+    ground = service.ground
+    (ground.folder / "job.json").write_text(json.dumps(ground.endless_job() | {"name": "by-ray"}))
+    environment = {
+        "working_dir": str(ground.folder),
+        "env_vars": {"TRAINFLOW_HOME": str(ground.home)},
+    }
+    command = f"{sys.executable} -m trainflow run job.json"
+    submission = jobs.submit_job(entrypoint=command, runtime_env=environment)
+
+    def find() -> list[dict[str, Any]]:
+        found = service.ask("GET", "/v1/jobs?name=by-ray&state=running")["jobs"]
+        return [job for job in found if job["last_step"] > 20]
+
+    wait_until(lambda: bool(find()), lambda: jobs.get_job_logs(submission))
+    job_id = find()[0]["job_id"]
+    attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+    assert [each["submission_id"] for each in attempts] == [None]
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    wait_until(
+        lambda: jobs.get_job_status(submission).is_terminal(),
+        lambda: jobs.get_job_logs(submission),
+    )
+    by_service = service.submit(tiny_job())
+    assert f"{by_service}-a1" in {each.submission_id for each in jobs.list_jobs()}
+    service.wait_job(by_service, lambda job: job["state"] == "succeeded")
+
+
+def test_a_job_that_is_stopped_before_it_has_begun_has_stopped_and_can_be_gone_on_with(
+    service: Service,
+):
+    job_id = service.submit(service.ground.endless_job())
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
+    service.wait_job(job_id, lambda job: job["state"] == "running")
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
 
 
 def test_another_host_and_no_token_are_refused_through_serve(service: Service):

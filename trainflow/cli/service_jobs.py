@@ -27,6 +27,7 @@ JOB_COLUMNS = {
     "STATE": "state",
     "STEP": "last_step",
     "ATTEMPT": "attempt",
+    "STALE_S": "stale_s",
     "CREATED": "created",
     "ENDED": "ended",
 }

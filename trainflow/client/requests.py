@@ -33,6 +33,8 @@ _LONGEST_PAUSE_S = 30.0
 # Of these requests nothing was done, whatever they were: too slow to come, or too many.
 _UNSEEN = frozenset({408, 429})
 _PASSING = _UNSEEN | {0, 503}
+# A stream is read byte by byte: a proxy must not compress it.
+_AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def profiles(job_id: str) -> Request[ProfilesDocument]:
 def trace(job_id: str, number: int, rank: int, offset: int) -> Request[bytes]:
     """Read a rank's trace from a byte on."""
     path = f"/v1/jobs/{job_id}/profiles/{number}/ranks/{rank}"
-    return Request("GET", path, bytes, {"offset": offset})
+    return Request("GET", path, bytes, {"offset": offset}, headers=_AS_IT_IS)
 
 
 def cluster() -> Request[ClusterDocument]:
@@ -183,7 +185,7 @@ def cluster() -> Request[ClusterDocument]:
 
 def event_stream(job_id: str, after: int) -> Request[bytes]:
     """Follow events after a number."""
-    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after), **_AS_IT_IS}
     return Request("GET", f"/v1/jobs/{job_id}/events", bytes, headers=headers)
 
 
@@ -195,7 +197,7 @@ def worker_logs(job_id: str) -> Request[WorkerLogsDocument]:
 def log_stream(job_id: str, worker: str | None, offset: int, *, follow: bool) -> Request[bytes]:
     """Read a log from a byte on: the driver's, or a worker's."""
     query = _plain(worker=worker, offset=offset, follow=str(follow).lower())
-    return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query)
+    return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query, headers=_AS_IT_IS)
 
 
 def find_begin(headers: Mapping[str, str], offset: int) -> int:

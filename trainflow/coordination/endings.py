@@ -7,7 +7,7 @@ import logging
 
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.coordination.names import Attempt, run_directory
-from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_record import RunRecord, has_record
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.errors import TrainFlowError
 
@@ -44,3 +44,12 @@ def record_ending(attempt: Attempt, ending: Ending, clock: Clock = SYSTEM_CLOCK)
     if record.read_ending() is None:
         record.write_ending(attempt.job_id, ending)
         tell_ending(ending, record)
+
+
+def record_unbegun(job_id: str, reason: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Write why a job came to nothing before anybody wrote anything of it; else nothing changes.
+
+    Only where nobody is to come who would: the record has one writer.
+    """
+    if not has_record(run_directory(job_id)):
+        record_ending(Attempt(job_id), Ending(RunState.FAILED, reason, 1), clock)

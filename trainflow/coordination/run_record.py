@@ -56,7 +56,12 @@ _LASTING = frozenset(
     | {"detector_off", "detector_on", "link_cut", "link_cut_over"}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
-_RESULT = "result.json"
+_EVENTS, _RESULT = "events.jsonl", "result.json"
+
+
+def has_record(directory: Path) -> bool:
+    """Whether anything was written of a run in its folder."""
+    return (directory / _EVENTS).exists()
 
 
 class RunRecord:
@@ -78,7 +83,7 @@ class RunRecord:
         self.directory = directory
         self.contacts = WorkerContacts(directory / "workers.jsonl")
         self._clock = clock
-        self._events_file = LineFile(directory / "events.jsonl")
+        self._events_file = LineFile(directory / _EVENTS)
         self._steps_file = LineFile(directory / "metrics.jsonl")
         self._digests_file = LineFile(directory / "digests.jsonl")
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_IN_MEMORY)

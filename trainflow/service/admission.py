@@ -3,8 +3,10 @@
 Process: a replica of the service.  Thread: its event loop; tokens are looked up in another.
 """
 
+import hashlib
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +33,7 @@ OPEN_PATHS = PAGE_PATHS | {"/healthz", "/readyz", "/openapi.json"}
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _MINUTE_S = 60.0
+_MOST_WELCOME = 10_000
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trainflow"'}
 
 CheckToken = Callable[[str, records.Scope], Token]
@@ -75,6 +78,35 @@ def read_bearer(authorization: str | None) -> str:
     return token.strip()
 
 
+class Welcome:
+    """Which tokens were let in lately, by their hashes: others from their address don't stop them.
+
+    Many clients may share an address, as behind a proxy; one with a token that has expired must not
+    shut out all the others.
+    """
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, secret: str) -> bool:
+        return _digest(secret) in self._digests
+
+    def add(self, secret: str) -> None:
+        """Keep a token; of very many those are forgotten that were let in longest ago."""
+        self._digests[_digest(secret)] = None
+        self._digests.move_to_end(_digest(secret))
+        if len(self._digests) > _MOST_WELCOME:
+            self._digests.popitem(last=False)
+
+    def remove(self, secret: str) -> None:
+        """Forget a token, if it is known: it was refused."""
+        self._digests.pop(_digest(secret), None)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
 class Admission:
     """ASGI middleware. Leaves the `Caller` in the request's state."""
 
@@ -90,6 +122,7 @@ class Admission:
         self._refusals = RateLimit(
             limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute
         )
+        self._welcome = Welcome()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on that may be answered."""
@@ -121,23 +154,26 @@ class Admission:
         return Caller(token)
 
     async def _authenticate(self, scope: Scope, peer: str | None) -> Token:
+        secret = read_bearer(read_header(scope, b"authorization"))
         wait_s = self._refusals.wait_s(f"{peer}", self._clock.monotonic_s())
-        if wait_s > 0:
+        if wait_s > 0 and secret not in self._welcome:
             per_s = self._settings.limits.refusals_per_minute / _MINUTE_S
             raise _too_many("refused tokens", per_s, wait_s)
         try:
-            secret = read_bearer(read_header(scope, b"authorization"))
             needed = needed_scope(scope["method"])
-            return await to_thread.run_sync(self._check_token, secret, needed)
+            token = await to_thread.run_sync(self._check_token, secret, needed)
         except TokenScopeError as error:
             raise ProblemError(ProblemType.FORBIDDEN, str(error)) from error
         except TokenRefusedError as error:
+            self._welcome.remove(secret)
             self._refusals.take(f"{peer}", self._clock.monotonic_s())
             raise ProblemError(
                 ProblemType.UNAUTHENTICATED, str(error), headers=_CHALLENGE
             ) from error
         except HistoryError as error:
             raise as_problem(error) from error
+        self._welcome.add(secret)
+        return token
 
     def _count(self, client: str) -> None:
         wait_s = self._requests.take(client, self._clock.monotonic_s())

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainflow.coordination.run_state import RunState
-from trainflow.service.history.records import JobStatus
+from trainflow.service.history.records import Job, JobStatus
 
 JOB_ID = "pretrain-lm-k3v7qz"
 _EXAMPLE_JOB: dict[str, Any] = {
@@ -25,6 +25,7 @@ _EXAMPLE_JOB: dict[str, Any] = {
     "reason": "stopped on request",
     "last_event": 17,
     "last_step": 120,
+    "stale_s": 0.0,
 }
 
 
@@ -79,6 +80,11 @@ class JobDocument(Document):
     last_step: int
     """Newest committed step."""
 
+    stale_s: float | None
+    """How old the status is that was published last. A coordinator publishes each second: much more
+    means that it restarts, or that its cluster is gone, and that all told here may be wrong by now.
+    0 of a job that has ended; null before the first status."""
+
 
 class JobDetails(JobDocument):
     """A job, its configuration, and the status that its coordinator published last."""
@@ -90,7 +96,6 @@ class JobDetails(JobDocument):
                     **_EXAMPLE_JOB,
                     "config": {"name": "pretrain-lm", "entrypoint": "jobs.pretrain_lm:train"},
                     "status": {"step": 120, "max_steps": 1000, "world_size": 4, "spares": 1},
-                    "stale_s": 0.0,
                     "published_at_s": 1795449642.5,
                 }
             ]
@@ -106,10 +111,6 @@ class JobDetails(JobDocument):
 
     published_at_s: float | None
     """When that was."""
-
-    stale_s: float | None
-    """How old that is. A coordinator publishes each second: much more means that it restarts, or
-    that its cluster is gone. 0 of a job that has ended."""
 
 
 class JobPageDocument(Document):
@@ -189,13 +190,16 @@ class SubmitRequest(Document):
     `roots`; null: the job trains what is installed."""
 
 
+def describe_briefly(job: Job, stale_s: float | None) -> JobDocument:
+    """Return a job as it stands in a list; ``stale_s`` is how old its status is."""
+    return JobDocument.model_validate(vars(job) | {"stale_s": stale_s})
+
+
 def describe_job(found: JobStatus) -> JobDetails:
     """Return a job with its status."""
-    short = JobDocument.model_validate(found.job)
     return JobDetails(
-        **short.model_dump(),
+        **describe_briefly(found.job, found.stale_s).model_dump(),
         config=dict(found.job.config),
         status=None if found.status is None else dict(found.status),
         published_at_s=found.job.published_at_s,
-        stale_s=found.stale_s,
     )

@@ -21,8 +21,8 @@ def check_host(host: str | None, allowed: Collection[str]) -> None:
     Raises:
         ProblemError: HOST_REFUSED.
     """
-    name = _name_in(host)
-    if name is None or not (name == "localhost" or _is_address(name) or name in allowed):
+    name, known = _name_in(host), {each.lower() for each in allowed}
+    if name is None or not (name == "localhost" or _is_address(name) or name in known):
         raise ProblemError(
             ProblemType.HOST_REFUSED,
             f"Host: got {host!r}, expected localhost, an address in digits, or one of "

@@ -20,7 +20,7 @@ from trainflow.clock import Clock
 from trainflow.config import JobConfig
 from trainflow.config.masking import kept_settings
 from trainflow.coordination import names
-from trainflow.coordination.endings import record_ending
+from trainflow.coordination.endings import record_ending, record_unbegun
 from trainflow.coordination.names import Attempt
 from trainflow.coordination.profile_list import Profile
 from trainflow.coordination.run_state import STOPPED, RunState
@@ -48,6 +48,12 @@ from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
 
 _MINUTE_S = 60.0
+_MINUTES = 3
+_AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
+# Ray kills a driver that has not ended 3 s after it was asked to.
+_DRIVER_ENDS_WITHIN_S = 8.0
+_LOOK_EVERY_S = 0.2
+_NOTHING = "its driver came to nothing before the job began"
 
 
 @dataclass(frozen=True)
@@ -174,13 +180,24 @@ class JobDesk:
         return found
 
     def _stop_without_coordinator(self, job: records.Job) -> None:
-        """Stop a driver that has yet to start a coordinator; end a job that has neither."""
+        """Stop a driver that has yet to start a coordinator, and end the job that has neither then.
+
+        Nobody else would tell that it was stopped. A driver that takes longer has a coordinator.
+        """
         submission_id = names.submission_id(job.job_id, job.attempt)
-        if self.cluster.stop_driver(submission_id):
-            return
-        state, _ = self.cluster.driver_state(submission_id)
-        if state in {DriverState.ENDED, DriverState.UNKNOWN}:
+        self.cluster.stop_driver(submission_id)
+        deadline_s = self.clock.monotonic_s() + _DRIVER_ENDS_WITHIN_S
+        while self._is_at_work(submission_id):
+            if self.clock.monotonic_s() >= deadline_s:
+                return
+            self.clock.sleep(_LOOK_EVERY_S)
+        if self.cluster.has_coordinator(job.job_id):  # which was just being started
+            self.cluster.stop_job(job.job_id)
+        else:
             record_ending(Attempt(job.job_id, job.attempt), STOPPED)
+
+    def _is_at_work(self, submission_id: str) -> bool:
+        return self.cluster.driver_state(submission_id)[0] in _AT_WORK
 
     def profile(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks of a job record steps; returns once they have been asked.
@@ -226,6 +243,8 @@ class JobDesk:
             self._require_resumable(job)
             kept = self._find_submission(job_id)
             before(job)
+            # A later driver goes on with a record, and who might have written it is gone.
+            record_unbegun(job_id, job.reason or _NOTHING, self.clock)
             submission = Submission(job_id, job.name, job.config, job.directory)
             attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
             self._start(Attempt(job_id, attempt.number), kept)
@@ -235,22 +254,28 @@ class JobDesk:
     def _alone_with(self, job_id: str) -> Generator[None]:
         """Resume a job alone, over all replicas: of a dead one it is seen only when it is done.
 
-        Who dies meanwhile is in nobody's way a minute later.
+        Who dies meanwhile is in nobody's way some minutes later.
 
         Raises:
             ConflictError: another request does.
         """
         claims, owner = self.history.submissions, f"@{job_id}"
-        key = f"resume-{int(self.clock.unix_s() // _MINUTE_S)}"
-        if not claims.claim(key, "", job_id, owner=owner).is_new:
-            raise ConflictError(
-                f"job {job_id}: got one that another request resumes, expected one at rest; see "
-                "what becomes of it"
-            )
+        # As many minutes as it may take: a request in the next one finds its own key claimed.
+        minute = int(self.clock.unix_s() // _MINUTE_S)
+        claimed: list[str] = []
         try:
+            for ahead in range(_MINUTES):
+                key = f"resume-{minute + ahead}"
+                if not claims.claim(key, "", job_id, owner=owner).is_new:
+                    raise ConflictError(
+                        f"job {job_id}: got one that another request resumes, expected one at "
+                        "rest; see what becomes of it"
+                    )
+                claimed.append(key)
             yield
         finally:
-            claims.release(key, owner=owner)
+            for key in claimed:
+                claims.release(key, owner=owner)
 
     def _find_submission(self, job_id: str) -> KeptSubmission:
         try:
@@ -270,7 +295,7 @@ class JobDesk:
         if not job.is_finished and self._goes_on(job):
             raise ConflictError(
                 f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
-                "stop it first"
+                "stop it, and wait until it has stopped"
             )
         if job.config.get("checkpoint", {}).get("url") is None:
             raise ProblemError(
@@ -283,8 +308,7 @@ class JobDesk:
         """Whether an unfinished job has somebody who sees to it; its cluster may be a new one."""
         if self.cluster.has_coordinator(job.job_id):
             return True
-        state, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
-        return state in {DriverState.PENDING, DriverState.RUNNING}
+        return self._is_at_work(names.submission_id(job.job_id, job.attempt))
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a finished job, its record and what was submitted.

@@ -50,13 +50,16 @@ class Log:
         return self.read(wanted).begin
 
 
-def open_log(job_id: str, worker: str | None, ranks: Sequence[str]) -> Log:
+def open_log(
+    job_id: str, worker: str | None, ranks: Sequence[str], *, is_to_come: bool = False
+) -> Log:
     """Return the log of a job's driver, or of one of its workers.
 
     Args:
         job_id: of the job.
         worker: its id, or its rank; None: the driver.
         ranks: by rank, the id of the worker that has it, or had it last.
+        is_to_come: the driver's is empty as long as it is not there, since it will be.
 
     Raises:
         ProblemError: LOG_NOT_FOUND.
@@ -64,12 +67,13 @@ def open_log(job_id: str, worker: str | None, ranks: Sequence[str]) -> Log:
     directory = names.run_directory(job_id)
     if worker is None:
         path = directory / DRIVER_LOG
-        if path.is_file():
+        if is_to_come or path.is_file():
             return Log(None, partial(read_file, path), partial(_measure_file, path))
         raise ProblemError(
             ProblemType.LOG_NOT_FOUND,
-            f"log: got no {DRIVER_LOG} in {directory}, expected that of a job that was submitted "
-            "or begun with --job-id; what `trainflow run` prints without it is not kept",
+            f"log: got no {DRIVER_LOG} in {directory}, expected that of a job that was submitted, "
+            "once its driver has begun, or that was begun with --job-id; what `trainflow run` "
+            "prints without it is not kept",
         )
     worker_id = find_worker(worker, ranks)
     folder = directory / FOLDER / worker_id

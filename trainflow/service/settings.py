@@ -65,7 +65,8 @@ class LimitSettings(Section):
     """Requests at once, before ``requests_per_s`` counts."""
 
     refusals_per_minute: PositiveInt = 30
-    """Refused tokens a minute from one address; more are not looked at."""
+    """Refused tokens a minute from one address; beyond, only those are looked at that were let in
+    before: clients behind a proxy share an address."""
 
     streams: PositiveInt = 2000
     """Streams of events and logs at once; one more is refused."""

@@ -138,6 +138,9 @@ def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, caps
     assert "s old: the job's coordinator restarts" in captured.err
     call_main("status", ID, "-o", "json")
     assert json.loads(capsys.readouterr().out)["status"]["max_steps"] == 10
+    call_main("list")
+    heading, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(row[heading.index("STALE_S")]) > 60
 
 
 def test_of_several_jobs_that_go_on_one_is_to_be_named(

@@ -1,7 +1,9 @@
 """Both clients, over the real service."""
 
+import gzip
 import random
 
+import httpx
 import pytest
 
 from tests.unit.client.conftest import JOB, Service
@@ -205,6 +207,20 @@ def with_trace(service: Service) -> bytes:
     service.cluster.coordinators.add(run.job_id)
     service.ingester.catch_up()
     return data
+
+
+def test_a_log_comes_as_it_is_through_a_proxy_that_compresses(clock: CountingClock):
+    def answer(request: httpx.Request) -> httpx.Response:
+        data = b"line\n"[int(request.url.params["offset"]) :]
+        if "gzip" in request.headers["accept-encoding"]:
+            headers = {"Content-Encoding": "gzip"}
+            packed = httpx.ByteStream(gzip.compress(data))
+            return httpx.Response(200, stream=packed, headers=headers)
+        return httpx.Response(200, stream=httpx.ByteStream(data))
+
+    transport = httpx.MockTransport(answer)
+    with TrainFlowClient("http://service", clock=clock, transport=transport) as client:
+        assert list(client.logs("tiny-abcdef")) == [b"line\n"]
 
 
 def test_a_profile_is_asked_for_and_its_trace_is_fetched_whole(

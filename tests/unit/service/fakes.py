@@ -32,6 +32,7 @@ class FakeCluster:
         coordinators: ids of jobs that have one.
         stopped: ids of jobs and of drivers that were asked to stop.
         states: of drivers, where they are not running.
+        drivers_end: when they are asked to.
         error: raised by every call, if set.
         profiles: that were asked for: of which job, how many steps, of which ranks.
     """
@@ -40,6 +41,7 @@ class FakeCluster:
     coordinators: set[str] = field(default_factory=set)
     stopped: list[str] = field(default_factory=list)
     states: dict[str, DriverState] = field(default_factory=dict)
+    drivers_end: bool = False
     error: Exception | None = None
     profiles: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -55,6 +57,8 @@ class FakeCluster:
     def stop_driver(self, submission_id: str) -> bool:
         state, _ = self.driver_state(submission_id)
         self.stopped.append(submission_id)
+        if self.drivers_end:
+            self.states[submission_id] = DriverState.ENDED
         return state in {DriverState.PENDING, DriverState.RUNNING}
 
     def has_coordinator(self, job_id: str) -> bool:

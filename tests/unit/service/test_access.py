@@ -94,7 +94,7 @@ async def test_a_key_of_one_token_is_none_of_anothers(
     assert [answer.status_code for answer in made] == [201, 201]
 
 
-async def test_refused_tokens_are_limited_by_address_and_valid_ones_wait_too(
+async def test_refused_tokens_are_limited_by_address_and_new_ones_wait_too(
     open_client: OpenClient, history: History, clock: FakeClock
 ):
     secret = history.tokens.create("r", READ).secret
@@ -106,6 +106,24 @@ async def test_refused_tokens_are_limited_by_address_and_valid_ones_wait_too(
         assert (answer.status_code, kind_of(answer)) == (429, "too-many-requests")
         clock.now_s += float(answer.headers["retry-after"])
         assert (await client.get("/v1/jobs", headers=bearer(secret))).status_code == 200
+
+
+async def test_who_was_let_in_is_not_shut_out_by_others_of_the_same_address(
+    open_client: OpenClient, history: History
+):
+    made = history.tokens.create("r", READ)
+    limits = {"refusals_per_minute": 3}
+    async with open_client(authentication="tokens", limits=limits) as client:
+
+        async def ask(secret: str) -> int:
+            return (await client.get("/v1/jobs", headers=bearer(secret))).status_code
+
+        assert await ask(made.secret) == 200
+        assert [await ask("x") for _ in range(4)] == [401, 401, 401, 429]
+        assert await ask(made.secret) == 200
+        assert (await client.post("/v1/jobs", headers=bearer(made.secret))).status_code == 403
+        history.tokens.revoke(made.token.token_id)
+        assert [await ask(made.secret) for _ in range(2)] == [401, 429]
 
 
 async def test_requests_are_limited_by_token(
@@ -123,10 +141,19 @@ async def test_requests_are_limited_by_token(
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "10.0.0.7:80", "train.lan"]
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "127.0.0.1",
+        "[::1]:8000",
+        "10.0.0.7:80",
+        "train.lan",
+        "TRAIN.lan",
+    ],
 )
 async def test_a_name_of_the_service_is_answered(host: str, open_client: OpenClient):
-    async with open_client(http={"allowed_hosts": ["train.lan"]}) as client:
+    async with open_client(http={"allowed_hosts": ["Train.lan"]}) as client:
         assert (await client.get("/healthz", headers={"Host": host})).status_code == 200
 
 

@@ -10,12 +10,22 @@ import pytest
 
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
+from trainflow.cli.submitted_run import require_attempt
 from trainflow.coordination.endings import record_ending
+from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
 from trainflow.coordination.run_state import STOPPED
-from trainflow.errors import CoordinationError, UnreachableError
+from trainflow.errors import (
+    ConflictError,
+    CoordinationError,
+    JobNotFoundError,
+    UnreachableError,
+)
 from trainflow.service.cluster import DriverState
 from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.records import Job
+from trainflow.service.job_desk import JobDesk
 
 pytestmark = pytest.mark.anyio
 
@@ -356,13 +366,36 @@ async def test_a_job_is_stopped_by_its_coordinator_and_again_changes_nothing(
     assert cluster.stopped == [job_id, job_id]
 
 
+@pytest.mark.parametrize("ends", [True, False])
 async def test_a_job_without_a_coordinator_yet_is_stopped_at_its_driver(
-    open_client: OpenClient, cluster: FakeCluster, job_config: Config
+    open_client: OpenClient, cluster: FakeCluster, job_config: Config, *, ends: bool
 ):
+    cluster.drivers_end = ends
     async with open_client() as client:
         job_id = await submit(client, job_config)
         assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
     assert cluster.stopped == [f"{job_id}-a1"]
+    result = run_directory(job_id) / "result.json"
+    assert result.exists() == ends  # else it has started a coordinator, or will tell itself
+    assert not ends or json.loads(result.read_text())["state"] == "stopped"
+
+
+async def test_a_coordinator_that_was_just_being_started_is_stopped_too(
+    open_client: OpenClient,
+    cluster: FakeCluster,
+    job_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def stop_driver(submission_id: str) -> bool:
+        cluster.states[submission_id] = DriverState.ENDED
+        cluster.coordinators.add(submission_id.removesuffix("-a1"))
+        return True
+
+    monkeypatch.setattr(cluster, "stop_driver", stop_driver)
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
+    assert cluster.stopped == [job_id]
     assert not (run_directory(job_id) / "result.json").exists()
 
 
@@ -419,6 +452,22 @@ async def test_a_failed_job_is_gone_on_with_as_its_second_attempt(
     assert len(cluster.drivers) == 2
 
 
+async def test_the_next_driver_of_a_job_that_never_began_finds_a_record_to_go_on_with(
+    open_client: OpenClient, history: History, job_config: Config
+):
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        with pytest.raises(JobNotFoundError):
+            require_attempt(Attempt(job_id, 2))
+        assert (await client.post(f"/v1/jobs/{job_id}/resume")).status_code == 202
+        directory = require_attempt(Attempt(job_id, 2))
+        Ingester(history.database).catch_up()
+        attempts = (await client.get(f"/v1/jobs/{job_id}/attempts")).json()
+    (event,) = read_lines(directory / "events.jsonl")
+    assert (event["kind"], event["text"]) == ("failed", "lost")
+    assert [each["number"] for each in attempts] == [1, 2]
+
+
 async def test_a_running_job_is_not_resumed(
     open_client: OpenClient, cluster: FakeCluster, job_config: Config
 ):
@@ -457,6 +506,28 @@ async def test_a_dead_job_that_many_resume_at_once_has_one_attempt_more(
             for _ in range(6):
                 group.start_soon(resume)
     assert sorted(statuses) == [202] + [409] * 5
+    assert list(cluster.drivers) == [f"{job_id}-a2"]
+
+
+async def test_a_resumption_that_takes_into_the_next_minute_is_alone_all_the_same(
+    open_client: OpenClient,
+    cluster: FakeCluster,
+    history: History,
+    clock: FakeClock,
+    job_config: Config,
+):
+    desk = JobDesk(history, cluster, (), clock)
+    async with open_client() as client:
+        job_id = await submit(client, job_config)
+    cluster.drivers.clear()  # the head was restarted
+
+    def resume_meanwhile(_: Job) -> None:
+        for took_s in (0, 60, 59):
+            clock.sleep(took_s)
+            with pytest.raises(ConflictError, match="another request"):
+                desk.resume(job_id)
+
+    desk.resume(job_id, before=resume_meanwhile)
     assert list(cluster.drivers) == [f"{job_id}-a2"]
 
 

@@ -119,6 +119,8 @@ async def test_status_and_workers_are_told_with_their_age(
     async with open_client() as client:
         job = await get(client, JOB)
         workers = await get(client, f"{JOB}/workers")
+        (listed,) = (await get(client, "/v1/jobs"))["jobs"]
+    assert listed["stale_s"] == pytest.approx(10.0)
     assert (job["state"], job["status"]["step"], job["stale_s"]) == (
         "running",
         7,

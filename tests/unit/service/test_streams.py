@@ -19,6 +19,7 @@ from trainflow.service.app import create_app
 from trainflow.service.context import Context
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.records import Submission
 from trainflow.service.settings import ServiceSettings
 
 EVENTS = "/v1/jobs/tiny-abcdef/events"
@@ -217,3 +218,32 @@ def test_a_log_is_followed_until_the_job_has_ended(
         ingester.catch_up()
         body += b"".join(pieces)
     assert body == b"one\ntwo\nthree\nlast\n"
+
+
+def test_the_log_of_a_driver_that_has_yet_to_print_is_waited_for(
+    serve: Serve, history: History, run: RecordedRun, ingester: Ingester
+):
+    submission = Submission("tiny-abcdef", "tiny", {}, str(run.directory))
+    history.submissions.begin(submission)
+    with serve() as (client, _):
+        assert client.get(LOGS).status_code == 404
+        with client.stream("GET", f"{LOGS}?follow=true") as answer:
+            assert answer.status_code == 200
+            (run.directory / "driver.log").write_text("one\n")
+            body = next(answer.iter_raw())
+            run.end()
+            ingester.catch_up()
+        assert body == b"one\n"
+        assert client.get(f"{LOGS}?follow=true").text == "one\n"
+
+
+def test_a_log_that_never_comes_is_not_waited_for(
+    serve: Serve, run: RecordedRun, ingester: Ingester
+):
+    ingester.catch_up()
+    with serve() as (client, _):
+        assert client.get(f"{LOGS}?follow=true").status_code == 404  # nobody has submitted it
+    run.end()
+    ingester.catch_up()
+    with serve() as (client, _):
+        assert client.get(f"{LOGS}?follow=true").status_code == 404

@@ -26,6 +26,7 @@ from trainflow.service.history.records import (
     JobPage,
     JobStatus,
 )
+from trainflow.service.history.storable import storable_text
 
 _T = schema.jobs.c
 _JOB_COLUMNS = (
@@ -98,14 +99,8 @@ class Jobs:
             raise unknown_job(job_id)
         job = _to_job(row)
         workers = () if job.is_finished else tuple(row.workers)
-        return JobStatus(job, row.status, workers, tuple(row.ranks), self._find_age(job))
-
-    def _find_age(self, job: Job) -> float | None:
-        if job.is_finished:
-            return 0.0
-        if job.published_at_s is None:
-            return None
-        return max(0.0, self._clock.unix_s() - job.published_at_s)
+        stale_s = job.find_age_s(self._clock.unix_s())
+        return JobStatus(job, row.status, workers, tuple(row.ranks), stale_s)
 
     def attempts(self, job_id: str) -> tuple[Attempt, ...]:
         """Return a job's attempts, the first one first.
@@ -247,7 +242,7 @@ def _matching(wanted: JobFilter) -> Select[tuple[Any, ...]]:
     if wanted.states:
         query = query.where(_T.state.in_(sorted(map(str, wanted.states))))
     if wanted.name is not None:
-        query = query.where(_T.name == wanted.name)
+        query = query.where(_T.name == storable_text(wanted.name))
     found = schema.job_labels.c
     for label in wanted.labels.items():
         having = select(found.job_id).where(found.digest == _digest_label(*label))

@@ -60,6 +60,12 @@ class Job:
         """Whether its newest attempt has ended."""
         return self.state.is_terminal
 
+    def find_age_s(self, now_s: float) -> float | None:
+        """Return how old its status is: 0 if it has ended; None if none was published."""
+        if self.is_finished:
+            return 0.0
+        return None if self.published_at_s is None else max(0.0, now_s - self.published_at_s)
+
 
 @dataclass(frozen=True)
 class JobStatus:

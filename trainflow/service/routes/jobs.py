@@ -14,9 +14,9 @@ from trainflow.service.context import Here, JobId, Who
 from trainflow.service.documents import (
     AttemptDocument,
     JobDetails,
-    JobDocument,
     JobPageDocument,
     SubmitRequest,
+    describe_briefly,
     describe_job,
 )
 from trainflow.service.history.records import JobFilter
@@ -109,7 +109,8 @@ def list_jobs(
         page = here.history.jobs.list(wanted, limit=most, cursor=cursor)
     except ConfigError as error:
         raise ProblemError(ProblemType.INVALID, str(error)) from error
-    jobs = [JobDocument.model_validate(job) for job in page.jobs]
+    now_s = here.clock.unix_s()
+    jobs = [describe_briefly(job, job.find_age_s(now_s)) for job in page.jobs]
     return JobPageDocument(jobs=jobs, next_cursor=page.next_cursor)
 
 

@@ -5,6 +5,7 @@ All of it is in the history; the job's coordinator is never asked.
 Process: a replica of the service.  Thread: one of its pool; of streams, its event loop.
 """
 
+from functools import partial
 from typing import Annotated
 
 from anyio import to_thread
@@ -14,6 +15,8 @@ from starlette.requests import Request
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
 from trainflow.service.event_stream import has_all
+from trainflow.service.history.history import History
+from trainflow.service.history.records import JobStatus
 from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
 from trainflow.service.problems import ProblemError, ProblemType
@@ -36,6 +39,13 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["reading"])
 
 _MOST = 2**53
 
+Follow = Annotated[
+    bool,
+    Query(
+        description="Go on as more is printed, until the job has ended; what a driver that was "
+        "submitted has yet to print is waited for."
+    ),
+]
 After = Annotated[
     int, Query(ge=0, le=_MOST, description="Number of the last event known; 0 for all.")
 ]
@@ -189,9 +199,7 @@ async def read_logs(
             "`offset`.",
         ),
     ] = None,
-    follow: Annotated[
-        bool, Query(description="Go on as more is printed, until the job has ended.")
-    ] = False,
+    follow: Follow = False,
 ) -> Response:
     """Return what a job's driver has printed: its progress, its events, and why it failed.
 
@@ -206,7 +214,9 @@ async def read_logs(
         )
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
-    log = await to_thread.run_sync(open_log, job_id, worker, found.ranks)
+    is_to_come = follow and worker is None and await to_thread.run_sync(_has_driver, history, found)
+    open_it = partial(open_log, job_id, worker, found.ranks, is_to_come=is_to_come)
+    log = await to_thread.run_sync(open_it)
     begin = await to_thread.run_sync(log.find_begin, offset, tail)
 
     def is_over() -> bool:
@@ -227,3 +237,11 @@ async def read_logs(
         media_type="text/plain; charset=utf-8",
         headers=headers,
     )
+
+
+def _has_driver(history: History, found: JobStatus) -> bool:
+    """Whether a job that goes on was submitted, so that its driver prints sooner or later."""
+    if found.job.is_finished:
+        return False
+    newest = history.jobs.attempts(found.job.job_id)[-1:]
+    return any(each.submission_id is not None for each in newest)

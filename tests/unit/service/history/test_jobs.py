@@ -73,6 +73,7 @@ def test_jobs_are_found_by_state_name_and_labels(history: History, clock: HandCl
         return {job.job_id for job in history.jobs.list(wanted).jobs}
 
     assert found(JobFilter(name="red")) == {"red-1", "red-2"}
+    assert found(JobFilter(name="re\0d")) == set()
     assert found(JobFilter(states=frozenset({RunState.FAILED}))) == {"red-2"}
     both = frozenset({RunState.FAILED, RunState.PENDING})
     assert found(JobFilter(states=both)) == {"red-1", "red-2", "blue-3"}

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { element, row, setText, table } from "./dom.js";
 import { formatMoment, formatNumber } from "./format.js";
+import { isStale } from "./job_state.js";
 import { pause, repeat } from "./pacing.js";
 
 const EVERY_S = 2;
@@ -116,8 +117,9 @@ class JobRow {
 
   update(job) {
     setText(this.#name, job.name);
-    setText(this.#state, job.state);
-    this.#state.className = `state state-${job.state}`;
+    const stale = isStale(job, 0);
+    setText(this.#state, stale ? `${job.state} (stale)` : job.state);
+    this.#state.className = `state state-${stale ? "stale" : job.state}`;
     const times = [job.created_at_s, job.updated_at_s].map(formatMoment);
     const texts = [formatNumber(job.last_step), formatNumber(job.attempt), ...times];
     texts.forEach((text, index) => setText(this.#texts[index], text));
