@@ -108,7 +108,7 @@ def test_the_job_is_drawn_and_told_in_figures(serve: Serve, run: WatchedRun, ope
         expect(rows_of(page, "Workers")).to_have_count(4)
         expect(rows_of(page, "Checkpoints").locator("td").first).to_have_text("15")
         expect(page.locator("#figure-goodput")).to_be_hidden()
-        run.publish(goodput_ratio=0.931)
+        run.publish(goodput={"ratio": 0.931, "worker_s": 90.0, "seconds": {"productive": 83.8}})
         expect(page.locator("#figure-goodput")).to_have_text("93.1 %")
 
 

@@ -47,7 +47,7 @@ export class JobFigures {
     this.#set("failures", formatNumber(status.failures), preempted);
     this.#set("recoveries", formatNumber(recoveries.count), recoveries.summary);
     this.#setCheckpoint(job, sinceReceivedS, newestCheckpoint);
-    this.#setGoodput(status.goodput_ratio);
+    this.#setGoodput(status.goodput?.ratio);
     this.#set("attempt", formatNumber(job.attempt));
     this.#set("age", ...describeAge(job, sinceReceivedS));
   }
