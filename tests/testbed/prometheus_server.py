@@ -1,5 +1,7 @@
 """A real Prometheus and a real Alertmanager, with TrainFlow's own settings, only quicker.
 
+They are started with the flags that docker-compose.yml gives them.
+
 Process: the test's; the servers are its children.  Blocks: until they answer.
 """
 
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.testbed.compose_flags import flags_of
 from tests.testbed.daemons import Daemon, find_free_ports, wait_for
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -50,12 +53,12 @@ class PrometheusServer:
         self._write_settings(alertmanager_port)
         self._write_rules()
         self.scrape(targets)
-        command = (
-            "prometheus",
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self._port}",
-        )
+        places = {
+            "--config.file": str(folder / "prometheus.yml"),
+            "--storage.tsdb.path": str(folder / "data"),
+        }
+        listen = f"--web.listen-address=127.0.0.1:{self._port}"
+        command = ("prometheus", *flags_of("prometheus", places), listen)
         self._daemon = Daemon(command, folder / "log")
 
     def start(self) -> None:
@@ -135,13 +138,9 @@ class Alertmanager:
                 webhook["http_config"]["authorization"]["credentials_file"] = str(token)
         path = folder / "alertmanager.yml"
         path.write_text(yaml.safe_dump(settings))
-        command = (
-            "prometheus-alertmanager",
-            f"--config.file={path}",
-            f"--storage.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--cluster.listen-address=",
-        )
+        places = {"--config.file": str(path), "--storage.path": str(folder / "data")}
+        listen = f"--web.listen-address=127.0.0.1:{self.port}"
+        command = ("prometheus-alertmanager", *flags_of("alertmanager", places), listen)
         self._daemon = Daemon(command, folder / "log")
 
     def start(self) -> None:
