@@ -90,6 +90,12 @@ class PrometheusServer:
         alerts = self._ask("alerts")["data"]["alerts"]
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
 
+    def unwell_rules(self) -> list[str]:
+        """Return the names of the rules that could not be evaluated, or have yet to be."""
+        groups = self._ask("rules")["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        return [rule["name"] for rule in rules if rule["health"] != "ok"]
+
     def _ask(self, path: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}"
         try:
