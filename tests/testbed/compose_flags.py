@@ -16,6 +16,6 @@ def flags_of(service: str, changes: Mapping[str, str]) -> list[str]:
         changes: values of flags that are others here, as of files; each must be there.
     """
     words = yaml.safe_load(_FILE.read_text())["services"][service]["command"]
-    flags = dict(word.split("=", 1) for word in words)
+    flags: dict[str, str] = dict(word.split("=", 1) for word in words)
     assert changes.keys() <= flags.keys(), f"{service} has no {changes.keys() - flags.keys()}"
-    return [f"{name}={value}" for name, value in (flags | changes).items()]
+    return [f"{name}={value}" for name, value in {**flags, **changes}.items()]
