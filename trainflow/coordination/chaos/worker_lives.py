@@ -21,7 +21,8 @@ def find_lives(events: Sequence[Line], end_s: float) -> dict[str, float]:
     missed_s: dict[str, float] = {}
     submitted_s = 0.0
     for event in events:
-        data, at_s = event["data"], event["at_s"]
+        data: Line = event["data"]
+        at_s: float = event["at_s"]
         match event["kind"]:
             case "submitted":
                 submitted_s = at_s
