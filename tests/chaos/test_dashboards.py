@@ -102,6 +102,7 @@ def test_every_panel_answers_and_alerts_fire_and_resolve(
         wait_for(panels.have_answered, WITHIN_S, "answer")
     except TimeoutError:
         assert panels.silent() == []
+    assert prometheus.unwell_rules() == []
     expected = {("TrainFlowLossAnomaly", "firing"), ("TrainFlowLossAnomaly", "resolved")}
     wait_for(lambda: expected <= told(receiver.documents), WITHIN_S, "word of the spike")
     # Nobody hears of what needs nobody; it fires all the same.

@@ -168,6 +168,7 @@ def test_every_rule_can_be_evaluated(prometheus: PrometheusServer):
     wait_for(lambda: not unanswered(prometheus), WITHIN_S, "answer of all panels")
     for rule in ALL_RULES:
         prometheus.query(shorten(rule.query))
+    assert prometheus.unwell_rules() == []
 
 
 def test_an_alert_is_told_of_when_it_fires_and_when_it_is_over(

@@ -1,5 +1,7 @@
 """Checkpoints in a real S3 server: what it acknowledged stays, and what it refuses is said."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -192,3 +194,10 @@ def test_a_server_that_is_silent_is_given_up_in_time(
         desk.wait_for(3)
     assert desk.committed == [1, 3]
     assert load(store, 3) == payload
+
+
+def test_the_deployment_s_bucket_is_made_once(s3: S3Server):
+    script = Path(__file__).parents[2] / "deploy" / "make_bucket.py"
+    for _ in range(2):
+        subprocess.run([sys.executable, str(script), "checkpoints"], check=True, timeout=60)
+    assert S3Files()._files.exists("checkpoints")

@@ -1,5 +1,7 @@
 """A real Prometheus and a real Alertmanager, with TrainFlow's own settings, only quicker.
 
+They are started with the flags that docker-compose.yml gives them.
+
 Process: the test's; the servers are its children.  Blocks: until they answer.
 """
 
@@ -16,13 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.testbed.compose_flags import flags_of
 from tests.testbed.daemons import Daemon, find_free_ports, wait_for
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 UP_WITHIN_S = 60.0
 WINDOW = "20s"
 _TIMEOUT_S = 10.0
-_WINDOWS = re.compile(r"\[\w+\]|(?<=offset )\w+")
+# But for how long a coordinator is silent: of one that is well, values come every ten seconds.
+_WINDOWS = re.compile(r"\[\w+\]|(?<=offset )(?!2m\b)\w+")
 
 
 def require_programs() -> None:
@@ -50,12 +54,12 @@ class PrometheusServer:
         self._write_settings(alertmanager_port)
         self._write_rules()
         self.scrape(targets)
-        command = (
-            "prometheus",
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self._port}",
-        )
+        places = {
+            "--config.file": str(folder / "prometheus.yml"),
+            "--storage.tsdb.path": str(folder / "data"),
+        }
+        listen = f"--web.listen-address=127.0.0.1:{self._port}"
+        command = ("prometheus", *flags_of("prometheus", places), listen)
         self._daemon = Daemon(command, folder / "log")
 
     def start(self) -> None:
@@ -86,6 +90,12 @@ class PrometheusServer:
         """Return the names of the alerts that fire."""
         alerts = self._ask("alerts")["data"]["alerts"]
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
+
+    def unwell_rules(self) -> list[str]:
+        """Return the names of the rules that could not be evaluated, or have yet to be."""
+        groups = self._ask("rules")["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        return [rule["name"] for rule in rules if rule["health"] != "ok"]
 
     def _ask(self, path: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}"
@@ -135,13 +145,9 @@ class Alertmanager:
                 webhook["http_config"]["authorization"]["credentials_file"] = str(token)
         path = folder / "alertmanager.yml"
         path.write_text(yaml.safe_dump(settings))
-        command = (
-            "prometheus-alertmanager",
-            f"--config.file={path}",
-            f"--storage.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--cluster.listen-address=",
-        )
+        places = {"--config.file": str(path), "--storage.path": str(folder / "data")}
+        listen = f"--web.listen-address=127.0.0.1:{self.port}"
+        command = ("prometheus-alertmanager", *flags_of("alertmanager", places), listen)
         self._daemon = Daemon(command, folder / "log")
 
     def start(self) -> None:

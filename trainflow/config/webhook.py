@@ -6,7 +6,7 @@ Process: any.  Pure: plain values in, a frozen configuration out.
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -42,8 +42,8 @@ def check_webhook_url(url: str) -> str:
     Raises:
         ValueError: it is none, or has a password in it.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    parts = _split(url)
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("an address such as https://alerts.example.org/trainflow")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
@@ -51,6 +51,16 @@ def check_webhook_url(url: str) -> str:
             "put a token into a file and name it by monitoring.webhook.token_file"
         )
     return url
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of an address; None if it can't be read, or its port is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    return None if port == 0 else parts
 
 
 def _check_file(path: str) -> str:

@@ -280,7 +280,8 @@ class Coordinator:
             self._background.start(self._stop_workers())
 
     async def _adopt(self, found: dict[str, Any]) -> None:
-        self._record.add_event("coordinator_restarted", "a new coordinator looks for its workers")
+        text = "a new coordinator looks for its workers"
+        self._record.add_event("coordinator_restarted", text, workers=sorted(found))
         there = adoption.find_keeper_nodes(self._job_id)
         self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK

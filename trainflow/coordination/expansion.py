@@ -90,5 +90,5 @@ class Expansion:
         for number in self._pool.bundles.find_lost(self._nodes.alive):
             for entry in list(self._pool.entries.values()):
                 if entry.bundle == number and entry.description is None:
-                    self._pool.drop(entry.worker_id)
+                    self._staffing.withdraw(entry)
             self._pool.bundles.drop(number)

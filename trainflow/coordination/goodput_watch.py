@@ -1,7 +1,8 @@
 """Keep the ledger of where a run's time goes, from what is recorded.
 
 Every some hundred steps the ledger is kept in ``ledger.json`` beside the record. A new coordinator
-goes on from there through the events and steps that were recorded since.
+goes on from there through the events and steps that were recorded since. So does a later attempt of
+the job: the workers of the one before it were there until the last that is known of it.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a small local write.
 Fails: as a follower, which is then told no more; on a full disk nothing is kept.
@@ -20,7 +21,7 @@ from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.monitoring import metrics
-from trainflow.monitoring.failure_causes import name_cause
+from trainflow.monitoring.failure_causes import FailureCause, name_cause
 from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class GoodputWatch:
         self._ledger = Ledger()
         self._submitted_s: float = 0
         self._last_event = 0
+        self._heard_ns = 0  # when the newest event was
         self._catch_up()
         self._shown_ns = self._find_shown()
         self._shown_at_s = -_SHOW_EVERY_S
@@ -71,24 +73,47 @@ class GoodputWatch:
         self._show()
         ratio = self._ledger.goodput_ratio
         if ratio is not None and not self._record.has(_TOLD):
-            self._record.add_event(_TOLD, describe_goodput(self.describe()), **self.describe())
+            figures = {"state": state.value} | self.describe()
+            self._record.add_event(_TOLD, describe_goodput(self.describe()), **figures)
 
     def on_event(self, event: Json) -> None:
         """An event was recorded."""
         self._last_event = event["number"]
-        at_ns, data, ledger = _to_ns(event["at_s"]), event["data"], self._ledger
+        at_ns = _to_ns(event["at_s"])
+        self._on_run(event, at_ns)
+        self._on_workers(event["kind"], event["text"], event["data"], at_ns)
+        self._heard_ns = at_ns
+
+    def _on_run(self, event: Json, at_ns: int) -> None:
+        """Take what begins and ends all workers' time."""
+        data, ledger = event["data"], self._ledger
         match event["kind"]:
             case "submitted":
                 self._submitted_s = event["at_s"]
             case "launched":
                 begun_ns = _to_ns(self._submitted_s or event["at_s"])
                 ledger.launch(data.get("workers", ()), begun_ns, at_ns)
+            case "coordinator_restarted" if "workers" in data:
+                ledger.find(data["workers"], at_ns)
+            case "goodput":
+                ledger.end(at_ns, is_failed=data.get("state") == RunState.FAILED)
+            case "attempt":  # nobody may have lived to tell of the end of the one before
+                ledger.end(max(self._heard_ns, ledger.mark_ns), is_failed=True)
+            case _:
+                pass
+
+    def _on_workers(self, kind: str, text: str, data: Json, at_ns: int) -> None:
+        """Take what becomes of single workers, and of the members."""
+        ledger = self._ledger
+        match kind:
             case "respawned" if "worker" in data:
                 ledger.ask(data["worker"], at_ns)
+            case "withdrawn":
+                ledger.lose(data["worker"], FailureCause.OTHER, at_ns)
             case "warm":
                 ledger.warm(data["worker"], at_ns)
             case "failure":
-                ledger.lose(data.get("worker"), name_cause(event["text"], data), at_ns)
+                ledger.lose(data.get("worker"), name_cause(text, data), at_ns)
             case "waiting":
                 ledger.wait(at_ns)
             case "epoch":

@@ -1,18 +1,21 @@
 """Have ranks of a run record some steps, and note in its record what comes of it.
 
 Process: coordinator.  Thread: its event loop; a call waits until the ranks that it asks have
-answered.  Fails: never; who can't be asked is told of.
+answered.  Blocks: to list one local folder.  Fails: never; who can't be asked is told of.
 """
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ray.exceptions import RayError
 
 from trainflow.computation.profile_order import (
+    FOLDER,
     MAX_RANKS,
     MAX_STEPS,
     ProfileFailed,
@@ -65,7 +68,8 @@ class Profiles:
             untimely = f"profile {known[-1].number} is recorded: wait until its traces are written"
         if untimely:
             return {REFUSED: untimely, IS_CONFLICT: True}
-        number = 1 + max((each.number for each in known), default=0)
+        written = find_written(self._record.directory)
+        number = 1 + max([*written, *(each.number for each in known)], default=0)
         folder = str(self._record.directory.absolute())
         orders = {
             self._control.members[rank]: ProfileOrder(number, rank, first_step, num_steps, folder)
@@ -109,6 +113,14 @@ class Profiles:
                 trouble = f"its worker does not answer ({type(error).__name__})"
         if trouble:
             self._record.add_report(ProfileFailed(order.number, order.rank, trouble))
+
+
+def find_written(directory: Path) -> list[int]:
+    """Return the numbers of profiles that have traces, however long ago they were asked for."""
+    names: list[str] = []
+    with suppress(OSError):
+        names = [each.name for each in (directory / FOLDER).iterdir()]
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def find_wrong(num_steps: int, ranks: Sequence[int], world_size: int) -> str:

@@ -49,7 +49,7 @@ class RunMetrics:
             job: what is run.
             export: where values go.
             clock: tells ages.
-            events: that an earlier coordinator recorded.
+            events: that an earlier coordinator recorded; one may come twice.
         """
         self._job = job
         self._export = export

@@ -51,8 +51,8 @@ class RunMonitor:
     def _begin(self, job_id: str, job: JobConfig, export: MetricExport) -> None:
         """Have followed what the job asks for."""
         record, clock, settings = self._record, self._clock, job.monitoring
-        self._metrics = RunMetrics(job, export, clock, record.events_since(0))
-        record.follow(self._metrics)
+        events = [*record.lasting_events, *record.events_since(0)]
+        self._metrics = self._open(lambda: RunMetrics(job, export, clock, events), "RunMetrics")
         self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
         if settings.anomalies.enabled:
             self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")

@@ -53,7 +53,7 @@ _SLOW, _WORK, _CHECKPOINT = "compression_slow", "work", "checkpoint"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
     | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
-    | {"detector_off", "detector_on", "link_cut", "link_cut_over"}
+    | {"detector_off", "detector_on", "link_cut", "link_cut_over", _WORK}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
 _EVENTS, _RESULT = "events.jsonl", "result.json"

@@ -89,6 +89,12 @@ class Staffing:
         else:
             self._num_in_vain[entry.bundle] += 1
 
+    def withdraw(self, entry: WorkerEntry) -> None:
+        """Give up a worker that has yet to begin, and that nothing is lost by."""
+        self._pool.drop(entry.worker_id)
+        text = f"{entry.worker_id} is given up before it began: its node is gone"
+        self._record.add_event("withdrawn", text, worker=entry.worker_id)
+
     def tell_missing(self, lineup: Sequence[str]) -> None:
         """Tell of members that went while no coordinator was there to hear of it.
 

@@ -191,6 +191,11 @@ class Ledger:
         if worker is not None:
             self._close_member(worker, at_ns)
 
+    def find(self, workers: Collection[str], at_ns: int) -> None:
+        """A new coordinator has found these; those without a rank that are gone nobody tells of."""
+        for worker in [each for each in self._accounts if each not in workers]:
+            self.lose(worker, FailureCause.UNSEEN, at_ns)
+
     def wait(self, at_ns: int) -> None:
         """Members wait for workers without which they can't go on."""
         if self._members:
@@ -203,11 +208,11 @@ class Ledger:
             self._charge_account(account, at_ns)
 
     def end(self, at_ns: int, *, is_failed: bool) -> None:
-        """The run is over, and with it every worker."""
+        """The run is over, and with it every worker; a later attempt may go on with the ledger."""
         self.advance(at_ns)
         self._charge_members(at_ns, WASTED if is_failed else CHECKPOINT)
         self._closed_ns = self.wall_ns
-        self._accounts, self._members = {}, {}
+        self._accounts, self._members, self._mode = {}, {}, Mode.TRAINING
 
     # How it is charged
 

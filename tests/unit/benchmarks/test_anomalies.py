@@ -1,10 +1,13 @@
 """Figures of the detector come from when each run was told of, and from nothing else."""
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 
-from benchmarks.anomalies import Tally
+from benchmarks.anomalies import Tally, demo_rows
+from benchmarks.demo_losses import QUICK_RUNS, DemoRuns, find_told
 from benchmarks.loss_traces import WRONGS, Trace, make_healthy, make_wrong
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.monitoring.anomalies.detector import StepValues
@@ -58,3 +61,37 @@ def test_a_healthy_run_falls():
     values = make_healthy(random.Random(1)).values
     assert values[-1].loss < values[0].loss
     assert min(each.norm for each in values) > 0
+
+
+def watched(*events: dict[str, Any], num_steps: int = 3, state: str = "succeeded") -> Any:
+    steps = [{"step": step} for step in range(1, num_steps + 1)]
+    return {"state": state, "ending": None, "steps": steps, "events": [*events]}
+
+
+def event(kind: str, **data: str) -> dict[str, Any]:
+    return {"kind": kind, "data": data}
+
+
+def test_of_a_run_of_the_demo_each_anomaly_counts():
+    spike = event("anomaly", anomaly="loss_spike")
+    told = find_told(watched(spike, event("anomaly_over", anomaly="loss_spike"), spike), 3)
+    assert told == {"loss_spike": 2}
+    rows = {row.metric: row.value for row in demo_rows(DemoRuns((1, 2), 500), told)}
+    assert rows["steps"] == 1000
+    assert (rows["false_alarms_loss_spike"], rows["false_alarms"]) == (2, 2)
+    assert demo_rows(QUICK_RUNS, Counter())[-1].value == 0
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        watched(num_steps=2),
+        watched(state="failed"),
+        watched(event("detector_off", detector="anomalies")),
+        watched(event("monitoring_failed", follower="AnomalyWatch")),
+    ],
+    ids=["a step is missing", "failed", "detector off", "follower gone"],
+)
+def test_a_run_that_was_not_watched_to_its_end_does_not_count(status: Any):
+    with pytest.raises(RuntimeError, match="not watched to its end"):
+        find_told(status, 3)

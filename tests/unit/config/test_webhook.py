@@ -33,6 +33,8 @@ def test_what_is_taken(section: dict[str, Any]):
         ({"webhook": {"url": "http://a/", "url_file": "/b"}}, "webhook", "got both of url and"),
         ({"webhook": {"url": "alerts.example.org"}}, "webhook.url", "an address such as https:"),
         ({"webhook": {"url": "file:///etc/passwd"}}, "webhook.url", "an address such as https:"),
+        ({"webhook": {"url": "http://a:port/"}}, "webhook.url", "an address such as https:"),
+        ({"grafana": {"url": "http://[::1", "token_file": "/t"}}, "grafana.url", "an address such"),
         ({"webhook": {"url": "https://me:word@a.org"}}, "webhook.url", "without a name and a pass"),
         ({"webhook": {"url_file": "url"}}, "webhook.url_file", "an absolute path"),
         ({"webhook": {"url": "http://a/", "token_file": "t"}}, "webhook.token_file", "absolute"),

@@ -69,9 +69,14 @@ def test_a_grafana_that_refuses_is_told_of_at_the_end(server: GrafanaServer, tmp
     assert incomplete["data"] == {"receiver": "grafana", "num_dropped": 2}
 
 
-def test_what_is_marked_is_drawn(server: GrafanaServer, tmp_path: Path):
+@pytest.mark.parametrize(("job", "is_its_own"), [("lm-abc234", True), ("lm-xyz765", False)])
+def test_what_is_marked_is_drawn_where_that_job_is_looked_at(
+    server: GrafanaServer, tmp_path: Path, job: str, *, is_its_own: bool
+):
     run_with_a_loss(tmp_path, server.url, EDITOR)
     for dashboard in DASHBOARDS:
         drawn = describe_dashboard(dashboard)["annotations"]["list"]
+        asked = [{tag.replace("$job", job) for tag in each["target"]["tags"]} for each in drawn]
         for mark in server.annotations:
-            assert any(set(each["target"]["tags"]) <= set(mark["tags"]) for each in drawn)
+            is_drawn = any(tags <= set(mark["tags"]) for tags in asked)
+            assert is_drawn == (is_its_own or dashboard.may_show_all)

@@ -38,7 +38,10 @@ class Cluster:
         self.pool.bundle_nodes = lambda: self.placed
         self.pool.num_bundles = lambda: len(self.placed)
         self.control: Any = SimpleNamespace(epoch=EpochId(1, 1), incarnation=1)
-        staffing = SimpleNamespace(respawn=lambda number, _: self.spawned.append(number))
+        staffing = SimpleNamespace(
+            respawn=lambda number, _: self.spawned.append(number),
+            withdraw=lambda entry: self.pool.entries.pop(entry.worker_id),
+        )
         nodes = SimpleNamespace(unfit=self.unfit, alive=self.alive, ensure=self.kept.extend)
         monkeypatch.setattr(module, "find_room", self.find_room)
         parts: Any = (self.pool, nodes, self.control, staffing, self.clock)
@@ -138,7 +141,6 @@ def test_what_was_added_on_a_node_that_is_gone_is_given_up(make: MakeCluster):
     workers = [FakeWorker(each, None) for each in ("slot1-1.1", "slot2-1.r1", "slot3-1.r1")]
     cluster.pool.entries |= FakePool(workers).entries
     cluster.pool.entries["slot3-1.r1"].description = None
-    cluster.pool.drop = cluster.pool.entries.pop
     cluster.lost = [2, 3]
     cluster.tick()
     assert cluster.placed == {0: "a", 1: "a"}

@@ -43,11 +43,11 @@ class Run:
         self.watch = GoodputWatch(self.record, self.export, self.clock)
         self.record.follow(self.watch)
 
-    def begin(self) -> None:
+    def begin(self, base: int = 0) -> None:
         self.record.add_event("submitted", "job a")
         self.tell("launched", 2.0, workers=[*IDS, SPARE])
         self.tell("warm", 8.0, worker=SPARE)
-        self.form(2.0, IDS)
+        self.form(2.0, IDS, base)
 
     def tell(self, kind: str, after_s: float, text: str = "", **data: Any) -> None:
         self.clock.now_s += after_s
@@ -117,6 +117,50 @@ def test_one_that_was_kept_never_is_made_from_all_that_is_recorded(run: Run):
     assert not (run.record.directory / "ledger.json").exists()
     run.open()
     assert run.watch._ledger.to_json() == before
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_later_attempt_goes_on_and_the_time_between_is_nobody_s(run: Run, *, is_killed: bool):
+    run.steps(10)
+    run.clock.now_s += 2.0
+    if is_killed:
+        run.record.add_event("checkpoint", "the last that is known of it", step=8)
+    else:
+        run.watch.end(RunState.FAILED)
+    run.clock.now_s += 3600.0
+    RunRecord(run.record.directory, run.clock).begin_attempt(2)
+    run.open()
+    run.record.begin_after(8, "a checkpoint", EpochId(1, 2))
+    run.begin(base=8)  # with workers of the same names
+    run.steps(10)
+    run.watch.end(RunState.SUCCEEDED)
+    assert run.seconds() == {
+        "waiting": 2 * 8.0,
+        "start": 2 * (3 * 10.0 + 8.0),
+        "productive": 24.0 + 6.0,
+        "wasted": 3 * 2.0 + 6.0,  # what came after the newest step, and two steps
+        "idle": 14.0 + 4.0,
+    }
+    told = [e["data"]["worker_s"] for e in run.record.events_since(0) if e["kind"] == "goodput"]
+    assert told[-1] == 4 * 24.0 + 4 * 14.0
+
+
+def test_workers_that_went_while_there_was_no_coordinator_cost_nothing_more(run: Run):
+    run.steps(4)
+    run.tell("respawned", 0.0, worker="slot4-1.r1")
+    run.tell("coordinator_restarted", 3.0, workers=[*IDS])
+    run.clock.now_s += 100.0
+    run.watch.tick()
+    assert run.seconds()["idle"] == 2.0 + 4.0 + 3.0
+    assert run.seconds()["start"] == 38.0 + 3.0
+
+
+def test_one_that_is_given_up_before_it_began_costs_nothing_more(run: Run):
+    run.tell("respawned", 1.0, worker="slot4-1.r1")
+    run.tell("withdrawn", 5.0, worker="slot4-1.r1")
+    run.clock.now_s += 100.0
+    run.watch.tick()
+    assert run.seconds()["start"] == 38.0 + 5.0
 
 
 def test_one_that_is_damaged_is_made_from_what_is_recorded(run: Run):

@@ -104,6 +104,12 @@ def test_a_new_coordinator_goes_on_counting(run: Run, tmp_path: Path):
     assert again.begin()["number"] == 2
 
 
+def test_no_trace_is_overwritten_that_was_asked_for_long_ago(run: Run):
+    for name in ("2", "10", "x"):
+        (run.record.directory / "profiles" / name).mkdir(parents=True)
+    assert run.begin()["number"] == 11
+
+
 @pytest.mark.parametrize(
     ("answer", "trouble"),
     [

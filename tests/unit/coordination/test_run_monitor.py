@@ -7,6 +7,7 @@ from unittest import mock
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
 from tests.unit.coordination.test_run_record import STEP
+from trainflow.computation.reports import WorkDescribed
 from trainflow.coordination import run_monitor
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
@@ -71,6 +72,28 @@ def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
     job = make_job(monitoring={"enabled": False})
     RunMonitor("job-1", job, record, FakeClock()).hear(_beat())
     assert record.events_since(0) == []
+
+
+def test_an_event_of_another_release_costs_metrics_and_nothing_else(tmp_path: Path):
+    RunRecord(tmp_path, FakeClock()).add_event("work", "of another release", flops=1.0)
+    monitor = _live(tmp_path, enabled=True)
+    events = RunRecord(tmp_path, FakeClock()).events_since(0)
+    failed = [event["data"] for event in events if event["kind"] == "monitoring_failed"]
+    assert failed == [{"follower": "RunMetrics"}]
+    assert monitor.describe()["goodput"] is not None
+
+
+def test_how_much_is_computed_is_known_however_long_ago_it_was_told(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    record.add_report(WorkDescribed(6000, 8000, 16, "cpu", None))
+    for step in range(1100):
+        record.add_event("checkpoint_skipped", "the store is slow", step=step)
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        record = RunRecord(tmp_path, FakeClock())
+        RunMonitor("job-1", make_job(), record, FakeClock())
+        record.add_step(STEP)
+    moved = {call.args[0].suffix for call in export.return_value.method_calls}
+    assert "tokens_total" in moved
 
 
 def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):

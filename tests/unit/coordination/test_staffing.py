@@ -76,6 +76,15 @@ def test_where_no_node_is_better_any_will_do(scene: Scene):
     assert scene.fit() == [0, 1, 2]
 
 
+def test_one_that_is_given_up_before_it_began_is_told_of_and_is_no_failure(scene: Scene):
+    scene.pool.entries["slot2-1.r1"] = entry = WorkerEntry("slot2-1.r1", None)
+    scene.pool.drop = scene.pool.entries.pop
+    scene.staffing.withdraw(entry)
+    (event,) = scene.record.events_since(0)
+    assert (event["kind"], event["data"]) == ("withdrawn", {"worker": "slot2-1.r1"})
+    assert (scene.pool.entries, scene.record.num_failures) == ({}, 0)
+
+
 @pytest.mark.parametrize("outcome", ["goes on", "ends"])
 def test_a_replacement_waits_for_a_node_that_is_well(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, outcome: str

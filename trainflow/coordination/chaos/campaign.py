@@ -131,7 +131,9 @@ class Campaign:
         self, undisturbed: RunEvidence | None, evidence: RunEvidence, run: "_OneRun"
     ) -> Report:
         fallen = [each.at_s for each in run.fallen if each.at_s is not None and each.victim]
-        findings = Findings(facts_of(self.job), evidence, undisturbed, len(fallen))
+        is_skewed = _skews_clocks(self.faults)
+        facts = facts_of(self.job)
+        findings = Findings(facts, evidence, undisturbed, len(fallen), is_skewed)
         steps = None if undisturbed is None else undisturbed.steps
         figures = measure(evidence.steps, evidence.events, fallen, steps)
         figures = replace(figures, starting_cpu_s=run.starting_cpu_s)
@@ -139,7 +141,7 @@ class Campaign:
             folder=self.ground.folder,
             faults=tuple(sorted(run.fallen, key=lambda each: each.at_s or float("inf"))),
             verdicts=judge(findings),
-            figures=None if _skews_clocks(self.faults) else figures,
+            figures=None if is_skewed else figures,
             runs=tuple(each.job_id for each in self.ground.runs),
         )
 

@@ -16,9 +16,11 @@ from trainflow.coordination.chaos.used_samples import (
     collect_samples,
     find_committing_epochs,
 )
+from trainflow.coordination.chaos.worker_lives import compare_ledger
 from trainflow.data.order import OrderKind, SampleOrder
 
 _SHOWN = 5
+_LEDGER_WITHIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -136,12 +138,14 @@ class Findings:
         disturbed: the run that faults fell on.
         undisturbed: the same run without any; None if there was none.
         num_faults: that fell.
+        has_wrong_clocks: whether some were clocks that were made wrong.
     """
 
     job: JobFacts
     disturbed: RunEvidence
     undisturbed: RunEvidence | None = None
     num_faults: int = 0
+    has_wrong_clocks: bool = False
 
 
 def judge(found: Findings) -> tuple[Verdict, ...]:
@@ -280,6 +284,20 @@ def judge_sameness(found: Findings) -> Verdict:
     return _judge(name, wrong, told)
 
 
+def judge_time(found: Findings) -> Verdict:
+    """The ledger has a cause for the time of every worker, from when it was asked for."""
+    name = "all time has a cause"
+    if found.has_wrong_clocks:
+        return Verdict(name, None, ("clocks were wrong by which it is measured",))
+    compared = compare_ledger(found.disturbed.events)
+    if compared is None:
+        return Verdict(name, None, ("it told of no ledger: it isn't monitored, or nobody lived",))
+    charged_s, lived_s = compared
+    text = f"the ledger has {charged_s:.2f} s, and its workers were there for {lived_s:.2f} s"
+    is_wrong = abs(charged_s - lived_s) > _LEDGER_WITHIN * lived_s
+    return _judge(name, [text] if is_wrong else [], text)
+
+
 def judge_remains(found: Findings) -> Verdict:
     """Nothing of a run is left: no process, actor, placement group, shared memory or socket."""
     runs = [each for each in (found.undisturbed, found.disturbed) if each is not None]
@@ -298,5 +316,6 @@ INVARIANTS: tuple[Callable[[Findings], Verdict], ...] = (
     judge_ranks,
     judge_flips,
     judge_sameness,
+    judge_time,
     judge_remains,
 )

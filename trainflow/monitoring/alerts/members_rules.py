@@ -6,7 +6,7 @@ from trainflow.monitoring.promql import Queries
 
 _ASK = Queries()
 
-_SILENT_S = 60
+_SILENT = "2m"  # one that has ended stays for a minute, and what it showed a little longer
 _MOST_FAILURES_AN_HOUR = 5
 _SLOW_RECOVERY_S = 60
 _MOST_COLLECTIVE_ERRORS_AN_HOUR = 2
@@ -15,16 +15,18 @@ _PLANNED = 'cause!="preempted"'
 _WRONG_BITS = 'cause="wrong_bits"'
 _ON_THE_WIRE = 'cause="collective"'
 _ALIVE = _ASK.latest(metrics.WORLD_SIZE)
+_LOOKED_AT = _ASK.latest(metrics.COORDINATOR_TIMESTAMP)
+# Not by Prometheus's own clock, which may differ from the coordinator's.
+_LOOKED_AT_BEFORE = f"max by (job) ({_ASK.series(metrics.COORDINATOR_TIMESTAMP)} offset {_SILENT})"
 
 MEMBERS = (
     AlertRule(
         "CoordinatorSilent",
         Severity.CRITICAL,
-        f"time() - {_ASK.latest(metrics.COORDINATOR_TIMESTAMP)} > {_SILENT_S}",
+        f"{_LOOKED_AT} == {_LOOKED_AT_BEFORE}",
         0,
         "{{ $labels.job }}: the coordinator stands still",
-        "It last looked after the run {{ $value | humanizeDuration }} ago; losses are not made up "
-        "for meanwhile.",
+        "It has not looked after the run for two minutes; losses are not made up for meanwhile.",
         "Training goes on without it until something is lost. `trainflow workers` tells where it "
         "is; a disk or a network file system under TRAINFLOW_HOME that hangs is the usual cause. "
         "If its process is killed, Ray starts it again and it goes on from the run's record. Ends "

@@ -33,6 +33,9 @@ RAY_METRICS = (
 
 _MOST_NAMED = 20
 
+_PERCENTS = range(10, 100, 10)
+"""Bounds of a heatmap's rows, the last without one."""
+
 _SPREAD = (("p50", "quantile(0.5, {0})"), ("p99", "quantile(0.99, {0})"), ("max", "max({0})"))
 
 
@@ -46,6 +49,14 @@ def _spread(query: str) -> tuple[Curve, ...]:
     """Return how values of all nodes lie: three series, however many nodes there are."""
     low = Curve(f"min({query})", "min")
     return (low, *(Curve(ask.format(query), name) for name, ask in _SPREAD))
+
+
+def _density(query: str) -> tuple[Curve, ...]:
+    """Return how many nodes are at most at each of `_PERCENTS`, as a histogram's buckets are."""
+    below = [f"count({query} <= {bound}) or 0 * count({query})" for bound in _PERCENTS]
+    counts = zip((*_PERCENTS, "+Inf"), (*below, f"count({query})"), strict=True)
+    rows = [f'label_replace({count}, "le", "{bound}", "", "")' for bound, count in counts]
+    return curve(" or ".join(rows), "{{le}}")
 
 
 def _named(query: str) -> tuple[Curve, ...]:
@@ -99,6 +110,19 @@ _SLOWEST = (
 )
 
 _NODES = (
+    Panel(
+        "CPU, how many nodes do how much",
+        "Do all nodes do alike, and if not, since when? The darker, the more nodes; the bars below "
+        "name those that stand apart.",
+        _density(_CPU),
+        Look(Chart.DENSITY, Unit.PERCENT),
+    ),
+    Panel(
+        "GPU, how many nodes do how much",
+        "Are devices of some nodes idle while those of others work? Mean of a node's devices.",
+        _density(_GPU),
+        Look(Chart.DENSITY, Unit.PERCENT, absent="no GPU"),
+    ),
     Panel(
         "CPU, over all nodes",
         "Do some nodes have much more to do than most?",

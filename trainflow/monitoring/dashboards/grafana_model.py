@@ -24,6 +24,7 @@ MARKED = {"failure": ("Failures", "red"), "recovered": ("Recoveries", "green")}
 _SCHEMA_VERSION = 39
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _GRAFANA = {"type": "grafana", "uid": "-- Grafana --"}
+_JOB = "$job"
 _NEWEST = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 
@@ -46,7 +47,7 @@ def describe_dashboard(dashboard: Dashboard) -> Json:
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "",
         "links": [_describe_links()],
-        "annotations": {"list": [_describe_mark(kind) for kind in MARKED]},
+        "annotations": {"list": [_describe_mark(kind, dashboard) for kind in MARKED]},
         "templating": {"list": list(_describe_variables(dashboard))},
         "panels": list(_place_panels(dashboard)),
     }
@@ -65,9 +66,11 @@ def _describe_links() -> Json:
     }
 
 
-def _describe_mark(kind: str) -> Json:
+def _describe_mark(kind: str, dashboard: Dashboard) -> Json:
+    """Return which marks stand on the curves: those of the job that is looked at, if it is one."""
     name, colour = MARKED[kind]
-    target = {"type": "tags", "tags": [TAG, kind], "matchAny": False, "limit": 200}
+    tags = [TAG, kind] if dashboard.may_show_all else [TAG, kind, _JOB]
+    target = {"type": "tags", "tags": tags, "matchAny": False, "limit": 200}
     drawn = {"datasource": _GRAFANA, "enable": True, "iconColor": colour, "name": name}
     return drawn | {"target": target}
 

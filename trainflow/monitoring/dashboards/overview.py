@@ -88,7 +88,7 @@ _SIGNS = (
     Panel(
         "Silence of the coordinator",
         "Does each run's coordinator look after it? It does twice a second; what is shown is up to "
-        "some twenty seconds late.",
+        "some twenty seconds late, and as wrong as its clock is beside Prometheus's.",
         curve(f"time() - {ASK.latest(metrics.COORDINATOR_TIMESTAMP)}"),
         Look(unit=Unit.SECONDS),
     ),

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
+from trainflow.config.webhook import check_webhook_url
 from trainflow.errors import ConfigError, GrafanaError, UnreachableError
 
 TIMEOUT_S = 15.0
@@ -31,12 +32,14 @@ class Grafana:
         Raises:
             ConfigError: the address is none, or the package is missing.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username:
+        try:
+            parts = urlsplit(check_webhook_url(url))
+        except ValueError:
             raise ConfigError(
                 "--url: got no address of a Grafana, expected one without a name and a password, "
                 "as https://grafana.example.org; change --url"
-            )
+            ) from None
+        assert parts.hostname is not None, "it was checked"
         self._name = parts.hostname
         prefix = parts.path.strip("/")
         self._face: Any = _load_face()(

@@ -1,7 +1,8 @@
 """Let a logger work on a thread of its own, so that nothing that it does holds anybody up.
 
 What waits for it is bounded. What it has no room for, and what it raises at, is dropped, counted,
-and told by whoever asks.
+and told by whoever asks. One that raises again and again is left alone for a while and opened anew:
+a disk that was full, say, is not for ever.
 
 Process: coordinator.  Thread: its own, which ends with the process at the latest.
 """
@@ -16,8 +17,10 @@ from trainflow.monitoring.loggers.run_logger import Point, RunLogger
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
-GIVEN_UP_AFTER = 20
-"""Points in a row that a logger raises at, after which it is asked no more."""
+LEFT_AFTER = 20
+"""Points in a row that a logger raises at, after which it is left alone for `REST_S`."""
+
+REST_S = 60.0
 
 
 class BackgroundLogger:
@@ -27,13 +30,20 @@ class BackgroundLogger:
         name: for messages.
     """
 
-    def __init__(self, name: str, open_logger: Callable[[], RunLogger]):
-        """Begin; the logger is opened on its thread, since that may take long, and may fail."""
+    def __init__(self, name: str, open_logger: Callable[[], RunLogger], rest_s: float = REST_S):
+        """Begin; the logger is opened on its thread, since that may take long, and may fail.
+
+        Args:
+            name: for messages.
+            open_logger: opens it, also once more; what it was given before is there.
+            rest_s: for how long one that fails is left alone.
+        """
         self.name = name
         self._open = open_logger
+        self._rest_s = rest_s
         self._waiting: deque[Point] = deque()
         self._changed = threading.Condition()
-        self._is_closing = self._has_given_up = False
+        self._is_closing = False
         self._num_dropped = 0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
@@ -54,7 +64,7 @@ class BackgroundLogger:
     def log(self, point: Point) -> None:
         """Have a point taken soon; never waits."""
         with self._changed:
-            if self._is_closing or self._has_given_up:
+            if self._is_closing:
                 self._num_dropped += 1
             elif len(self._waiting) >= MOST_WAITING:
                 self._drop(f"it is slow: {MOST_WAITING} points wait for it")
@@ -85,21 +95,37 @@ class BackgroundLogger:
     # On its thread
 
     def _run(self) -> None:
+        is_last = False
+        while not self._serve():
+            if is_last:
+                break
+            is_last = self._rest()
+        with self._changed:
+            self._drop(self._trouble, len(self._waiting))
+            self._waiting.clear()
+
+    def _serve(self) -> bool:
+        """Open it and pass points on until there are no more; False if it fails at that."""
         try:
             opened = self._open()
         except Exception as error:  # whatever its library raises
             logger.exception("%s could not be opened", self.name)
-            self._give_up(f"{type(error).__name__}: {error}")
-            return
+            self._note(error)
+            return False
         num_failed = 0
-        while num_failed < GIVEN_UP_AFTER:
+        while num_failed < LEFT_AFTER:
             point = self._take()
             if point is None:
-                self._close(opened)
-                return
+                break
             num_failed = 0 if self._pass_on(opened, point) else num_failed + 1
-        self._give_up(self.trouble)
         self._close(opened)
+        return num_failed < LEFT_AFTER
+
+    def _rest(self) -> bool:
+        """Leave it alone for a while; whether it is to end meanwhile, after one more try."""
+        logger.error("%s is left alone for %.0f s", self.name, self._rest_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_closing, self._rest_s)
 
     def _take(self) -> Point | None:
         """Wait for the next point; None once there are no more."""
@@ -113,8 +139,7 @@ class BackgroundLogger:
             opened.log(point)
         except Exception as error:  # whatever its library raises
             logger.exception("%s raised", self.name)
-            with self._changed:
-                self._drop(f"{type(error).__name__}: {error}")
+            self._note(error, 1)
             return False
         return True
 
@@ -123,12 +148,8 @@ class BackgroundLogger:
             opened.close()
         except Exception as error:  # as above
             logger.exception("%s could not be closed", self.name)
-            with self._changed:
-                self._drop(f"{type(error).__name__}: {error}", 0)
+            self._note(error)
 
-    def _give_up(self, trouble: str) -> None:
-        logger.error("%s is asked no more", self.name)
+    def _note(self, error: Exception, num_dropped: int = 0) -> None:
         with self._changed:
-            self._has_given_up = True
-            self._drop(trouble, len(self._waiting))
-            self._waiting.clear()
+            self._drop(f"{type(error).__name__}: {error}", num_dropped)

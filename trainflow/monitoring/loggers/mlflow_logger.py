@@ -5,6 +5,8 @@ Process: coordinator.  Thread: its logger's own.
 
 import json
 import os
+import posixpath
+import re
 from pathlib import Path
 
 from mlflow.entities import Metric
@@ -16,6 +18,7 @@ _JOB = "trainflow.job"
 _MS_PER_S = 1000
 _ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # else it asks for a database, which needs a server's packages
 _MOST_CHARACTERS = 500  # of a parameter, in any of MLflow's stores
+_REFUSED = re.compile(r"[^\w/.: -]")
 
 
 class MlflowLogger:
@@ -28,12 +31,19 @@ class MlflowLogger:
     def log(self, point: Point) -> None:
         """Take one point."""
         at_ms = round(point.at_s * _MS_PER_S)
-        metrics = [Metric(name, value, at_ms, point.step) for name, value in point.values.items()]
+        named = {rename(name): value for name, value in point.values.items()}
+        metrics = [Metric(name, value, at_ms, point.step) for name, value in named.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self) -> None:
         """Say that the run is over."""
         self._client.set_terminated(self._run_id)
+
+
+def rename(name: str) -> str:
+    """Return a curve's name as MLflow takes it: of a point with another it would take nothing."""
+    plain = _REFUSED.sub("_", name)
+    return plain if posixpath.normpath(plain) == plain else re.sub(r"[/.]", "_", plain)
 
 
 def open_logger(run: LoggedRun, folder: str) -> MlflowLogger:

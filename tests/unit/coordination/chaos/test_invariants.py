@@ -37,6 +37,21 @@ def line(step: int, **changes: Any) -> dict[str, Any]:
     return {"step": step, "world_size": 2, "digest": digest, "committed_at_s": step} | changes
 
 
+def tell(kind: str, at_s: float, **data: Any) -> dict[str, Any]:
+    return {"kind": kind, "at_s": at_s, "text": "", "data": data}
+
+
+def make_events(charged_s: float = 19.9) -> list[dict[str, Any]]:
+    """Two workers and a spare are there from 0 s to 8 s, but for one that dies at 4 s."""
+    workers = ["w0", "w1", "w2"]
+    return [
+        tell("submitted", 0.0),
+        tell("launched", 1.0, workers=workers),
+        tell("failure", 4.0, worker="w1"),
+        tell("goodput", 8.0, seconds={"productive": charged_s - 5.0, "idle": 5.0}),
+    ]
+
+
 def make_run(**changes: Any) -> RunEvidence:
     """A run of two ranks in which rank 1 was lost in step 3 and that came again."""
     epochs = {1: EPOCH, 2: EPOCH, 3: LATER, 4: LATER}
@@ -51,6 +66,7 @@ def make_run(**changes: Any) -> RunEvidence:
         commits=[Committed(f"w{rank}", s, epochs[s]) for s in STEPS for rank in (0, 1)],
         ends=[EndState(f"w{rank}", rank, (0, 1), "cafe") for rank in (0, 1)],
         num_samples=NUM_SAMPLES,
+        events=make_events(),
     )
     return replace(run, **changes)
 
@@ -66,7 +82,7 @@ def verdict(found: Findings, invariant: str) -> Verdict:
 
 def test_a_run_in_order_keeps_every_invariant():
     found = make_findings(flips=[Flip(1, 3, EPOCH, at_s=5.0)])
-    assert [each.holds for each in judge(found)] == [True] * 7
+    assert [each.holds for each in judge(found)] == [True] * 8
 
 
 def without(items: list[Any], *places: int) -> list[Any]:
@@ -145,6 +161,16 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
         lambda: make_findings(ends=[replace(each, digest="beef") for each in CLEAN.ends]),
         "the state's part 0 of 1: beef, undisturbed cafe",
     ),
+    "time without a cause": (
+        "all time has a cause",
+        lambda: make_findings(events=make_events(charged_s=19.7)),
+        "the ledger has 19.70 s, and its workers were there for 20.00 s",
+    ),
+    "time that is charged twice": (
+        "all time has a cause",
+        lambda: make_findings(events=make_events(charged_s=20.3)),
+        "the ledger has 20.30 s",
+    ),
     "a process left behind": (
         "nothing is left behind",
         lambda: make_findings(left=["process 7"]),
@@ -208,6 +234,11 @@ UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {
     "nothing to compare with": (
         "it ends as an undisturbed run",
         lambda: replace(make_findings(), undisturbed=None),
+    ),
+    "no ledger": ("all time has a cause", lambda: make_findings(events=make_events()[:-1])),
+    "clocks that were wrong": (
+        "all time has a cause",
+        lambda: replace(make_findings(), has_wrong_clocks=True),
     ),
     "the world changed": (
         "it ends as an undisturbed run",

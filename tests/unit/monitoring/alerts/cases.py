@@ -78,7 +78,15 @@ UP = 'up{job="ray",instance="10.0.0.1:8080"}'
 
 CASES: Mapping[str, Case] = {
     "CoordinatorSilent": Case(
-        "10m", {TIMES: "0+60x5 300x10"}, ({TIMES: "0+60x20"}, {TIMES: "0+60x3 _x20"}), "5m 0s"
+        "10m",
+        {TIMES: "0+60x5 300x10"},
+        (
+            {TIMES: "0+60x20"},
+            {TIMES: "7200+60x20"},  # its clock is two hours ahead
+            {TIMES: "0+60x3 _x20"},
+            {TIMES: "_x10 600"},  # it has but begun
+            {TIMES: "0+60x9 540x1"},  # the run has ended a minute ago
+        ),
     ),
     "Stalled": Case(
         "30m",

@@ -159,7 +159,18 @@ def test_nobody_at_the_address_is_told_of():
             grafana.list_sources()
 
 
-@pytest.mark.parametrize("url", ["grafana", "ftp://grafana/", "http://", "http://me:secret@here/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "grafana",
+        "ftp://grafana/",
+        "http://",
+        "http://me:secret@here/",
+        "http://here:99999/",
+        "http://here:port/",
+        "http://[::1/",
+    ],
+)
 def test_an_address_that_is_none_is_refused(url: str):
     with pytest.raises(ConfigError, match="--url") as caught:
         Grafana(url, EDITOR)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from trainflow.monitoring.loggers import background_logger
-from trainflow.monitoring.loggers.background_logger import GIVEN_UP_AFTER, BackgroundLogger
+from trainflow.monitoring.loggers.background_logger import LEFT_AFTER, BackgroundLogger
 from trainflow.monitoring.loggers.run_logger import Point, RunLogger
 
 WITHIN_S = 30.0
@@ -88,32 +88,62 @@ def test_one_that_raises_goes_on_with_the_next():
     assert (logger.num_dropped, logger.trouble) == (5, "OSError: no room")
 
 
-def test_one_that_always_raises_is_asked_no_more():
+def test_one_that_always_raises_is_left_alone_but_for_one_more_try():
     asked: list[int] = []
+    opened: list[Notes] = []
 
     def refuse(each: Point) -> None:
         asked.append(each.step)
         raise OSError("no room")
 
-    notes = Notes(refuse)
-    logger = BackgroundLogger("test", lambda: notes)
-    for step in range(100):
-        logger.log(point(step))
-    assert logger.wait_closed(WITHIN_S), "its thread ends by itself"
-    assert asked == list(range(GIVEN_UP_AFTER))
-    assert logger.num_dropped == 100
-    assert notes.is_closed
+    def open_logger() -> RunLogger:
+        opened.append(Notes(refuse))
+        return opened[-1]
+
+    with behind(open_logger) as logger:
+        for step in range(100):
+            logger.log(point(step))
+    assert asked == list(range(2 * LEFT_AFTER))
+    assert [each.is_closed for each in opened] == [True, True]
+    assert (logger.num_dropped, logger.trouble) == (100, "OSError: no room")
     logger.log(point(100))
     assert logger.num_dropped == 101
+
+
+def test_one_that_works_again_is_opened_anew_and_takes_what_has_waited():
+    has_room, is_left = threading.Event(), threading.Event()
+    opened: list[Notes] = []
+
+    def write(each: Point) -> None:
+        if each.step == LEFT_AFTER - 1:
+            is_left.set()
+        if not has_room.is_set():
+            raise OSError("no room")
+
+    def open_logger() -> RunLogger:
+        if opened and not has_room.is_set():
+            raise OSError("no room yet")
+        opened.append(Notes(write))
+        return opened[-1]
+
+    logger = BackgroundLogger("test", open_logger, rest_s=0.001)
+    for step in range(100):
+        logger.log(point(step))
+    assert is_left.wait(WITHIN_S)
+    has_room.set()
+    logger.begin_closing()
+    assert logger.wait_closed(WITHIN_S)
+    assert opened[-1].steps[-1] == 99
+    num_taken = sum(len(each.steps) for each in opened)
+    assert num_taken == 100 - logger.num_dropped >= 100 - 2 * LEFT_AFTER
 
 
 def test_one_that_can_not_be_opened_loses_everything():
     def fail() -> RunLogger:
         raise ImportError("No module named 'wandb'")
 
-    logger = BackgroundLogger("test", fail)
-    assert logger.wait_closed(WITHIN_S)
-    logger.log(point(1))
+    with behind(fail) as logger:
+        logger.log(point(1))
     assert (logger.num_dropped, logger.trouble) == (1, "ImportError: No module named 'wandb'")
 
 

@@ -62,6 +62,21 @@ def test_mlflow_reads_what_was_written(tmp_path: Path):
     assert run.info.status == "FINISHED"
 
 
+def test_mlflow_takes_a_point_whatever_a_job_calls_its_values(tmp_path: Path):
+    tracking: Any = pytest.importorskip("mlflow.tracking")
+    odd = {"logged/acc@1": 1.0, "logged//x": 2.0, "logged/..": 3.0, "eval/loss (val)": 4.0}
+    write("mlflow", tmp_path, Point(1, 1000.0, {"train/loss": 2.5} | odd))
+    client = tracking.MlflowClient(tracking_uri=tmp_path.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert run.data.metrics == {
+        "train/loss": 2.5,
+        "logged/acc_1": 1.0,
+        "logged__x": 2.0,
+        "logged___": 3.0,
+        "eval/loss _val_": 4.0,
+    }
+
+
 def test_wandb_writes_a_run_that_can_be_sent_later(tmp_path: Path):
     pytest.importorskip("wandb")
     write("wandb", tmp_path, *POINTS)

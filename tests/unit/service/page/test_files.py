@@ -2,9 +2,17 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.distributed.jobs import make_job
+from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.noted_export import NotedExport
+from trainflow.coordination.goodput_watch import GoodputWatch
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.status import build_status
 from trainflow.service import page
 from trainflow.service.page.files import PARTS, PageFile, load_page
 
@@ -48,6 +56,30 @@ def test_a_script_reads_no_text_as_code_and_imports_what_is_there(path: Path):
     source = path.read_text(encoding="utf-8")
     assert not READS_TEXT_AS_CODE.search(source)
     assert imports_of(source) <= PARTS
+
+
+def publish_status(directory: Path) -> dict[str, Any]:
+    """Return a status as a coordinator publishes it, as far as the page may read it."""
+    record = RunRecord(directory, FakeClock())
+    control: Any = SimpleNamespace(members=(), num_spares=0, epoch=None, incarnation=1)
+    checkpoints: Any = SimpleNamespace(newest=None, skipped=SimpleNamespace(total=0))
+    status = build_status("lm-abc234", make_job(), control, record, checkpoints)
+    ledger = GoodputWatch(record, NotedExport(), FakeClock()).describe()
+    return status | {"goodput": ledger}
+
+
+def test_of_a_status_scripts_read_what_coordinators_publish(tmp_path: Path):
+    status = publish_status(tmp_path)
+    read = {
+        (name, inner)
+        for path in SCRIPTS
+        for name, inner in re.findall(
+            r"\bstatus\??\.(\w+)(?:\?\.(\w+))?", path.read_text(encoding="utf-8")
+        )
+    }
+    assert ("goodput", "ratio") in read
+    assert {name for name, _ in read} <= status.keys()
+    assert all(inner in status[name] for name, inner in read if inner)
 
 
 def test_every_script_is_used():
