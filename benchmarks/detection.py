@@ -41,6 +41,7 @@ RATE, TENTH = "200mbit", "20mbit"
 ALARMS = (
     *("failure", "hang", "deadlock", "straggler", "slow_network", "isolate", "link_cut"),
     *("ranks_differ", "drain", "anomaly", "detector_off", "keeper_away", "record_unwritable"),
+    *("data_stall", "waited_for", "node_unheard", "forming_fails"),
 )
 _SPOT_CHECK_EVERY_STEPS = 20
 _NOTICE = "notice-{host}"
