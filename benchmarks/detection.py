@@ -275,6 +275,7 @@ def measure(
         hosts.shape(RATE)
         run = NetRun(hosts, cluster, work_dir, make_job(work_dir))
         try:
+            run.wait(lambda: run.has_trained_for(0))
             for number in range(times):
                 for fault in faults:
                     found[fault.name].append(measure_fault(run, hosts, fault, number % NUM_RANKS))
