@@ -27,6 +27,7 @@ from trainflow.errors import CoordinationError
 _LOOK_EVERY_S = 0.02
 _STOPS_WITHIN_S = 30.0
 _CLEAN_WITHIN_S = 30.0
+_STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
 _DIFFERING = ("gradients differ on ranks", "its gradients are wrong")
 
 Tell = Callable[[str], None]
@@ -257,7 +258,8 @@ class _OneRun:
         recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
         self.fallen = list(fallen.values())
         if not _skews_clocks(self._faults):
-            self.fallen = [_with_recovery(each, recovered) for each in self.fallen]
+            committed_s = [each["committed_at_s"] for each in evidence.steps]
+            self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]
 
 
 def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
@@ -292,15 +294,19 @@ def _last_status(run: Run, view: RunView) -> dict[str, Any]:
     return {"job_id": run.job_id, "directory": str(record), **view.status, **lost}
 
 
-def _with_recovery(fallen: FallenFault, recovered: Sequence[dict[str, Any]]) -> FallenFault:
-    """Add when all ranks had committed a step after it, if a recovery names it as a cause."""
+def _with_recovery(
+    fallen: FallenFault, recovered: Sequence[dict[str, Any]], committed_s: Sequence[float]
+) -> FallenFault:
+    """Add when all ranks had committed a step after it, if a recovery names it as a cause.
+
+    Training stands still from a loss on: who was named after more steps had something else.
+    """
     if fallen.at_s is None or fallen.victim is None:
         return fallen
     said = _DIFFERING if fallen.what.startswith("flip") else (f"{fallen.worker_id} ",)
-    ends_s = [
-        each["committed_at_s"]
-        for each in recovered
-        if each["committed_at_s"] > fallen.at_s
-        and any(text in cause for cause in each["causes"] for text in said)
-    ]
-    return replace(fallen, recovered_s=min(ends_s) - fallen.at_s) if ends_s else fallen
+    for each in recovered:
+        is_named = any(text in cause for cause in each["causes"] for text in said)
+        num_since = sum(fallen.at_s < at_s <= each["noticed_at_s"] for at_s in committed_s)
+        if is_named and each["committed_at_s"] > fallen.at_s and num_since <= _STEPS_UNDER_WAY:
+            return replace(fallen, recovered_s=each["committed_at_s"] - fallen.at_s)
+    return fallen

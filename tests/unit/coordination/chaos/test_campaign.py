@@ -197,6 +197,22 @@ def test_a_recovery_is_told_with_the_fault_that_it_names(
     assert (report.figures.recoveries, report.figures.steps_lost) == (2, 4)
 
 
+@pytest.mark.parametrize(("num_steps", "is_its"), [(3, True), (4, False)])
+def test_a_loss_after_more_steps_has_another_cause_than_a_fault_on_the_same_worker(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, num_steps: int, is_its: bool
+):
+    ends_s = SYSTEM_CLOCK.unix_s() + 10_000
+    data = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), ends_s)
+    data |= {"steps_lost": 0, "causes": ["lost slot1-1.1 (rank 1): its actor exited"]}
+    event = {"kind": "recovered", "data": data}
+    (run.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
+    steps = [{"step": n, "committed_at_s": ends_s - 50 + n} for n in range(1, num_steps + 1)]
+    lines = "".join(json.dumps(step) + "\n" for step in steps)
+    (run.directory / "metrics.jsonl").write_text(lines)
+    report = carry_out(tmp_path, run, {"kind": "slow", "at_step": 4})
+    assert (report.faults[0].recovered_s is not None) == is_its
+
+
 @pytest.mark.parametrize(
     "cause",
     [
