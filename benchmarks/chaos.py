@@ -138,6 +138,11 @@ def measure_ray_train(for_s: float, seed: int, work_dir: Path) -> ray_train.Good
     return ray_train.measure_goodput(schedule, for_s, work_dir, group)
 
 
+def _describe(report: Report) -> dict[str, Any]:
+    """Return all of it but where it was, which is gone."""
+    return {name: value for name, value in report.to_json().items() if name != "folder"}
+
+
 def campaign_rows(system: str, report: Report) -> list[Row]:
     """Return the figures of a campaign."""
     figures = report.figures
@@ -214,7 +219,7 @@ def main() -> None:
         "lease_s": LEASE_S,
         "mixes": {} if arguments.quick else MIXES,
         "left_out": ["trainflow_processes", "ray_train"] if arguments.quick else [],
-        "reports": {system: report.to_json() for system, report in reports.items()},
+        "reports": {system: _describe(report) for system, report in reports.items()},
     }
     publish("chaos", conditions, rows, quick=arguments.quick)
     broken = [system for system, report in reports.items() if not report.holds]
