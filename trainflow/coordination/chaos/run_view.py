@@ -69,6 +69,7 @@ class RunView:
         self._closed = threading.Event()
         self._answered_at_s = clock.monotonic_s()
         self._noted_at_s = float("-inf")
+        self._begun: set[int | None] = set()
         self._cpu_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._ask_on, name="run-view", daemon=True)
 
@@ -116,8 +117,7 @@ class RunView:
         if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
             self._noted_at_s = now_s
             self._note()
-        if status["step"] > 0:
-            self._measure_starting(self.workers)
+        self._measure_starting(self.workers, is_training=status["step"] > 0)
         self.status = status  # last: who sees the ending sees all that came before it
 
     def _note(self) -> None:
@@ -136,9 +136,11 @@ class RunView:
         known = [*found, self.coordinator_pid, *self.keeper_pids.values()]
         return {pid for pid in known if pid is not None}
 
-    def _measure_starting(self, workers: Sequence[dict[str, Any]]) -> None:
+    def _measure_starting(self, workers: Sequence[dict[str, Any]], *, is_training: bool) -> None:
+        """Note what those that start have taken; a new coordinator may yet learn who has begun."""
+        self._begun |= {row["pid"] for row in workers if row["state"] != "starting"}
         for row in workers:
-            if row["state"] == "starting" and row["pid"] is not None:
+            if is_training and row["pid"] is not None and row["pid"] not in self._begun:
                 with suppress(psutil.Error):
                     times = psutil.Process(row["pid"]).cpu_times()
                     self._cpu_s[row["pid"]] = times.user + times.system

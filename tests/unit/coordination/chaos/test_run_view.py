@@ -1,5 +1,6 @@
 """Who acts goes by the newest answer; a coordinator that is silent for long is given up."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,32 @@ def test_a_silence_is_borne_and_the_answer_after_it_counts():
         assert not view.is_over
         assert view.coordinator_pid == 11
         assert view.keeper_pids == {}
+
+
+class Restarted(FakeRun):
+    """Its coordinator has yet to hear of its worker again, which had another state before."""
+
+    def __init__(self, before: str):
+        super().__init__({}, {"step": 7})
+        self._states = [before, "starting"]
+
+    def workers(self) -> list[dict[str, Any]]:
+        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        return [{"state": state, "pid": os.getpid(), "node_id": None}]
+
+
+@pytest.mark.parametrize(("before", "has_started"), [("member", False), ("starting", True)])
+def test_who_has_begun_takes_no_time_to_start_whatever_a_new_coordinator_says(
+    before: str, has_started: bool
+):
+    view = RunView(Restarted(before), SYSTEM_CLOCK)
+    view.start()
+    try:
+        wait_for(lambda: view.status.get("step") == 7)
+        assert view.workers[0]["state"] == "starting"
+        assert (view.starting_cpu_s > 0) == has_started
+    finally:
+        view.close()
 
 
 class Arriving(FakeRun):
