@@ -37,7 +37,7 @@ NUM_RANKS = 3
 NUM_NODES = NUM_RANKS + 1
 LEASE_S = 4.0
 HANG_TIMEOUT_S = 3.0
-RATE, TENTH = "200mbit", "20mbit"
+RATE, TENTH = "1gbit", "100mbit"
 ALARMS = (
     *("failure", "hang", "deadlock", "straggler", "slow_network", "isolate", "link_cut"),
     *("ranks_differ", "drain", "anomaly", "detector_off", "keeper_away", "record_unwritable"),
