@@ -48,6 +48,7 @@ class Limits:
         hang_s: a process that doesn't run, and a thread that computes, or waits.
         first_step_s: such a thread in the first step of an epoch, if that is more.
         fresh_epoch: whose first step isn't committed; None: there is none.
+        wait_s: all members that wait for one another, if that is more.
         start_s: a worker that starts or rehearses, if that is more.
         left_for_s: by worker id, for how long those have been out of their epoch that were asked to
             leave it: its collectives are over, so that nobody waits in them any more.
@@ -56,6 +57,7 @@ class Limits:
     hang_s: float
     first_step_s: float = 0.0
     fresh_epoch: EpochId | None = None
+    wait_s: float = 0.0
     start_s: float = START_LIMIT_S
     left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -198,7 +200,7 @@ def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, fl
 
 def _is_stuck(progress: Progress, limits: Limits) -> bool:
     """Whether it has waited for others for too long."""
-    limit_s = limits.step_s(progress.epoch)
+    limit_s = max(limits.step_s(progress.epoch), limits.wait_s)
     return progress.phase.is_waiting and progress.progress_age_s > limit_s
 
 

@@ -72,7 +72,14 @@ class HangWatch:
         self._look_at_steps()
         budget = self.budget
         fresh_epoch = self._record.fresh_epoch
-        return Limits(budget.hang_s, budget.first_step_s, fresh_epoch, budget.start_s, left_for_s)
+        return Limits(
+            budget.hang_s,
+            budget.first_step_s,
+            fresh_epoch,
+            budget.wait_s,
+            budget.start_s,
+            left_for_s,
+        )
 
     def _find_grounds(self) -> tuple[int, Hindsight]:
         """Return what the limits follow from: the steps up to one, and what the run has shown."""

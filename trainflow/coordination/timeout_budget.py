@@ -38,6 +38,8 @@ _STEPS_A_HANG = 10.0
 _HANG_FLOOR_S = 10.0
 _NUM_STEPS_AT_LEAST = 5
 _FIRST_STEPS_A_HANG = 2.0
+_NUM_LAST_STEPS = 10
+_LAST_STEPS_A_WAIT = 2.0
 _MAX_DOUBLINGS = 20
 _HANGS_A_STALL = 8.0
 _RAISED_TO_AT_MOST_S = COLLECTIVE_FLOOR_S / COLLECTIVES_A_HANG
@@ -71,6 +73,7 @@ class TimeoutBudget:
         lease_s: unheard, after which a node kills its workers.
         hang_s: without progress, after which a worker is killed.
         first_step_s: the same, in the first step of an epoch.
+        wait_s: all waiting for one another, after which their epoch is given up; at least.
         start_s: the same, of one that starts.
         collective_s: after which a collective gives up.
         basis: what `hang_s` comes from, in words.
@@ -80,6 +83,7 @@ class TimeoutBudget:
     lease_s: float
     hang_s: float
     first_step_s: float
+    wait_s: float
     start_s: float
     collective_s: float
     basis: str
@@ -105,10 +109,13 @@ def derive_budget(
 
     A step that is slower than any before never ends if its workers are killed for it, and so never
     raises a limit that follows from steps. So a derived limit is doubled by each epoch that was
-    given up for it, up to 900 s: what hangs in earnest hangs no less for it.
+    given up for it, up to 900 s: what hangs in earnest hangs no less for it. A limit that the job
+    asks for holds for whoever is to blame. Where nobody is, since all wait for one another, as
+    over a link that has become slow, it is doubled too, and is at least two of the newest steps:
+    else their epoch would be given up for ever.
 
     Args:
-        step_times_s: the newest steps, any order.
+        step_times_s: the newest steps, the newest last.
         hang_s: what the job asks for, which then holds as it is; None derives it: ten steps, of
             which 99% take no longer than is reckoned, at least 10 s, and 120 s while fewer than
             five steps are known (first steps load and compile). In an epoch's first step it is
@@ -120,6 +127,7 @@ def derive_budget(
     trouble = ""
     if hang_s is not None:
         basis, first_step_s = "as failures.hang_timeout_s has it", hang_s
+        wait_s = _derive_wait(hang_s, step_times_s, hindsight.num_hung_epochs)
         if measured is not None and measured.step_s > hang_s:
             trouble = (
                 f"failures.hang_timeout_s: got {hang_s:g}, while {measured}, expected more than "
@@ -127,12 +135,14 @@ def derive_budget(
             )
     else:
         basis, hang_s = _derive(measured, hindsight.num_hung_epochs)
-        first_step_s = hang_s
+        first_step_s = wait_s = hang_s
         if measured is not None:  # else that is the limit of a first step as it is
             first_step_s = _derive_first_step(hang_s, knows_world=hindsight.knows_world)
     start_s = max(hang_s, _raise_start(hindsight.num_hung_starts))
     collective_s = collective_timeout_s(hang_s)
-    return TimeoutBudget(lease_s, hang_s, first_step_s, start_s, collective_s, basis, trouble)
+    return TimeoutBudget(
+        lease_s, hang_s, first_step_s, wait_s, start_s, collective_s, basis, trouble
+    )
 
 
 @dataclass(frozen=True)
@@ -164,8 +174,19 @@ def _derive(measured: _Measured | None, num_hung_epochs: int) -> tuple[str, floa
     if num_hung_epochs:
         epochs = "an epoch" if num_hung_epochs == 1 else f"{num_hung_epochs} epochs"
         basis = f"{basis}; doubled for {epochs} with a hang since the last commit"
-        hang_s = max(hang_s, min(_double(hang_s, num_hung_epochs), _RAISED_TO_AT_MOST_S))
+        hang_s = _raise(hang_s, num_hung_epochs)
     return basis, hang_s
+
+
+def _derive_wait(hang_s: float, step_times_s: Sequence[float], num_hung_epochs: int) -> float:
+    """Return for how long all may wait for one another, where the job sets ``hang_s``."""
+    slowest_s = max(step_times_s[-_NUM_LAST_STEPS:], default=0.0)
+    return max(_raise(hang_s, num_hung_epochs), _LAST_STEPS_A_WAIT * slowest_s)
+
+
+def _raise(limit_s: float, num_hung_epochs: int) -> float:
+    """Return a limit after so many epochs that were given up for it, at most 900 s or itself."""
+    return max(limit_s, min(_double(limit_s, num_hung_epochs), _RAISED_TO_AT_MOST_S))
 
 
 def _derive_first_step(hang_s: float, *, knows_world: bool) -> float:

@@ -153,6 +153,14 @@ def test_all_waiting_for_one_another_is_nobodys_fault():
     assert verdict.deadlocked
 
 
+def test_all_may_have_longer_to_wait_for_one_another_than_one_that_hangs():
+    limits = Limits(TIMEOUT_S, wait_s=2 * TIMEOUT_S)
+    for age_s, is_deadlocked in [(2 * TIMEOUT_S - 1, False), (2 * TIMEOUT_S + 1, True)]:
+        waiting = progress(Phase.COMMUNICATE, age_s=age_s)
+        assert judge_progress({"a": waiting, "b": waiting}, limits).deadlocked is is_deadlocked
+    assert judge_progress({"a": progress(Phase.COMPUTE, age_s=TIMEOUT_S + 1)}, limits).hung
+
+
 def test_no_deadlock_while_one_moves_or_nobody_is_there():
     waiting = progress(Phase.COMMUNICATE, age_s=12)
     moving = progress(Phase.COMMUNICATE, age_s=1)

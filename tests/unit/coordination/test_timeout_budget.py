@@ -88,6 +88,29 @@ def test_a_step_that_never_commits_is_given_the_time_it_takes_at_last():
 
 
 @pytest.mark.parametrize(
+    ("num_hung_epochs", "steps_s", "expected_s"),
+    [
+        (0, [0.1] * 9, 3.0),
+        (1, [0.1] * 9, 6.0),
+        (99, [0.1] * 9, 900.0),
+        (0, [0.1] * 9 + [5.7], 11.4),
+        (1, [0.1] * 9 + [2.0], 6.0),
+        (0, [5.7] + [0.1] * 10, 3.0),
+        (0, [], 3.0),
+    ],
+    ids=["at first", "once more", "a bound", "slow by now", "both", "fast again", "no step yet"],
+)
+def test_all_may_wait_for_one_another_for_longer_where_nobody_came_to_an_end(
+    num_hung_epochs: int, steps_s: list[float], expected_s: float
+):
+    shown = Hindsight(num_hung_epochs=num_hung_epochs)
+    budget = derive_budget(steps_s, hang_s=3.0, lease_s=10.0, hindsight=shown)
+    assert budget.wait_s == pytest.approx(expected_s)
+    derived = derive_budget(steps_s, hang_s=None, lease_s=10.0, hindsight=shown)
+    assert derived.wait_s == derived.hang_s
+
+
+@pytest.mark.parametrize(
     ("steps_s", "knows_world", "expected_s"),
     [
         ([0.1] * 9, True, 20.0),
