@@ -199,7 +199,7 @@ def test_a_recovery_is_told_with_the_fault_that_it_names(
 
 @pytest.mark.parametrize(("num_steps", "is_its"), [(3, True), (4, False)])
 def test_a_loss_after_more_steps_has_another_cause_than_a_fault_on_the_same_worker(
-    tmp_path: Path, run: FakeRun, fault: FakeFault, num_steps: int, is_its: bool
+    tmp_path: Path, run: FakeRun, fault: FakeFault, num_steps: int, *, is_its: bool
 ):
     ends_s = SYSTEM_CLOCK.unix_s() + 10_000
     data = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), ends_s)

@@ -82,7 +82,7 @@ class Restarted(FakeRun):
 
 @pytest.mark.parametrize(("before", "has_started"), [("member", False), ("starting", True)])
 def test_who_has_begun_takes_no_time_to_start_whatever_a_new_coordinator_says(
-    before: str, has_started: bool
+    before: str, *, has_started: bool
 ):
     view = RunView(Restarted(before), SYSTEM_CLOCK)
     view.start()
