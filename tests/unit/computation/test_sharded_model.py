@@ -250,9 +250,9 @@ class Counting(ShardExchange):
         self.num_gathers = 0
         self.fails = False
 
-    def gather(self, output, part, unit):
+    def gather(self, output, part, unit, name=""):
         self.num_gathers += 1
-        super().gather(output, part, unit)
+        super().gather(output, part, unit, name)
         if self.fails:
             self._connected.fail("a rank is gone")
             output.zero_()
