@@ -16,8 +16,9 @@ Topic = Literal["failures", "recoveries", "anomalies", "checkpoints", "capacity"
 
 KINDS: Mapping[Topic, frozenset[str]] = {
     "failures": frozenset(
-        {"failure", "hang", "deadlock", "ranks_differ", "isolate"}
+        {"failure", "hang", "deadlock", "ranks_differ", "isolate", "forming_fails"}
         | {"data_stall", "data_stall_last", "data_stall_over", "waited_for"}
+        | {"link_cut", "link_cut_over", "detector_off", "detector_on"}
     ),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
     "anomalies": frozenset(
@@ -27,7 +28,10 @@ KINDS: Mapping[Topic, frozenset[str]] = {
     "checkpoints": frozenset(
         {"checkpoint_failed", "checkpoint_skipped", "checkpoint_quarantined", "copies_short"}
     ),
-    "capacity": frozenset({"waiting", "reduced", "drain", "drained", "drain_late", "readmit"}),
+    "capacity": frozenset(
+        {"waiting", "reduced", "drain", "drained", "drain_late", "readmit"}
+        | {"node_unheard", "node_heard"}
+    ),
     "slowness": frozenset({"straggler", "straggler_over", "slow_network", "slow_network_over"}),
     "end": frozenset({"ended"}),
 }
