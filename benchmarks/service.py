@@ -87,9 +87,8 @@ class Subject:
 
     def count_steps(self, begun_s: float, ended_s: float) -> int:
         """Count the steps that were committed in a window, by the record."""
-        lines = (run_directory(self.run.job_id) / _METRICS_FILE).read_text().splitlines()
-        times_s = [json.loads(line).get("committed_at_s") for line in lines if line.endswith("}")]
-        return sum(each is not None and begun_s <= each < ended_s for each in times_s)
+        times_s = time_steps(self.run.job_id)
+        return sum(begun_s <= each < ended_s for each in times_s)
 
     def count_calls(self) -> int:
         """Count what Ray has heard of as sent to the coordinator, by whomever."""
@@ -100,6 +99,12 @@ class Subject:
             for name, task in tasks.items()
             if name.startswith("Coordinator.")
         )
+
+
+def time_steps(job_id: str) -> list[float]:
+    """Return when each step was committed, by the record, as far as that is whole."""
+    whole, _, _ = (run_directory(job_id) / _METRICS_FILE).read_text().rpartition("\n")
+    return [json.loads(line)["committed_at_s"] for line in whole.splitlines()]
 
 
 @contextmanager

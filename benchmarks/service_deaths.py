@@ -14,7 +14,6 @@ Process: the harness.
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -32,10 +31,10 @@ import psutil
 from benchmarks.page_watch import PageWatch, watching
 from benchmarks.prober import Look, Prober, look_at, measure_silence
 from benchmarks.report import Row, publish
-from benchmarks.service import service_on, wait_answer
+from benchmarks.service import service_on, time_steps, wait_answer
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.local_cluster import LocalCluster
-from trainflow.coordination.names import run_directory, stamp_directory
+from trainflow.coordination.names import stamp_directory
 
 ADDRESSES = {
     "status": "/v1/jobs/{job_id}",
@@ -108,7 +107,7 @@ class Subject:
         self.figures.setdefault(name, []).append(value)
         print(f"{name}: {value:.3f}", flush=True)
 
-    def ask(self, path: str) -> Any:  # noqa: ANN401  JSON
+    def ask(self, path: str) -> dict[str, Any]:
         """Ask about the job once."""
         with httpx.Client(timeout=_WITHIN_S) as client:
             return client.get(f"{self.url}/v1/jobs/{self.job_id}{path}").json()
@@ -169,12 +168,6 @@ def serving(home: Path) -> Generator[Subject]:
             "a job that trains",
         )
         yield subject
-
-
-def time_steps(job_id: str) -> list[float]:
-    """Return when each step was committed, by the record."""
-    lines = (run_directory(job_id) / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["committed_at_s"] for line in lines if line.endswith("}")]
 
 
 def find_longest(times_s: Sequence[float], since_s: float) -> float:
