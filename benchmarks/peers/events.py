@@ -45,7 +45,8 @@ class EventLog:
     """The writing end, one a process."""
 
     def __init__(self, directory: Path) -> None:
-        """Open this process's own file in ``directory``, which must exist."""
+        """Open this process's own file in ``directory``, which is made if it isn't there."""
+        directory.mkdir(parents=True, exist_ok=True)
         self._pid = os.getpid()
         self._file = (directory / f"{self._pid}.jsonl").open("a", buffering=1)
         self.generation = -1
