@@ -29,6 +29,7 @@ from trainflow.config import (
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.fingerprint import changed_settings
 from trainflow.config.sinks import PACKAGES
+from trainflow.coordination.notice_plugin import build_source
 from trainflow.data.corpus_format import Split
 from trainflow.data.map_dataset import check_first_sample
 from trainflow.data.size_check import count_training_samples
@@ -59,12 +60,14 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
         overrides: options such as ``training.max_steps=10``.
 
     Raises:
-        ConfigError: a setting is wrong, or a function that it names can't be imported.
+        ConfigError: a setting is wrong, or what it names can't be imported or built.
         DataError: the training data can't be opened or read, or is smaller than one global batch.
         CheckpointError: the store of checkpoints doesn't answer.
     """
     config, entrypoint, args = _resolve(path, overrides)
     _check_sinks(config)
+    if config.failures.preemption_source is not None:
+        build_source(config.failures.preemption_source)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
     dataset = _open_training_data(config, args)

@@ -119,8 +119,14 @@ def resolve_entrypoint(spec: str) -> ResolvedEntrypoint:
     return ResolvedEntrypoint(spec, function, args_model)
 
 
-def import_function(spec: str, *, setting: str) -> Callable[..., object]:
-    """Import the ``module:function`` that ``setting`` names; raises EntrypointError."""
+def import_function(spec: str, *, setting: str, kind: str = "a function") -> Callable[..., object]:
+    """Import the ``module:function`` that ``setting`` names; raises EntrypointError.
+
+    Args:
+        spec: names it.
+        setting: what names that.
+        kind: what it should be, for a person.
+    """
     module_name, colon, function_name = spec.partition(":")
     if not (module_name and colon and function_name):
         raise _refusal(setting, show(spec), "module:function, as in jobs.pretrain_lm:train")
@@ -134,7 +140,7 @@ def import_function(spec: str, *, setting: str) -> Callable[..., object]:
     function = getattr(module, function_name, None)
     if not callable(function):
         found = "no such name" if function is None else f"a {type(function).__name__}"
-        raise _refusal(setting, f"{spec}, which is {found}", f"a function in {module.__file__}")
+        raise _refusal(setting, f"{spec}, which is {found}", f"{kind} in {module.__file__}")
     return function
 
 

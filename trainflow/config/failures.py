@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from trainflow.config.communication import CommunicationConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem
-from trainflow.config.section import LONGEST_S, PositiveSeconds, Section
+from trainflow.config.section import LONGEST_S, PositiveSeconds, Section, is_module_path
 
 COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG = 1800.0, 2.0
 """Seconds after which a collective gives up at least, and over the hang timeout: it names nobody,
@@ -27,7 +27,14 @@ def _check_file_path(path: str) -> str:
     return path
 
 
+def _check_source_path(path: str) -> str:
+    if not is_module_path(path):
+        raise ValueError("module:name, as in clouds.notices:Spot, or null")
+    return path
+
+
 FilePath = Annotated[str, AfterValidator(_check_file_path)]
+SourcePath = Annotated[str, AfterValidator(_check_source_path)]
 
 
 class FailuresConfig(Section):
@@ -71,6 +78,10 @@ class FailuresConfig(Section):
     """File that is on a node once its machine is to be taken back; its ranks leave it then. Holds
     the seconds from when it was written, or a moment; empty: now. {host}: the node's address."""
 
+    preemption_source: SourcePath | None = None
+    """Class ``module:name``, built without arguments on each node, whose ``poll_notice`` says
+    whether the machine is to be taken back; in place of such a file."""
+
     lease_s: Annotated[float, Field(ge=3, le=LONGEST_S)] = 10.0
     """Seconds unheard after which a node kills its own workers; several heartbeats of 1 s."""
 
@@ -93,6 +104,7 @@ class FailuresConfig(Section):
         return [
             *self._resumption_conflicts(has_store=has_store),
             *self._lease_conflicts(),
+            *self._notice_conflicts(),
             *self._isolation_conflicts(),
             *self._straggler_conflicts(communication, parallel),
             *self._spot_check_conflicts(parallel, deterministic=deterministic),
@@ -114,6 +126,14 @@ class FailuresConfig(Section):
         gives_up_s = COLLECTIVES_A_HANG * most_s
         expected = f"at most {most_s:g}, as a collective gives up after {gives_up_s:g} s"
         return [Problem("failures.lease_s", f"{self.lease_s:g}", expected, "lower it")]
+
+    def _notice_conflicts(self) -> list[Problem]:
+        """Of two that say different things nobody knows which is right."""
+        if self.preemption_notice is None or self.preemption_source is None:
+            return []
+        expected = f"null with failures.preemption_notice = {self.preemption_notice}"
+        change = "leave one of them out"
+        return [Problem("failures.preemption_source", self.preemption_source, expected, change)]
 
     def _isolation_conflicts(self) -> list[Problem]:
         """What is counted up to more than the run bears never comes to that."""

@@ -25,7 +25,7 @@ from trainflow.config.failures import FailuresConfig
 from trainflow.config.monitoring import MonitoringConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
-from trainflow.config.section import PositiveFloat, Section
+from trainflow.config.section import PositiveFloat, Section, is_module_path
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -38,8 +38,7 @@ didn't, or did nothing, in the release that ran them."""
 
 
 def _check_function_path(path: str) -> str:
-    module, colon, function = path.partition(":")
-    if not (colon and function.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+    if not is_module_path(path):
         raise ValueError("module:function, as in jobs.pretrain_lm:train")
     return path
 

@@ -14,6 +14,12 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 
 
+def is_module_path(path: str) -> bool:
+    """Whether it is ``module:name``, as far as that can be told without an import."""
+    module, colon, name = path.partition(":")
+    return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
+
+
 class Section(BaseModel):
     """A part of the job file: frozen, strict about types, closed to unknown keys."""
 

@@ -90,7 +90,7 @@ class Coordinator:
         record = self._record = RunRecord(Path(directory), clock)
         record.begin_attempt(attempt)
         record.keep_job(job_id, job, import_paths)
-        nodes = self._nodes = NodeWatch(job_id, job, clock, directory)
+        nodes = self._nodes = NodeWatch(job_id, job, clock, directory, import_paths)
         background = self._background = Background(self._fail)
         guard = DetectorGuard(record, background, clock)
         self._monitor = RunMonitor(job_id, job, record, clock)

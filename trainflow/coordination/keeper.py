@@ -25,14 +25,15 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.skewed_clock import follow_skew
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
-from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.lease import Lease, is_majority
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
-from trainflow.coordination.preemption_notice import PreemptionNotice, watch_file
+from trainflow.coordination.notice_plugin import watch_plugin
+from trainflow.coordination.preemption_notice import NoticePoll, PreemptionNotice, watch_file
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
 from trainflow.coordination.wakefulness import Wakefulness, keep_awake
@@ -99,25 +100,6 @@ class HeartbeatReply:
     is_counted: bool = True
 
 
-@dataclass(frozen=True)
-class KeeperSettings:
-    """What a Keeper is told of its job.
-
-    Attributes:
-        lease_s: seconds unheard after which it kills its workers.
-        checkpoint_url: where snapshots go that are for storage; None if none are.
-        snapshot: when what it sends of snapshots to other nodes may go.
-        notice_file: where it looks whether its machine is to be taken back; None: nowhere.
-        directory: of the run, on the head; None: what workers print is not copied there.
-    """
-
-    lease_s: float
-    checkpoint_url: str | None
-    snapshot: SnapshotConfig
-    notice_file: str | None = None
-    directory: str | None = None
-
-
 class Keeper:
     """Watch and fence of one node, and memory of its state."""
 
@@ -136,10 +118,7 @@ class Keeper:
         self._had_stale = False
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
-        path = settings.notice_file
-        self._notices = (
-            None if path is None else watch_file(path, get_node_ip_address(), SYSTEM_CLOCK)
-        )
+        self._notices = _watch_provider(settings)
         self._is_notice_told = False
         directory = settings.directory
         self._output = None if directory is None else OutputKeeping(self._stamps, Path(directory))
@@ -378,6 +357,15 @@ class Keeper:
     def _remove_traces(self, worker_id: str) -> None:
         (self._stamps / f"{worker_id}.stamp").unlink(missing_ok=True)
         locate_stacks(self._stamps, worker_id).unlink(missing_ok=True)
+
+
+def _watch_provider(settings: KeeperSettings) -> NoticePoll | None:
+    """Begin to ask whether the machine stays; None: there is no way to."""
+    if settings.notice_file is not None:
+        return watch_file(settings.notice_file, get_node_ip_address(), SYSTEM_CLOCK)
+    if settings.notice_source is not None:
+        return watch_plugin(settings.notice_source, settings.import_paths, SYSTEM_CLOCK)
+    return None
 
 
 def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference

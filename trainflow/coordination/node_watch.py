@@ -18,8 +18,9 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
-from trainflow.coordination.keeper import KeeperActor, KeeperSettings
+from trainflow.coordination.keeper import KeeperActor
 from trainflow.coordination.keeper_deaths import KeeperDeaths
+from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
@@ -44,20 +45,21 @@ class NodeWatch:
         answers: of workers on nodes whose Keepers aren't heard.
     """
 
-    def __init__(self, job_id: str, job: JobConfig, clock: Clock, directory: str | None = None):
+    def __init__(
+        self,
+        job_id: str,
+        job: JobConfig,
+        clock: Clock,
+        directory: str | None = None,
+        import_paths: tuple[str, ...] = (),
+    ):
         self.unfit = UnfitNodes()
         self.alive: dict[str, str] = {}
         self.awake = Wakefulness(clock.monotonic_s())
         self.answers = WorkerAnswers(clock, self.awake)
         self._hosts: dict[str, str] = {}
         self._job_id = job_id
-        self._settings = KeeperSettings(
-            lease_s=job.failures.lease_s,
-            checkpoint_url=job.checkpoint.url,
-            snapshot=job.snapshot,
-            notice_file=job.failures.preemption_notice,
-            directory=directory,
-        )
+        self._settings = KeeperSettings.of(job, directory, import_paths)
         self._clock = clock
         self._keepers: dict[str, Any] = {}
         self._deaths = KeeperDeaths(clock)

@@ -1,7 +1,7 @@
 """Hear of it when the provider of a machine is about to take it back.
 
-What asks a provider is a `NoticeSource`; there is one, which looks at a file. What reads a cloud's
-metadata can write that file, or be another source.
+What asks a provider is a `NoticeSource`: `NoticeFile` looks at a file, which whatever reads a
+cloud's metadata can write; a job can name one of its own (`notice_plugin`).
 
 Process: keeper.  Thread: one of its own, so that a provider that doesn't answer holds nothing up.
 """
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 0.5
 _MAX_BYTES = 200
+_MAX_TROUBLE_CHARS = 500  # it goes with every heartbeat
 _READ_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK  # a pipe is not waited for
 
 
@@ -142,10 +143,10 @@ class NoticePoll:
             notice = self._source.poll_notice()
             self._said = None if notice is None else (notice, self._clock.monotonic_s())
             self.has_answered, self.trouble = True, None
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of the job's own code
             if self.trouble is None:
                 logger.exception("the machine's provider can't be asked whether it stays")
-            self.trouble = f"{type(error).__name__}: {error}"
+            self.trouble = f"{type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARS]
 
     def _run(self) -> None:
         while True:

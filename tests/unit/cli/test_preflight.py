@@ -89,6 +89,16 @@ def test_a_dataset_function_that_raises_is_refused_with_what_it_said(job_file: P
         check_job(job_file, ["data.dataset=tiny_job_of_a_test:make_nothing"])
 
 
+def test_a_source_of_notices_that_can_t_be_built_is_refused(job_file: Path):
+    module = Path("tiny_job_of_a_test.py")
+    spots = "class Spot:\n    def poll_notice(self): return None\nclass Mute: pass\n"
+    module.write_text(module.read_text() + spots)
+    setting = "failures.preemption_source"
+    check_job(job_file, [f"{setting}=tiny_job_of_a_test:Spot"])
+    with pytest.raises(ConfigError, match=rf"^{setting}: got .*:Mute, .*; change {setting}"):
+        check_job(job_file, [f"{setting}=tiny_job_of_a_test:Mute"])
+
+
 @pytest.mark.parametrize("command", ["run", "validate"])
 @pytest.mark.parametrize(
     ("code", "setting"),

@@ -23,7 +23,8 @@ from trainflow.computation.stamps import StampWriter, read_stamp
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import keeper as keeper_module
 from trainflow.coordination import reporter as reporter_module
-from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper, KeeperSettings
+from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper
+from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.messages import WorkerMessage
 from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.reporter import Reporter
@@ -425,6 +426,30 @@ def test_a_notice_of_preemption_is_told_at_once_and_again_with_each_beat(
     clock.now_s += 1.5
     clock.next_round()
     assert told == [notice, notice, None]
+
+
+@pytest.mark.parametrize("how", ["file", "source", "nothing"])
+def test_it_asks_what_the_job_names_whether_its_machine_stays(
+    clock: StillClock, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def watch(name: str, more: Any, _: object) -> Any:
+        asked.append((name, more))
+        return SimpleNamespace(newest=None, has_answered=True, trouble=None)
+
+    monkeypatch.setattr(keeper_module, "get_node_ip_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(keeper_module, "watch_file", watch)
+    monkeypatch.setattr(keeper_module, "watch_plugin", watch)
+    named: dict[str, Any] = {
+        "file": {"notice_file": "/run/preempted"},
+        "source": {"notice_source": "notices:Spot", "import_paths": ("/jobs",)},
+        "nothing": {},
+    }
+    Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), **named[how]))
+    clock.rounds.get(timeout=WITHIN_S)
+    expected = {"file": ("/run/preempted", "10.0.0.7"), "source": ("notices:Spot", ("/jobs",))}
+    assert asked == ([expected[how]] if how in expected else [])
 
 
 @pytest.mark.parametrize("has_answered", [False, True])

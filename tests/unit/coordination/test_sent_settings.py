@@ -1,4 +1,4 @@
-"""A run's coordinator and its workers get the job's args as they are."""
+"""A run's coordinator, its workers and its Keepers get the job's settings as they are."""
 
 import asyncio
 import math
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
-from trainflow.coordination import driver, worker_pool
+from trainflow.coordination import driver, node_watch, worker_pool
+from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.worker_pool import WorkerPool
 
 ARGS = {"best": math.inf, "bounds": [-math.inf, {"upper": math.inf}], "hidden": 8}
@@ -56,6 +58,24 @@ def test_workers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
 
     asyncio.run(spawn())
     assert JobConfig.model_validate_json(actor.given[0].job_json) == job
+
+
+def test_keepers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
+    actor = Actor()
+    monkeypatch.setattr(node_watch, "KeeperActor", actor)
+    monkeypatch.setattr(node_watch, "NodeAffinitySchedulingStrategy", ignore)
+    source = job.failures.model_copy(update={"preemption_source": "notices:Spot"})
+    job = job.model_copy(update={"failures": source})
+    nodes = node_watch.NodeWatch("job-1", job, SYSTEM_CLOCK, "/runs/job-1", ("/jobs",))
+    nodes._make_keeper("a")
+    assert actor.given[1] == KeeperSettings(
+        lease_s=job.failures.lease_s,
+        checkpoint_url=job.checkpoint.url,
+        snapshot=job.snapshot,
+        notice_source="notices:Spot",
+        import_paths=("/jobs",),
+        directory="/runs/job-1",
+    )
 
 
 def ignore(*_: object) -> None:
