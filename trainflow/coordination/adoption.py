@@ -12,7 +12,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ray
@@ -47,11 +47,13 @@ class Estate:
         lost: workers that can't take part, and why.
         unheard: workers that haven't answered: they are slow, or still starting.
         vacant: bundles in which no worker was found.
+        raised: what training functions have raised, by worker.
     """
 
     lost: dict[str, str]
     unheard: frozenset[str]
     vacant: frozenset[int]
+    raised: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def find_workers(job_id: str) -> dict[str, Any]:
@@ -153,8 +155,9 @@ async def adopt(
             for member in newest.members
         )
         control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
+    raised = {each.worker_id: each.raised for each in descriptions.values() if each.raised}
     unheard = (found.keys() & pool.entries.keys()) - descriptions.keys() - lost.keys()
-    return Estate(lost, frozenset(unheard), frozenset(vacant))
+    return Estate(lost, frozenset(unheard), frozenset(vacant), raised)
 
 
 Descriptions = Mapping[str, WorkerDescription]

@@ -59,6 +59,7 @@ from trainflow.coordination.messages import (
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.profiles import Profiles
+from trainflow.coordination.raised import Raised
 from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
@@ -114,6 +115,7 @@ class Coordinator:
         self._rewinding = Rewinding(job, record, control, self._checkpoints)
         self._staffing = self._changes.staffing
         self._losses = Losses(pool, record, control, self._staffing, background, self)
+        self._raised = Raised(pool, record, control, self)
         self._late = LateAnswers(pool, record, background, self._take, self)
         self._silent = SilentNodes(pool, nodes, record, self._checkpoints, self, guard)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -264,6 +266,7 @@ class Coordinator:
         elif self._record.has("stopping"):
             self.end(STOPPED)
         else:
+            self._raised.begin({})
             self._staffing.tell_missing(())
             if self.spend(self._record.losses.last):
                 return
@@ -286,6 +289,7 @@ class Coordinator:
         self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)
+        self._raised.begin(estate.raised)
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)
         if not self._record.has("stopping"):
@@ -375,18 +379,7 @@ class Coordinator:
         return self._losses.spend(text)
 
     def _on_raised(self, worker_id: str, trace: str) -> None:
-        """The job's own code raised: a member's would again on any other worker.
-
-        A spare's trouble may be its node's, and the members train: it is only tried again.
-        """
-        if worker_id not in self._pool.entries:
-            return  # lost before; what it says is about a group that is past
-        rank = self._control.rank_of(worker_id)
-        if rank is None and self._record.has("epoch"):
-            self.lose([worker_id], f"it raised:\n{trace}")
-            return
-        who = worker_id if rank is None else f"rank {rank} ({worker_id})"
-        self.end(Ending(RunState.FAILED, f"{who} raised:\n{trace}", 1))
+        self._raised.take(worker_id, trace)
 
     def _on_finished(self, worker_id: str) -> None:
         self._control.on_finished(worker_id)

@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop; what takes time is a task.
 from collections.abc import Callable, Collection
 
 from trainflow.coordination.background import Background
-from trainflow.coordination.messages import Finished, Ready, WorkerMessage
+from trainflow.coordination.messages import Crashed, Finished, Ready, WorkerMessage
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerPool
@@ -48,6 +48,9 @@ class LateAnswers:
     async def _wait(self, worker_id: str) -> None:
         description = await self._pool.wait_description(worker_id)
         if description is None:
+            return
+        if description.raised is not None:
+            self._take(worker_id, Crashed(description.raised))
             return
         if description.returned and not self._record.has("stopping"):
             self._superior.lose([worker_id], RETURNED)

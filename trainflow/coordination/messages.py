@@ -56,6 +56,7 @@ class WorkerDescription:
         presence_port: see `trainflow.coordination.presence`.
         ready: its training thread has reached the steps.
         returned: its training thread has ended.
+        raised: the traceback with which it did, if its training function raised.
         spec: the newest epoch that it was asked to form.
         has_begun: it was released into that epoch.
         standing: what it holds, if its training thread is parked.
@@ -77,6 +78,7 @@ class WorkerDescription:
     standing: MemberReport | None = None
     failure: str | None = None
     start: WorkerStart | None = None
+    raised: str | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trainflow.computation.skewed_clock import follow_skew
 from trainflow.config.importing import uncollected
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
-from trainflow.coordination.messages import Ready, WorkerDescription, WorkerSpec
+from trainflow.coordination.messages import Crashed, Ready, WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import PresenceSocket
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
@@ -89,6 +89,7 @@ class Worker:
         self._disturbance = find_disturbance(spec)
         follow_skew(find_folder(spec.job_id), os.getpid())
         self._gate: EpochGate = make_gate(spec, job, self._host, self._reporter, self._disturbance)
+        self._raised: str | None = None
         self._is_begun = False
         self._trained = threading.Event()
         self._exit = threading.Event()
@@ -118,7 +119,10 @@ class Worker:
             profiler=self._profiler,
             disturbance=self._disturbance,
         )
-        run_training(self._spec, around)
+        self._raised = run_training(self._spec, around)
+        if self._raised is not None:
+            # A coordinator that comes just then may not know what to do with it, but asks.
+            self._reporter.send(Crashed(self._raised))
         self._trained.set()
 
     @_in_group("control")
@@ -140,6 +144,7 @@ class Worker:
             standing=None if standing is None else standing.report(self._spec.worker_id),
             failure=self._gate.failure,
             start=self._start.result,
+            raised=self._raised,
         )
 
     @_in_group("form")

@@ -44,7 +44,7 @@ from trainflow.computation.witness import Witness
 from trainflow.config.entrypoint import resolve_entrypoint
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
-from trainflow.coordination.messages import Crashed, Finished, GroupFailed, WorkerSpec
+from trainflow.coordination.messages import Finished, GroupFailed, WorkerSpec
 from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.start_times import StartTimes
 from trainflow.coordination.startup import StartPhase
@@ -134,8 +134,12 @@ def make_profiler(job: JobConfig, stamps: StampWriter, reporter: Reporter) -> St
     return StepProfiler(stamps, reporter.send, partial(TorchRecorder, choose_device(job)))
 
 
-def run_training(spec: WorkerSpec, around: Surroundings) -> None:
-    """Run the training function in TorchTrainer, and hold its final state until the run is over."""
+def run_training(spec: WorkerSpec, around: Surroundings) -> str | None:
+    """Run the training function in TorchTrainer, and hold its final state until the run is over.
+
+    Returns:
+        The traceback, if it raised.
+    """
     job, reporter = JobConfig.model_validate_json(spec.job_json), around.reporter
 
     def train() -> None:
@@ -158,7 +162,8 @@ def run_training(spec: WorkerSpec, around: Surroundings) -> None:
     except SessionClosed:
         logger.info("%s: the session was closed", spec.worker_id)
     except BaseException:  # noqa: BLE001  not swallowed: the coordinator fails the job with it
-        reporter.send(Crashed(traceback.format_exc()))
+        return traceback.format_exc()
+    return None
 
 
 def _metering(job: JobConfig, stamps: StampWriter) -> AbstractContextManager[None]:

@@ -222,7 +222,11 @@ def test_a_spare_that_raises_while_others_train_is_tried_again(play: Play):
     play(act)
 
 
-def test_a_spare_that_raises_while_the_coordinator_restarts_is_tried_again(play: Play):
+def test_a_spare_that_raises_while_the_coordinator_restarts_is_tried_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module.adoption, "_ANSWER_WITHIN_S", 0.05)
+
     async def act(stage: Stage) -> None:
         event = {"number": 1, "at_s": 1.0, "kind": "epoch", "text": "epoch 1.1", "data": {}}
         (stage.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
@@ -233,7 +237,7 @@ def test_a_spare_that_raises_while_the_coordinator_restarts_is_tried_again(play:
         coordinator = stage.start()
         await until(lambda: "slot3-1.3" in stage.pool.entries)
         await coordinator.report("slot3-1.3", [Crashed("Traceback: no GPU here")])
-        assert "slot3-1.3" not in stage.pool.entries
+        await until(lambda: "slot3-1.3" not in stage.pool.entries)
         assert await state_of(coordinator) == "pending"
         await coordinator.stop()
         await until(stage.pool.closed.is_set)

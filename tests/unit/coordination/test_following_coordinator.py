@@ -1,6 +1,7 @@
 """A coordinator that follows another: whom it finds, and what it counts."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit.coordination import stage as stage_module
 from tests.unit.coordination.fakes import (
+    FakeWorker,
     Method,
     describe,
     settle,
@@ -26,8 +28,10 @@ from tests.unit.coordination.stage import (
 from tests.unit.coordination.test_adoption import IDS, SPEC
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import coordinator as module
+from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.messages import Crashed
 from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import Phase
 
@@ -206,5 +210,86 @@ def test_failures_before_the_window_do_not_count(play: Play):
         await until(lambda: stage.found[IDS[0]].plans)
         assert (await coordinator.status())["failures"] == 4
         assert (await coordinator.status())["ending"] is None
+
+    play(act)
+
+
+SPARE = "slot3-1.3"
+TRACE = "Traceback: ValueError"
+
+
+async def hear_early(stage: Stage, worker_id: str) -> Coordinator:
+    """Let a worker tell that it raised before it is found, and hold nothing back of it later."""
+    coordinator = stage.start()
+    assert worker_id not in stage.pool.entries
+    await coordinator.report(worker_id, [Crashed(TRACE)])
+    return coordinator
+
+
+async def hear_between(stage: Stage, worker_id: str) -> Coordinator:
+    """Let it tell that once it is found, and before anybody knows who has which rank."""
+    asked, may_answer, other = asyncio.Event(), asyncio.Event(), stage.found[IDS[0]]
+
+    async def answer_late() -> Any:
+        asked.set()
+        await may_answer.wait()
+        return other.description
+
+    other.describe = Method(answer_late)
+    coordinator = stage.start()
+    await asked.wait()
+    await coordinator.report(worker_id, [Crashed(TRACE)])
+    may_answer.set()
+    return coordinator
+
+
+async def ask(stage: Stage, worker_id: str) -> Coordinator:
+    """Let it have told an earlier coordinator, which came to nothing."""
+    worker = stage.found[worker_id]
+    worker.description = replace(worker.description, returned=True, raised=TRACE)
+    return stage.start()
+
+
+hearing = pytest.mark.parametrize("hear", [hear_early, hear_between, ask])
+Hear = Callable[[Stage, str], Awaitable[Coordinator]]
+
+
+@hearing
+def test_a_member_that_raises_while_there_is_no_coordinator_fails_the_run(play: Play, hear: Hear):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        await hear(stage, IDS[1])
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "failed"
+        assert stage.result()["reason"] == f"rank 1 ({IDS[1]}) raised:\n{TRACE}"
+        assert stage.pool.spawned == []
+
+    play(act)
+
+
+@hearing
+def test_a_spare_that_does_so_is_tried_again_and_the_members_train_on(play: Play, hear: Hear):
+    async def act(stage: Stage) -> None:
+        stage.pool._num_bundles = 4
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        stage.found[SPARE] = FakeWorker(SPARE, None)
+        coordinator = await hear(stage, SPARE)
+        await until(lambda: any(i.startswith("slot3-1.r") for i, _ in stage.pool.spawned))
+        assert await failures_of(coordinator) == [(SPARE, None)]
+        assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
+def test_one_that_is_not_found_has_been_lost_before_it_was_heard(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        coordinator = await hear_early(stage, "slot9-1.9")
+        await until(lambda: coordinator._control.is_open)
+        assert await failures_of(coordinator) == []
+        assert await state_of(coordinator) == "running"
 
     play(act)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.coordination.fakes import FakeClock, describe, settle
 from trainflow.coordination.background import Background
 from trainflow.coordination.late_answers import RETURNED, LateAnswers
-from trainflow.coordination.messages import Finished, Ready, WorkerDescription
+from trainflow.coordination.messages import Crashed, Finished, Ready, WorkerDescription
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import EpochId, MemberReport, Version
 
@@ -81,3 +81,11 @@ def test_who_has_left_its_training_is_lost_unless_all_were_asked_to(
         scene.record.add_event("stopping", "")
     scene.play()
     assert scene.lost == ([] if stopping else [(["a"], RETURNED)])
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_who_has_raised_says_so(tmp_path: Path, *, returned: bool):
+    scene = Scene(tmp_path, describe("a", returned=returned, raised="Traceback: ValueError"))
+    scene.play()
+    assert scene.taken == [Crashed("Traceback: ValueError")]
+    assert scene.lost == []
