@@ -206,7 +206,24 @@ def _find_newest(heard: Descriptions, pool: WorkerPool, record: RunRecord) -> Ep
     told = _newest_told(heard)
     if record.beginnings and _is_older_than_record(told, heard, pool, record):
         return EpochSpec(record.beginnings[-1][0], record.losses.members, "", 0)
-    return told
+    return told if told is None else _find_unleft(told, heard, record) or told
+
+
+def _find_unleft(told: EpochSpec, heard: Descriptions, record: RunRecord) -> EpochSpec | None:
+    """Return the epoch that counts while ``told`` was only asked for; None: that one does.
+
+    Who was to leave with it may hold all the state there is, and whoever comes has none yet. So it
+    is with who lives of the newest epoch on record, and was not asked to take part.
+    """
+    if any(each.spec == told and each.has_begun for each in heard.values()):
+        return None
+    on_record = max((epoch for epoch, _ in record.beginnings), default=INITIAL_EPOCH)
+    unleft = (
+        each.spec
+        for each in heard.values()
+        if each.worker_id not in told.members and each.has_begun and each.spec is not None
+    )
+    return next((spec for spec in unleft if spec.epoch == on_record), None)
 
 
 def _is_older_than_record(

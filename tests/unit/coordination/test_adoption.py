@@ -269,6 +269,42 @@ def test_an_epoch_on_record_whose_members_are_all_gone_is_over(scene: Scene):
     assert scene.control.epoch == SPEC.epoch
 
 
+NEXT = EpochSpec(EpochId(1, 4), ("slot3-1.3", "slot4-1.4"), "127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("on_record", "begun", "counts"),
+    [(SPEC.epoch, 0, SPEC), (SPEC.epoch, 1, NEXT), (EpochId(1, 2), 0, NEXT)],
+    ids=["nobody has begun", "one has", "who left did so long before"],
+)
+def test_while_all_are_to_leave_those_who_hold_the_state_stay_in(
+    scene: Scene, on_record: EpochId, begun: int, counts: EpochSpec
+):
+    """They stand at the boundary for an epoch that was never begun: who comes holds nothing."""
+    form_on_record(scene, on_record)
+    for worker in scene.workers:
+        standing = MemberReport(worker.worker_id, Version(4, SPEC.epoch))
+        worker.description = running(worker.worker_id, standing=standing)
+    for number, worker_id in enumerate(NEXT.members):
+        worker = FakeWorker(worker_id, None)
+        worker.description = running(worker_id, spec=NEXT, has_begun=number < begun)
+        scene.workers.append(worker)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert (scene.control.epoch, scene.control.members) == (counts.epoch, counts.members)
+    assert scene.control.state is RunState.RECOVERING
+
+
+def test_an_epoch_that_all_are_to_leave_goes_on_to_the_end_of_its_step(scene: Scene):
+    form_on_record(scene, SPEC.epoch)
+    for worker_id in NEXT.members:
+        worker = FakeWorker(worker_id, None)
+        worker.description = running(worker_id, spec=NEXT, has_begun=False)
+        scene.workers.append(worker)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert (scene.control.epoch, scene.control.members) == (SPEC.epoch, IDS)
+    assert scene.control.state is RunState.RUNNING
+
+
 def test_one_that_died_while_it_was_starting_is_left_to_who_heard_of_it(scene: Scene):
     starting = FakeWorker("slot3-1.3", None)
 
