@@ -64,7 +64,10 @@ _ONLY_OF: dict[str, Sequence[FaultKind]] = {
     "skew_s": ("skew_clock",),
     "back_after_s": ("drop_node",),
 }
-_NEEDS_TO_GO_ON = ("keeper", "coordinator")
+_NEEDS_TO_GO_ON = {
+    "keeper": "which is ended for standing still only if a worker of its node answers",
+    "coordinator": "which nobody ends for standing still",
+}
 
 
 class FaultConfig(Section):
@@ -121,10 +124,9 @@ class FaultConfig(Section):
         if self.rank is not None and self.target != "member":
             expected = f"null with target = {self.target}, which has no rank"
             problems.append(Problem(f"{where}.rank", str(self.rank), expected, "leave it out"))
-        if self.kind == "stop" and self.target in _NEEDS_TO_GO_ON and self.resume_after_s is None:
-            expected = (
-                f"a number with target = {self.target}, which nobody kills for standing still"
-            )
+        why = _NEEDS_TO_GO_ON.get(self.target)
+        if self.kind == "stop" and why is not None and self.resume_after_s is None:
+            expected = f"a number with target = {self.target}, {why}"
             problems.append(
                 Problem(f"{where}.resume_after_s", "null", expected, "say when it goes on")
             )

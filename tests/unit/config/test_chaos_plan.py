@@ -111,7 +111,8 @@ def test_a_whole_plan_is_read(write):
         ),
         (
             MIX | {"mix": [{"kind": "stop", "target": "keeper"}]},
-            "mix.0.resume_after_s: got null; expected a number with target = keeper",
+            "mix.0.resume_after_s: got null; expected a number with target = keeper, "
+            "which is ended for standing still only if a worker of its node answers",
         ),
         (
             {"schedule": [{"kind": "kill"}]},
