@@ -44,8 +44,8 @@ class ShardExchange:
 
     Args:
         scatter: how gradients are summed.
-        waiting: entered while parameters are gathered: this rank waits for others, in the middle
-            of computing; is told for what, empty if that isn't known.
+        waiting: entered while this rank waits for others, as a rule in the middle of computing; is
+            told for what, empty if that isn't known.
         gathering: how parameters travel.
         sums_at_once: gradients are summed before backward goes on, since FSDP2 copies the sums off
             the device as soon as it has them.
@@ -73,7 +73,7 @@ class ShardExchange:
         self._chosen = scatter
         self._scatter = scatter
         self._group: Group | None = None
-        self._handles: deque[Handle] = deque()
+        self._handles: deque[tuple[str, Handle]] = deque()  # with their units' names
         self._summed: set[object] = set()
         self._succeeded = True
         self.unscale = 1.0
@@ -108,28 +108,30 @@ class ShardExchange:
         with self._waiting(f"parameters of {name}" if name else ""):
             unit.gather(output, part, sharers)
 
-    def scatter(self, output: Tensor, parts: Tensor, unit: object) -> None:
+    def scatter(self, output: Tensor, parts: Tensor, unit: object, name: str = "") -> None:
         """Begin to sum gradients; `finish` ends it, if it isn't to be done at once.
 
         Args:
             output: gets this rank's part of the sums.
             parts: the gradients; they are written over.
             unit: what they are of.
+            name: of that.
         """
         if self.unscale != 1.0:
             parts.mul_(self.unscale)
         group, described = self._connected, (output.numel(), output.element_size())
-        self._handles.append(self._scatter.start(output, parts, group))
-        with self._waiting(""):
-            at_once = self._sums_at_once or unit in self._summed
-            self._wait_for_all_but(0 if at_once else _DEPTH)
+        self._handles.append((name, self._scatter.start(output, parts, group)))
+        at_once = self._sums_at_once or unit in self._summed
+        self._wait_for_all_but(0 if at_once else _DEPTH)
         self._summed.add(unit)
         plain_bytes = EXACT.wire_bytes(*described, group)
         self._count(plain_bytes, self._scatter.wire_bytes(*described, group))
 
     def _wait_for_all_but(self, num_left: int) -> None:
         while len(self._handles) > num_left:
-            self._succeeded = self._handles.popleft().wait() and self._succeeded
+            name, handle = self._handles.popleft()
+            with self._waiting(f"the sums of gradients of {name}" if name else ""):
+                self._succeeded = handle.wait() and self._succeeded
 
     def _count(self, plain_bytes: int, wire_bytes: int) -> None:
         self.plain_bytes += plain_bytes
@@ -177,6 +179,10 @@ class GatherParameters(_OverExchange):
 class ScatterGradients(_OverExchange):
     """FSDP2's reduce_scatter of one unit's gradients."""
 
+    def __init__(self, exchange: ShardExchange, name: str):
+        super().__init__(exchange)
+        self._name = name
+
     def __call__(
         self,
         output_tensor: Tensor,
@@ -187,4 +193,4 @@ class ScatterGradients(_OverExchange):
     ) -> None:
         """Begin to sum; `ShardExchange.finish` ends it."""
         del group, op, async_op
-        self._exchange.scatter(output_tensor, input_tensor, self)
+        self._exchange.scatter(output_tensor, input_tensor, self, self._name)

@@ -138,7 +138,7 @@ def shard(
             of_what = name or "what is in no unit"
             gather: Any = GatherParameters(exchange, parts, of_what)  # FSDP2's types aren't public
             unit.set_custom_all_gather(gather)
-            scatter: Any = ScatterGradients(exchange)
+            scatter: Any = ScatterGradients(exchange, of_what)
             unit.set_custom_reduce_scatter(scatter)
             # Plain sums, which nothing is done to: they may still be on their way.
             unit.set_gradient_divide_factor(1.0)

@@ -1,5 +1,6 @@
 """What FSDP2's collectives keep in memory, and for how long."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -65,6 +66,25 @@ def test_sums_of_a_unit_that_comes_again_are_there_before_they_are_added():
     exchange.begin(rehearsal_group(3, 3))
     exchange.scatter(first, torch.ones(6), "layer")
     assert scatter.num_under_way == 1, "another step: nothing is added"
+
+
+def test_who_waits_for_sums_tells_whose():
+    told: list[str] = []
+
+    def wait_for(what: str) -> AbstractContextManager[None]:
+        told.append(what)
+        return nullcontext()
+
+    exchange = ShardExchange(EXACT, wait_for)
+    exchange.begin(rehearsal_group(3, 3))
+    for name in ("head", "blocks.1", "blocks.0"):
+        exchange.scatter(torch.zeros(2), torch.ones(6), name, name)
+    assert told == ["the sums of gradients of head"], "the others are on their way"
+    exchange.scatter(torch.zeros(2), torch.ones(6), "blocks.0", "blocks.0")
+    again = [f"the sums of gradients of {name}" for name in ("blocks.1", "blocks.0", "blocks.0")]
+    assert told[1:] == again
+    assert exchange.finish()
+    assert len(told) == 4
 
 
 def test_what_is_gathered_in_fewer_bits_is_counted_beside_what_it_would_be():

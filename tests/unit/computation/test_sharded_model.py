@@ -1,5 +1,7 @@
 """A model in parts: what it is built from, and what it costs."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -333,6 +335,22 @@ def test_what_runs_twice_computes_with_the_same_rounded_bits_and_shards_stay_exa
     assert torch.allclose(first[: len(shard)].float(), shard, rtol=0.067, atol=1e-6)
     after = [local_part(each) for each in model.handle.parameters()]
     assert all(torch.equal(*both) for both in zip(before, after, strict=True))
+
+
+def test_who_waits_for_sums_names_the_unit():
+    told: list[str] = []
+
+    def wait_for(what: str) -> AbstractContextManager[None]:
+        told.append(what)
+        return nullcontext()
+
+    model = sharded(0, 3, Large, ShardExchange(EXACT, wait_for))
+    model.lay_out(Layout(0, 3), with_values=True)
+    run_forward(model).backward()
+    assert model.prepared.reducer.finish() is not None
+    summed = [each for each in told if each.startswith("the sums of gradients of ")]
+    names = {each.removeprefix("the sums of gradients of ") for each in summed}
+    assert names == {"layers.0", "what is in no unit"}
 
 
 class Partial(Net):
