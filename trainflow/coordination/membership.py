@@ -92,12 +92,16 @@ def next_members(
 ) -> tuple[str, ...]:
     """Fill up to ``target`` ranks, in whole groups.
 
-    Survivors keep their ranks if every lost one can be filled, and otherwise close up in order:
-    groups that are whole first, then others in what groups they can make.
+    Survivors keep their ranks if every lost one can be filled, and otherwise, or where there are to
+    be fewer, close up in order: groups that are whole first, then others in what groups they can
+    make.
     A vacancy goes to a spare on the node that most of its group are on; of several such nodes, on
     that which holds the fewest members.
     """
     by_id = {candidate.worker_id: candidate for candidate in available}
+    if len(previous) > target:  # else who had a rank beyond would fill one amid the others
+        there = [worker_id if worker_id in by_id else None for worker_id in previous]
+        previous = _close_up(there, group_size)
     slots: list[Candidate | None] = [by_id.get(worker_id) for worker_id in previous][:target]
     slots += [None] * (target - len(slots))
     taken = {slot.worker_id for slot in slots if slot is not None}

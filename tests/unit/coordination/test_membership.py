@@ -76,11 +76,19 @@ def test_members_are_present_distinct_and_no_more_than_wanted(previous, availabl
 def test_survivors_stay_before_all_others_and_in_order(previous, available, target):
     members = next_members(previous, available, target)
     present = {candidate.worker_id for candidate in available}
-    survivors = [worker for worker in previous[:target] if worker in present]
-    assert [worker for worker in members if worker in previous[:target]] == survivors
-    if len(members) == target:
+    survivors = [worker for worker in previous if worker in present][:target]
+    assert [worker for worker in members if worker in previous] == survivors
+    if len(members) == target >= len(previous):
         kept = {worker: previous.index(worker) for worker in survivors}
         assert {worker: members.index(worker) for worker in survivors} == kept
+
+
+def test_where_ranks_are_given_up_survivors_close_up_in_order_before_others_come():
+    other = Candidate("e", "node-e")
+    assert next_members("abcd", (A, C, D, other), 3) == ("a", "c", "d")
+    assert next_members("abcd", (A, D, other), 3) == ("a", "d", "e")
+    left = on("n1", "a", "c", "d", "e", "f")
+    assert next_members("abcdef", left, 4, group_size=2) == ("c", "d", "e", "f")
 
 
 def on(node: str, *workers: str) -> tuple[Candidate, ...]:
