@@ -10,7 +10,11 @@ MOST_ROUNDS = 6
 """So many others a node is probed with at most."""
 
 SLOW_RATIO = 3.0
-"""A link is slow if others are at least so many times as fast."""
+"""A link is slow if others are at least so many times as fast, or answer so many times as soon."""
+
+LEAST_LATER_S = 0.01
+"""A round trip that takes less than that longer is none that is slow: processors that are busy make
+as much of a difference."""
 
 CAUSE_RATIO = 1 / 3
 """The part of what communication takes too long that a link must account for."""
@@ -71,7 +75,7 @@ def find_slow_links(probes: Sequence[Probe]) -> list[SlowLink]:
     best: dict[str, LinkSpeed] = {}
     for probe in probes:
         for node_id in (probe.one, probe.other):
-            best[node_id] = max(best.get(node_id, probe.speed), probe.speed, key=_rate)
+            best[node_id] = _find_best(best.get(node_id, probe.speed), probe.speed)
     if not best:
         return []
     if len(best) == _PAIR:
@@ -92,21 +96,32 @@ def find_slow_links(probes: Sequence[Probe]) -> list[SlowLink]:
     ]
 
 
-def is_cause(link: SlowLink, num_bytes: int, excess_s: float) -> bool:
+def is_cause(link: SlowLink, num_bytes: int, num_ranks: int, excess_s: float) -> bool:
     """Whether a link accounts for what communication takes too long.
+
+    Of one that answers late it is counted that the ranks agree once: in a ring each of them but one
+    passes something on over the link before all know it. They also do so for their gradients, in
+    as many messages as nobody knows here.
 
     Args:
         link: as it was probed, beside what training sends.
         num_bytes: that the ranks behind it send in a step.
+        num_ranks: of all nodes.
         excess_s: how much longer a step waits than it did.
     """
-    takes_s = num_bytes / link.speed.bytes_per_s + link.speed.round_trip_s
+    num_trips = max(1, num_ranks - 1)
+    takes_s = num_bytes / link.speed.bytes_per_s + num_trips * link.speed.round_trip_s
     return takes_s >= CAUSE_RATIO * excess_s
 
 
-def _rate(speed: LinkSpeed) -> float:
-    return speed.bytes_per_s
+def _find_best(one: LinkSpeed, other: LinkSpeed) -> LinkSpeed:
+    """Return the best of each; the probe with the best rate may have met a queue at first."""
+    return LinkSpeed(
+        max(one.bytes_per_s, other.bytes_per_s), min(one.round_trip_s, other.round_trip_s)
+    )
 
 
 def _is_slow(speed: LinkSpeed, usual: LinkSpeed) -> bool:
-    return speed.bytes_per_s * SLOW_RATIO <= usual.bytes_per_s
+    later_s = speed.round_trip_s - usual.round_trip_s
+    is_late = speed.round_trip_s >= SLOW_RATIO * usual.round_trip_s and later_s >= LEAST_LATER_S
+    return is_late or speed.bytes_per_s * SLOW_RATIO <= usual.bytes_per_s

@@ -133,7 +133,7 @@ class NetworkWatch:
         found: list[SlowLink] = []
         for link in find_slow_links(probes) if _can_tell(probes, len(num_ranks)) else []:
             num_bytes = wire_bytes * max(num_ranks[node_id] for node_id in link.node_ids)
-            if is_cause(link, num_bytes, slowdown.excess_s):
+            if is_cause(link, num_bytes, len(nodes), slowdown.excess_s):
                 found.append(link)
         if found:
             self._tell([self._describe(link) for link in found], slowdown)

@@ -80,23 +80,72 @@ def test_a_link_of_which_nothing_is_known_is_not_named():
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "excess_s", "expected"),
-    [(10_000_000, 2.0, True), (10_000_000, 4.0, False), (0, 0.05, True)],
-    ids=["its bytes take half of it", "they take a quarter", "its messages take two fifths"],
+    ("num_bytes", "num_ranks", "excess_s", "expected"),
+    [
+        (10_000_000, 2, 2.0, True),
+        (10_000_000, 2, 4.0, False),
+        (0, 1, 0.05, True),
+        (0, 2, 0.1, False),
+        (0, 3, 0.1, True),
+    ],
+    ids=[
+        "its bytes take half of it",
+        "they take a quarter",
+        "its messages take two fifths",
+        "they take a fifth",
+        "of more ranks there are more messages",
+    ],
 )
 def test_a_link_is_a_cause_if_what_is_sent_takes_that_long(
-    num_bytes: int, excess_s: float, *, expected: bool
+    num_bytes: int, num_ranks: int, excess_s: float, *, expected: bool
 ):
-    assert is_cause(SlowLink(("c",), SLOW, FAST), num_bytes, excess_s) is expected
+    link = SlowLink(("c",), SLOW, FAST)
+    assert is_cause(link, num_bytes, num_ranks, excess_s) is expected
+
+
+def late(num_nodes: int, round_trip_s: float, *slow: str) -> list[Probe]:
+    """Probe everybody with everybody; who is slow answers later, and takes as many bytes."""
+    speed = LinkSpeed(FAST.bytes_per_s, round_trip_s)
+    return [
+        Probe(each.one, each.other, speed if each.speed == SLOW else FAST)
+        for each in probes(num_nodes, *slow)
+    ]
+
+
+def test_a_link_that_answers_late_is_slow_though_it_takes_as_many_bytes():
+    speed = LinkSpeed(FAST.bytes_per_s, 0.02)
+    assert find_slow_links(late(3, 0.02, "c")) == [SlowLink(("c",), speed, FAST)]
+    assert find_slow_links(late(4, 0.02, "bd")) == [SlowLink(("b", "d"), speed, FAST)]
+
+
+def test_what_answers_a_little_later_is_not():
+    assert find_slow_links(late(4, FAST.round_trip_s + 0.009, "c")) == []
+    far = [Probe(each.one, each.other, LinkSpeed(100e6, 0.04)) for each in probes(3)]
+    far[0] = Probe(far[0].one, far[0].other, LinkSpeed(100e6, 0.06))
+    assert find_slow_links(far) == [], "all are far from each other"
+
+
+def test_a_node_has_the_best_of_what_was_measured_with_it():
+    """Its fastest probe had to wait at first, another one was sent beside something else."""
+    healthy = late(4, 0.02, "ab")
+    healthy[1] = Probe("a", "c", LinkSpeed(FAST.bytes_per_s / 2, FAST.round_trip_s))
+    healthy[2] = Probe("a", "d", LinkSpeed(FAST.bytes_per_s / 2, FAST.round_trip_s))
+    assert [link.node_ids for link in find_slow_links(healthy)] == [("a", "b")]
 
 
 def test_noise_names_nobody_and_a_tenth_of_the_speed_is_named():
-    """Each probe measures between a third of the link and all of it: training uses it too."""
+    """Each probe measures between .4 of the link and all of it, and round trips of up to 10 ms:
+    training uses links and processors too.
+    """
     random = np.random.default_rng(1)
     num_named = 0
     for _ in range(2000):
         healthy = [
-            Probe(each.one, each.other, LinkSpeed(100e6 * random.uniform(0.4, 1.0), 0.001))
+            Probe(
+                each.one,
+                each.other,
+                LinkSpeed(100e6 * random.uniform(0.4, 1.0), random.uniform(0.0003, 0.01)),
+            )
             for each in probes(4)
         ]
         num_named += len(find_slow_links(healthy))
