@@ -18,6 +18,7 @@ from trainflow.service.event_feed import EventFeed
 from trainflow.service.event_stream import EventStreams
 from trainflow.service.history.history import History
 from trainflow.service.job_desk import JobDesk
+from trainflow.service.log_stream import LogStreams
 from trainflow.service.page.files import PageFile, load_page
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
@@ -34,6 +35,7 @@ class Context:
         desk: takes requests that change something.
         feed: has the newest events.
         events: streams of them.
+        logs: streams that follow one.
         streams: that are open.
         page: files of the live page, by path.
         clock: measures.
@@ -45,6 +47,7 @@ class Context:
     desk: JobDesk
     feed: EventFeed
     events: EventStreams
+    logs: LogStreams
     streams: OpenStreams
     page: Mapping[str, PageFile]
     clock: Clock
@@ -62,6 +65,7 @@ class Context:
             desk=JobDesk(history, cluster, tuple(settings.roots), clock),
             feed=feed,
             events=EventStreams(history, feed, settings.limits.heartbeat_s, clock),
+            logs=LogStreams(feed, settings.history.poll_every_s),
             streams=OpenStreams(settings.limits),
             page=load_page(),
             clock=clock,

@@ -66,6 +66,11 @@ class Topic:
             return None
         return [event for event in self._newest if event.number > number]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has, or was erased, as far as the reader has seen."""
+        return self._is_gone or self._terminal_since_s is not None
+
     def falls_short_of(self, number: int) -> bool:
         """Whether the history has no event of that number, as far as the reader has seen."""
         return self.last is not None and number > self.last

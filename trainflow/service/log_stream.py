@@ -1,5 +1,8 @@
 """What a job's driver or one of its workers has printed, from a place on, and on as it is printed.
 
+Who follows a log looks into its file; that the job has ended, the reader of events tells, so that
+the database is asked once for all who follow.
+
 Process: a replica of the service, on the cluster's head.  Thread: its event loop; files are read in
 others.
 """
@@ -15,6 +18,7 @@ from anyio import to_thread
 from trainflow.coordination import names
 from trainflow.coordination.log_segments import Piece, find_bounds, read_from_log
 from trainflow.coordination.worker_output import FOLDER
+from trainflow.service.event_feed import EventFeed
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.record_documents import WorkerLogDocument
 
@@ -152,22 +156,32 @@ async def read_log(read: Read, offset: int) -> AsyncGenerator[bytes]:
         yield piece.data
 
 
-async def follow_log(
-    read: Read, offset: int, *, every_s: float, is_over: Callable[[], bool]
-) -> AsyncGenerator[bytes]:
-    """Yield a log from a byte on, and what is added to it, until the job is over.
+@dataclass(frozen=True)
+class LogStreams:
+    """What all streams of a replica share that follow a log.
 
-    Args:
-        read: reads the log.
-        offset: of the first byte.
-        every_s: seconds between two looks.
-        is_over: whether the job has ended; asked in another thread.
+    Attributes:
+        feed: tells when a job has ended.
+        look_every_s: seconds between two looks into a log.
     """
-    while True:
-        was_over = await to_thread.run_sync(is_over)  # before the last look, not after it
-        async for piece in read_log(read, offset):
-            offset += len(piece)
-            yield piece
-        if was_over or (await to_thread.run_sync(read, offset)).begin != offset:
-            return
-        await asyncio.sleep(every_s)
+
+    feed: EventFeed
+    look_every_s: float
+
+    async def follow(self, job_id: str, read: Read, offset: int) -> AsyncGenerator[bytes]:
+        """Yield a log from a byte on, and what is added to it, until the job has ended.
+
+        Args:
+            job_id: of the job.
+            read: reads the log.
+            offset: of the first byte.
+        """
+        with self.feed.watch(job_id) as topic:
+            while True:
+                was_over = topic.has_ended  # before the last look, not after it
+                async for piece in read_log(read, offset):
+                    offset += len(piece)
+                    yield piece
+                if was_over or (await to_thread.run_sync(read, offset)).begin != offset:
+                    return
+                await asyncio.sleep(self.look_every_s)

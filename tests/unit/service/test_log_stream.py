@@ -1,12 +1,31 @@
 """Reading a log whose oldest part may be removed meanwhile."""
 
+from typing import Any
+
 import pytest
 
+from tests.unit.service.fakes import FakeClock
+from tests.unit.service.test_event_feed import FakeHistory
 from trainflow.coordination.log_segments import Piece
-from trainflow.service.log_stream import find_worker, follow_log, read_log
+from trainflow.coordination.run_state import RunState
+from trainflow.service.event_feed import EventFeed
+from trainflow.service.log_stream import LogStreams, find_worker, read_log
 from trainflow.service.problems import ProblemError
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def history() -> FakeHistory:
+    fake = FakeHistory()
+    fake.happen("a")
+    return fake
+
+
+@pytest.fixture
+def logs(history: FakeHistory, clock: FakeClock) -> LogStreams:
+    any_history: Any = history
+    return LogStreams(EventFeed(any_history, 60.0, clock), 0.0)
 
 
 def jumping(offset: int) -> Piece:
@@ -16,11 +35,28 @@ def jumping(offset: int) -> Piece:
     return Piece(max(offset, 7), b"xyz"[max(0, offset - 7) :])
 
 
-async def test_a_stream_ends_where_bytes_are_missing_so_that_numbers_stay_right():
+async def test_a_stream_ends_where_bytes_are_missing_so_that_numbers_stay_right(logs: LogStreams):
     assert [piece async for piece in read_log(jumping, 0)] == [b"abc"]
     assert [piece async for piece in read_log(jumping, 7)] == [b"xyz"]
-    followed = follow_log(jumping, 1, every_s=0.0, is_over=lambda: False)
-    assert [piece async for piece in followed] == [b"bc"]
+    assert [piece async for piece in logs.follow("a", jumping, 1)] == [b"bc"]
+    assert logs.feed.num_watchers == 0
+
+
+async def test_what_was_printed_before_the_end_was_seen_is_told(
+    logs: LogStreams, history: FakeHistory
+):
+    printed = b"first"
+
+    def read(offset: int) -> Piece:
+        return Piece(offset, printed[offset:])
+
+    followed = logs.follow("a", read, 0)
+    assert await anext(followed) == b"first"
+    await logs.feed.poll()
+    history.state = RunState.FAILED
+    await logs.feed.poll()
+    printed += b", last"
+    assert [piece async for piece in followed] == [b", last"]
 
 
 async def test_a_worker_is_found_by_its_rank():

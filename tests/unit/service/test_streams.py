@@ -2,8 +2,9 @@
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -218,6 +219,46 @@ def test_a_log_is_followed_until_the_job_has_ended(
         ingester.catch_up()
         body += b"".join(pieces)
     assert body == b"one\ntwo\nthree\nlast\n"
+
+
+def count_questions(history: History, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return how often the history is asked about jobs from now on, by what is called."""
+    asked: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[[Any], Any]:
+        ask = getattr(history.jobs, name)
+
+        def ask_counted(of: Any) -> Any:
+            asked[name] += 1
+            return ask(of)
+
+        return ask_counted
+
+    for name in ("get", "heads"):
+        monkeypatch.setattr(history.jobs, name, counted(name))
+    return asked
+
+
+def test_the_database_is_asked_once_a_look_for_all_who_follow_a_log(
+    serve: Serve,
+    history: History,
+    run: RecordedRun,
+    ingester: Ingester,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (run.directory / "driver.log").write_text("one\n")
+    ingester.catch_up()
+    asked = count_questions(history, monkeypatch)
+    with serve() as (client, context):
+        with ExitStack() as followers:
+            for _ in range(5):
+                answer = followers.enter_context(client.stream("GET", f"{LOGS}?follow=true"))
+                assert next(answer.iter_raw()) == b"one\n"
+            so_far = asked["heads"]
+            wait_until(lambda: asked["heads"] >= so_far + 10)
+            assert asked["get"] == 5
+            assert context.feed.num_watchers == 5
+        wait_until(lambda: context.feed.num_watchers == 0)
 
 
 def test_the_log_of_a_driver_that_has_yet_to_print_is_waited_for(

@@ -17,7 +17,7 @@ from trainflow.service.context import Here, JobId
 from trainflow.service.event_stream import has_all
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus
-from trainflow.service.log_stream import follow_log, list_worker_logs, open_log, read_log
+from trainflow.service.log_stream import list_worker_logs, open_log, read_log
 from trainflow.service.openapi import problems_for
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.record_documents import (
@@ -218,21 +218,12 @@ async def read_logs(
     open_it = partial(open_log, job_id, worker, found.ranks, is_to_come=is_to_come)
     log = await to_thread.run_sync(open_it)
     begin = await to_thread.run_sync(log.find_begin, offset, tail)
-
-    def is_over() -> bool:
-        return history.jobs.get(job_id).job.is_finished
-
     headers = {LOG_OFFSET: str(begin)}
     if log.worker_id is not None:
         headers[LOG_WORKER] = log.worker_id
-    every_s = here.settings.history.poll_every_s
-    pieces = (
-        follow_log(log.read, begin, every_s=every_s, is_over=is_over)
-        if follow
-        else read_log(log.read, begin)
-    )
+    goes_on = follow and not found.job.is_finished
     return StreamResponse(
-        pieces,
+        here.logs.follow(job_id, log.read, begin) if goes_on else read_log(log.read, begin),
         here.streams,
         media_type="text/plain; charset=utf-8",
         headers=headers,
