@@ -1,12 +1,13 @@
 """What routes work with: made once a replica, found through the request.
 
-Process: a replica of the service.
+Process: a replica of the service.  Thread: its event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, TypeVarTuple, cast
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Path
 from starlette.requests import Request
 
@@ -23,6 +24,11 @@ from trainflow.service.page.files import PageFile, load_page
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
 
+_RAY_CALLS_AT_ONCE = 40  # as many as anyio allows of all others
+
+Given = TypeVarTuple("Given")
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True)
 class Context:
@@ -38,6 +44,7 @@ class Context:
         logs: streams that follow one.
         streams: that are open.
         page: files of the live page, by path.
+        ray_calls: how many calls may wait for Ray at once.
         clock: measures.
     """
 
@@ -50,6 +57,7 @@ class Context:
     logs: LogStreams
     streams: OpenStreams
     page: Mapping[str, PageFile]
+    ray_calls: CapacityLimiter
     clock: Clock
 
     @classmethod
@@ -68,16 +76,25 @@ class Context:
             logs=LogStreams(feed, settings.history.poll_every_s),
             streams=OpenStreams(settings.limits),
             page=load_page(),
+            ray_calls=CapacityLimiter(_RAY_CALLS_AT_ONCE),
             clock=clock,
         )
 
+    async def ask_ray(self, call: Callable[[*Given], Answer], *given: *Given) -> Answer:
+        """Make a call that may wait for Ray, in a thread of another pool than those that read.
 
-def find_context(request: Request) -> Context:
+        Ray may take many seconds: whoever asks it is not to hold up who doesn't, nor the reverse.
+        """
+        return await to_thread.run_sync(call, *given, limiter=self.ray_calls)
+
+
+# These two are coroutines, since FastAPI would run functions in the threads of those that read.
+async def find_context(request: Request) -> Context:
     """Return the replica's."""
     return cast("Context", request.app.state.context)
 
 
-def find_caller(request: Request) -> Caller:
+async def find_caller(request: Request) -> Caller:
     """Return who asks, as `admission` has found."""
     return cast("Caller", request.state.caller)
 

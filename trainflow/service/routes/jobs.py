@@ -1,6 +1,6 @@
 """Jobs: submit, list, find, stop, resume, erase.
 
-Process: a replica of the service.  Thread: one of its pool.
+Process: a replica of the service.  Thread: one of its pool; of what asks Ray, its event loop.
 """
 
 from typing import Annotated
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _MAX_KEY = 255
 
 
-def require_json(request: Request) -> None:
+async def require_json(request: Request) -> None:
     """Refuse a body that doesn't say that it is JSON: a web page may send others unasked.
 
     Raises:
@@ -54,7 +54,7 @@ def require_json(request: Request) -> None:
         **problems_for(400, 403, 408, 409, 413, 415, 422, 502, 503),
     },
 )
-def submit(
+async def submit(
     request: SubmitRequest,
     response: Response,
     here: Here,
@@ -76,7 +76,7 @@ def submit(
     its driver finds out.
     """
     key = None if idempotency_key is None else IdempotencyKey(idempotency_key, caller.owner)
-    found, is_new = here.desk.submit(request, key)
+    found, is_new = await here.ask_ray(here.desk.submit, request, key)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/jobs/{found.job.job_id}"
     return describe_job(found)
@@ -148,12 +148,12 @@ def list_attempts(job_id: JobId, here: Here) -> list[AttemptDocument]:
     response_model=JobDetails,
     responses=problems_for(404, 409, 422, 503),
 )
-def stop(job_id: JobId, here: Here) -> JobDetails:
+async def stop(job_id: JobId, here: Here) -> JobDetails:
     """Stop a job at its next step boundary, with a checkpoint if it makes any.
 
     Answered once its coordinator has agreed. A repeat changes nothing.
     """
-    return describe_job(here.desk.stop(job_id))
+    return describe_job(await here.ask_ray(here.desk.stop, job_id))
 
 
 @router.post(
@@ -162,9 +162,9 @@ def stop(job_id: JobId, here: Here) -> JobDetails:
     response_model=JobDetails,
     responses=problems_for(403, 404, 409, 422, 502, 503),
 )
-def resume(job_id: JobId, here: Here) -> JobDetails:
+async def resume(job_id: JobId, here: Here) -> JobDetails:
     """Go on with a job that was stopped, failed or lost its cluster, from its newest checkpoint."""
-    return describe_job(here.desk.resume(job_id))
+    return describe_job(await here.ask_ray(here.desk.resume, job_id))
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems_for(404, 409, 422))

@@ -1,6 +1,7 @@
 """Profiles: have ranks of a running job record some steps, and fetch what they have recorded.
 
-Process: a replica of the service.  Thread: one of its pool; of a trace, its event loop.
+Process: a replica of the service.  Thread: one of its pool; of a trace and of what asks Ray, its
+event loop.
 """
 
 from dataclasses import asdict
@@ -40,13 +41,13 @@ _MEDIA_TYPE = "application/gzip"
     dependencies=[Depends(require_json)],
     responses=problems_for(400, 404, 409, 413, 415, 422, 502, 503),
 )
-def begin(job_id: JobId, request: ProfileRequest, here: Here) -> ProfileDocument:
+async def begin(job_id: JobId, request: ProfileRequest, here: Here) -> ProfileDocument:
     """Have ranks of a job that trains record some steps, with torch's profiler.
 
     Answered once the ranks have been asked; the steps are about a second ahead. One profile at a
     time: a conflict until the one before it is over.
     """
-    profile = here.desk.profile(job_id, request.steps, request.ranks)
+    profile = await here.ask_ray(here.desk.profile, job_id, request.steps, request.ranks)
     return ProfileDocument.model_validate(profile.describe())
 
 

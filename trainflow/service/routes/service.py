@@ -1,6 +1,6 @@
 """The service itself, and the cluster behind it.
 
-Process: a replica of the service.  Thread: one of its pool.
+Process: a replica of the service.  Thread: one of its pool; of what asks Ray, its event loop.
 """
 
 from fastapi import APIRouter
@@ -32,9 +32,9 @@ def tell_ready(here: Here) -> ReadyDocument:
 
 
 @router.get("/v1/cluster", response_model=ClusterDocument, responses=problems_for(503))
-def describe_cluster(here: Here) -> ClusterDocument:
+async def describe_cluster(here: Here) -> ClusterDocument:
     """Return the nodes and resources of the Ray cluster that jobs run on."""
-    return here.cluster.describe()
+    return await here.ask_ray(here.cluster.describe)
 
 
 @router.get("/v1/token", response_model=TokenDocument)
