@@ -100,9 +100,13 @@ class JobDesk:
             CoordinationError: the cluster refuses the job.
         """
         job_file = read_job_file(request)
-        directory = None
-        if request.working_directory is not None:
-            directory = str(contain(request.working_directory, self.roots))
+        try:
+            directory = self._find_directory(request)
+        except ProblemError:
+            made = self._find_made(request, key)
+            if made is None:
+                raise
+            return made, False
         job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
         kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
         self._begin(job_id, job_file.config)
@@ -110,6 +114,24 @@ class JobDesk:
         if found.job.attempt == 1 and found.job.state is RunState.PENDING:
             self._start(Attempt(job_id), kept, key)
         return found, is_new
+
+    def _find_directory(self, request: SubmitRequest) -> str | None:
+        if request.working_directory is None:
+            return None
+        return str(contain(request.working_directory, self.roots))
+
+    def _find_made(self, request: SubmitRequest, key: IdempotencyKey | None) -> JobStatus | None:
+        """Return the job that an earlier request with this key has made; None if there is none.
+
+        It is not submitted to the cluster again: if that has never heard of it, its attempt fails.
+        """
+        if key is None:
+            return None
+        claims, asked = self.history.submissions, fingerprint(request)
+        job_id = claims.find_claimed(key.key, asked, owner=key.owner)
+        with suppress(JobNotFoundError):
+            return None if job_id is None else self.history.jobs.get(job_id)
+        return None  # who has claimed the key came no further
 
     def _begin(self, job_id: str, config: JobConfig) -> None:
         """Enter a job in the history, unless a request with the same key has."""

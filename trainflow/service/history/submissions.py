@@ -79,6 +79,24 @@ class Submissions:
             )
         return Claim(known.job_id, is_new)
 
+    def find_claimed(self, key: str, fingerprint: str, *, owner: str = "") -> str | None:
+        """Return the id of the job that a key stands for; None if for none, or another request.
+
+        Args:
+            key: chosen by whoever asks.
+            fingerprint: hash of the request.
+            owner: whose key it is.
+
+        Raises:
+            HistoryError: the database doesn't answer.
+        """
+        table = schema.idempotency_keys.c
+        counts = table.claimed_at_s >= self._clock.unix_s() - KEYS_KEPT_S
+        is_it = (table.owner == owner) & (table.key == key) & (table.fingerprint == fingerprint)
+        query = select(table.job_id).where(is_it, counts)
+        with self._database.read() as connection:
+            return connection.execute(query).scalar_one_or_none()
+
     def release(self, key: str, *, owner: str = "") -> None:
         """Let a key stand for nothing again: its job was refused before there was anything of it.
 

@@ -53,6 +53,17 @@ def test_a_key_is_forgotten_after_a_week_and_when_it_is_released(
     assert history.submissions.claim("key", "print", "job-4").is_new
 
 
+def test_what_a_key_stands_for_is_found_without_a_claim(history: History, clock: HandClock):
+    find = history.submissions.find_claimed
+    assert find("key", "print", owner="a") is None
+    history.submissions.claim("key", "print", "job-1", owner="a")
+    assert find("key", "print", owner="a") == "job-1"
+    assert find("key", "print", owner="b") is None
+    assert find("key", "other", owner="a") is None
+    clock.now_s += KEYS_KEPT_S + 1
+    assert find("key", "print", owner="a") is None
+
+
 @pytest.mark.parametrize("key", ["", "a" * 256, "a\nb", "é", "a\0"])
 def test_a_key_of_another_form_is_refused(history: History, key: str):
     with pytest.raises(ConfigError, match="Idempotency-Key: got"):
