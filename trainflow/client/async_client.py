@@ -239,8 +239,11 @@ class AsyncTrainFlowClient:
             async for data in self._stream(request, begin):
                 yield Piece(offset, data)
                 offset += len(data)
-            if is_over and offset == before:
+            if offset > before:
+                continue
+            if is_over:
                 return
+            await self._sleep(_COME_BACK_AFTER_S)
 
     async def worker_logs(self, job_id: str) -> Sequence[WorkerLogDocument]:
         """Return which workers have logs, also of those that are gone."""

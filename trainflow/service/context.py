@@ -29,6 +29,8 @@ _RAY_CALLS_AT_ONCE = 40  # as many as anyio allows of all others
 Given = TypeVarTuple("Given")
 Answer = TypeVar("Answer")
 
+_LOG_SILENT_HEARTBEATS = 3  # by default 45 s: clients and proxies give a connection up after 60
+
 
 @dataclass(frozen=True)
 class Context:
@@ -65,15 +67,16 @@ class Context:
         cls, settings: ServiceSettings, history: History, cluster: Cluster, clock: Clock
     ) -> "Context":
         """Build what the given ones need between them."""
-        feed = EventFeed(history, settings.history.poll_every_s, clock)
+        look_every_s, heartbeat_s = settings.history.poll_every_s, settings.limits.heartbeat_s
+        feed = EventFeed(history, look_every_s, clock)
         return cls(
             settings=settings,
             history=history,
             cluster=cluster,
             desk=JobDesk(history, cluster, tuple(settings.roots), clock),
             feed=feed,
-            events=EventStreams(history, feed, settings.limits.heartbeat_s, clock),
-            logs=LogStreams(feed, settings.history.poll_every_s),
+            events=EventStreams(history, feed, heartbeat_s, clock),
+            logs=LogStreams(feed, look_every_s, _LOG_SILENT_HEARTBEATS * heartbeat_s, clock),
             streams=OpenStreams(settings.limits),
             page=load_page(),
             ray_calls=CapacityLimiter(_RAY_CALLS_AT_ONCE),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
+from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.log_segments import Piece, find_bounds, read_from_log
 from trainflow.coordination.worker_output import FOLDER
@@ -163,25 +164,34 @@ class LogStreams:
     Attributes:
         feed: tells when a job has ended.
         look_every_s: seconds between two looks into a log.
+        silent_at_most_s: seconds without a byte after which a stream ends, to be taken up again:
+            plain text has no heartbeat, and who reads can't tell silence from a dead connection.
+        clock: measures.
     """
 
     feed: EventFeed
     look_every_s: float
+    silent_at_most_s: float
+    clock: Clock
 
     async def follow(self, job_id: str, read: Read, offset: int) -> AsyncGenerator[bytes]:
-        """Yield a log from a byte on, and what is added to it, until the job has ended.
+        """Yield a log from a byte on, and what is added to it.
+
+        It ends with the job, where bytes are missing, or after a long silence.
 
         Args:
             job_id: of the job.
             read: reads the log.
             offset: of the first byte.
         """
+        heard_at_s = self.clock.monotonic_s()
         with self.feed.watch(job_id) as topic:
-            while True:
+            while self.clock.monotonic_s() - heard_at_s < self.silent_at_most_s:
                 was_over = topic.has_ended  # before the last look, not after it
                 async for piece in read_log(read, offset):
                     offset += len(piece)
                     yield piece
+                    heard_at_s = self.clock.monotonic_s()
                 if was_over or (await to_thread.run_sync(read, offset)).begin != offset:
                     return
                 await asyncio.sleep(self.look_every_s)

@@ -79,7 +79,8 @@ class LimitSettings(Section):
     """Seconds for which a stream's client may take nothing before it is dropped."""
 
     heartbeat_s: PositiveFloat = 15.0
-    """Seconds of silence after which a stream sends a comment."""
+    """Seconds of silence after which a stream of events sends a comment. One that follows a log has
+    none to send: it ends after three times as long, to be taken up where it ended."""
 
     page: Annotated[int, Field(ge=1, le=1000)] = 100
     """Entries of a page where a request doesn't say; at most ten times as many if it does."""

@@ -194,6 +194,30 @@ def test_the_log_of_a_rank_stays_that_of_one_worker_while_it_is_followed(
     assert next(client.logs(run.job_id, worker="0")).startswith(b"of another")
 
 
+def test_a_log_that_is_silent_for_long_is_come_back_to_after_a_pause_each_time(
+    client: TrainFlowClient,
+    service: Service,
+    clock: CountingClock,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run = service.record("tiny-abcdef")
+    log = run.directory / "driver.log"
+    log.write_bytes(b"one\n")
+    service.ingester.catch_up()
+    pauses: list[float] = []
+
+    def go_on_after_some(duration_s: float) -> None:
+        pauses.append(duration_s)
+        if len(pauses) == 6:  # more than a request is repeated that is not answered
+            log.write_bytes(b"one\ntwo\n")
+            run.end()
+            service.ingester.catch_up()
+
+    monkeypatch.setattr(clock, "sleep", go_on_after_some)
+    assert b"".join(client.logs(run.job_id, follow=True)) == b"one\ntwo\n"
+    assert set(pauses) == {0.5}
+
+
 def with_trace(service: Service) -> bytes:
     """Have a job with a trace of several streams' length; returns it."""
     run = service.record("tiny-abcdef")

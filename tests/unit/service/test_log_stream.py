@@ -14,6 +14,8 @@ from trainflow.service.problems import ProblemError
 
 pytestmark = pytest.mark.anyio
 
+SILENT_S = 45.0
+
 
 @pytest.fixture
 def history() -> FakeHistory:
@@ -25,7 +27,7 @@ def history() -> FakeHistory:
 @pytest.fixture
 def logs(history: FakeHistory, clock: FakeClock) -> LogStreams:
     any_history: Any = history
-    return LogStreams(EventFeed(any_history, 60.0, clock), 0.0)
+    return LogStreams(EventFeed(any_history, 60.0, clock), 0.0, SILENT_S, clock)
 
 
 def jumping(offset: int) -> Piece:
@@ -57,6 +59,23 @@ async def test_what_was_printed_before_the_end_was_seen_is_told(
     await logs.feed.poll()
     printed += b", last"
     assert [piece async for piece in followed] == [b", last"]
+
+
+async def test_a_log_that_is_silent_for_long_ends_to_be_taken_up_again(
+    logs: LogStreams, clock: FakeClock
+):
+    printed, printed_at_s = b"one", clock.now_s + 40.0
+
+    def read(offset: int) -> Piece:
+        """Read a log that is looked into every 10 s, and to which something is added after 40 s."""
+        if offset > 0:
+            clock.sleep(5.0)  # at its end it is read twice a look
+        now = printed + (b", two" if clock.now_s >= printed_at_s else b"")
+        return Piece(offset, now[offset:])
+
+    assert b"".join([piece async for piece in logs.follow("a", read, 0)]) == b"one, two"
+    assert SILENT_S <= clock.now_s - printed_at_s < SILENT_S + 15.0
+    assert logs.feed.num_watchers == 0
 
 
 async def test_a_worker_is_found_by_its_rank():
