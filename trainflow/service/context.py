@@ -21,6 +21,7 @@ from trainflow.service.history.history import History
 from trainflow.service.job_desk import JobDesk
 from trainflow.service.log_stream import LogStreams
 from trainflow.service.page.files import PageFile, load_page
+from trainflow.service.readiness import Readiness
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
 
@@ -39,6 +40,7 @@ class Context:
     Attributes:
         settings: the service's.
         history: of all jobs.
+        readiness: whether that answers.
         cluster: that they run on.
         desk: takes requests that change something.
         feed: has the newest events.
@@ -52,6 +54,7 @@ class Context:
 
     settings: ServiceSettings
     history: History
+    readiness: Readiness
     cluster: Cluster
     desk: JobDesk
     feed: EventFeed
@@ -72,6 +75,7 @@ class Context:
         return cls(
             settings=settings,
             history=history,
+            readiness=Readiness(history.check, clock),
             cluster=cluster,
             desk=JobDesk(history, cluster, tuple(settings.roots), clock),
             feed=feed,

@@ -16,6 +16,7 @@ from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.fakes import FakeCluster
 from tests.unit.service.runs import RecordedRun, listening, wait_until
 from trainflow.client import TrainFlowClient
+from trainflow.service import readiness
 from trainflow.service.app import create_app
 from trainflow.service.history import database
 from trainflow.service.history.history import History, open_history
@@ -32,6 +33,12 @@ JOB_PATHS = (
 PATHS = ("/readyz", "/v1/token", *JOB_PATHS)
 BOTH = frozenset({Scope.READ, Scope.SUBMIT})
 AN_HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the history be asked each time whether it answers."""
+    monkeypatch.setattr(readiness, "REMEMBERED_S", 0.0)
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ async def tell_health() -> HealthDocument:
 
 
 @router.get("/readyz", response_model=ReadyDocument, responses=problems_for(503))
-def tell_ready(here: Here) -> ReadyDocument:
-    """Say that the history answers. Needs no token."""
-    here.history.check()
+async def tell_ready(here: Here) -> ReadyDocument:
+    """Say that the history answers, as of a second ago at most. Needs no token."""
+    await here.readiness.require()
     return ReadyDocument(authentication=here.settings.authentication)
 
 
