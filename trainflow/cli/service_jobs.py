@@ -20,7 +20,7 @@ from trainflow.errors import ConfigError, JobNotFoundError
 
 if TYPE_CHECKING:
     from trainflow.client import TrainFlowClient
-    from trainflow.service.documents import JobDetails
+    from trainflow.service.documents import JobDetails, JobDocument
 
 JOB_COLUMNS = {
     "JOB_ID": "job_id",
@@ -32,6 +32,8 @@ JOB_COLUMNS = {
     "ENDED": "ended",
 }
 STALE_AFTER_S = 5.0
+LOST_AFTER_S = 60.0
+"""A coordinator that is restarted is heard of again by then; the service, too, counts so."""
 _GOING_ON = tuple(str(state) for state in RunState if not state.is_terminal)
 _FIGURES = ("step", "max_steps", "world_size", "spares", "failures", "preemptions", "checkpoint")
 _MANY = 5
@@ -113,13 +115,17 @@ class ServiceJobs:
     def choose(self, job_id: str | None) -> str:
         """Return the named job; the only one that goes on, if none is named.
 
+        One that has lost its cluster goes on by its state alone: it counts where no other one does.
+
         Raises:
             JobNotFoundError: none goes on.
             ConfigError: several do, or the name is none that a job can have.
         """
         if job_id is not None:
             return require_job_id(job_id)
-        found = [job.job_id for job in islice(self._client.list(states=_GOING_ON), _MANY + 1)]
+        going_on = list(self._client.list(states=_GOING_ON))
+        found = [job.job_id for job in going_on if not is_lost(job)]
+        found = found or [job.job_id for job in going_on]
         if not found:
             raise JobNotFoundError(
                 "JOB_ID: got none, and no job goes on; expected one: `trainflow list` shows those "
@@ -139,6 +145,15 @@ def require_job_id(text: str) -> str:
             "`trainflow list` shows ids"
         )
     return text
+
+
+def is_lost(job: "JobDocument") -> bool:
+    """Whether a job that goes on is likely to have lost its cluster. Pure.
+
+    One that waits to begin has not: what was heard of it is of an earlier attempt.
+    """
+    is_silent = job.stale_s is not None and job.stale_s > LOST_AFTER_S
+    return is_silent and job.state is not RunState.PENDING
 
 
 def describe_status(job: "JobDetails") -> str:

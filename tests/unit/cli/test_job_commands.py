@@ -18,10 +18,14 @@ from tests.unit.client.conftest import JOB, Service, service
 from tests.unit.service.runs import RecordedRun
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.following import detachable
+from trainflow.cli.service_jobs import is_lost
 from trainflow.client import TrainFlowClient
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.log_segments import Piece, append_to_log
 from trainflow.coordination.run_state import RunState
 from trainflow.service.cluster import DriverState
+from trainflow.service.documents import describe_briefly
+from trainflow.service.history.records import Job
 
 __all__ = ["service"]
 
@@ -37,6 +41,13 @@ def ready(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRAINFLOW_SERVER", service.url)
     monkeypatch.setenv("TRAINFLOW_TOKEN_FILE", str(path))
     return service
+
+
+def publish(service: Service, run: RecordedRun, as_of_s: float, **status: Any) -> None:
+    """Have a run's coordinator publish that it runs."""
+    told = {"state": "running", "as_of_s": as_of_s, "ending": None} | status
+    (run.directory / "status.json").write_text(json.dumps({"status": told, "workers": []}))
+    service.ingester.catch_up()
 
 
 def record(service: Service, job_id: str = ID, state: RunState | None = None) -> RecordedRun:
@@ -127,10 +138,7 @@ def test_wrong_filters_are_refused(
 
 def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, capsys: Captured):
     run = record(ready)
-    status = {"state": "running", "as_of_s": 1000.0, "step": 3, "max_steps": 10, "ending": None}
-    status |= {"goodput": {"ratio": 0.931}}
-    (run.directory / "status.json").write_text(json.dumps({"status": status, "workers": []}))
-    ready.ingester.catch_up()
+    publish(ready, run, 1000.0, step=3, max_steps=10, goodput={"ratio": 0.931})
     assert call_main("status") == ExitCode.SUCCESS
     captured = capsys.readouterr()
     assert "max_steps    10" in captured.out
@@ -156,6 +164,41 @@ def test_of_several_jobs_that_go_on_one_is_to_be_named(
     assert call_main("workers", ID) == ExitCode.SUCCESS
     assert call_main("workers", "absent") == ExitCode.NOT_FOUND
     assert call_main("workers", "../cluster") == ExitCode.USAGE
+
+
+def test_a_job_that_has_lost_its_cluster_counts_where_no_other_one_goes_on(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    def choose() -> str:
+        assert call_main("status", "-o", "json") == ExitCode.SUCCESS
+        return json.loads(capsys.readouterr().out)["job_id"]
+
+    lost = record(ready, "lost-abcdef")
+    publish(ready, lost, SYSTEM_CLOCK.unix_s() - 3600)
+    assert choose() == "lost-abcdef"
+    live = record(ready)
+    publish(ready, live, SYSTEM_CLOCK.unix_s())
+    assert choose() == ID
+    newer = record(ready, "newer-abcdef")
+    publish(ready, newer, SYSTEM_CLOCK.unix_s() - 3600)
+    assert choose() == ID
+
+
+@pytest.mark.parametrize(
+    ("state", "stale_s", "expected"),
+    [
+        (RunState.RUNNING, None, False),
+        (RunState.RUNNING, 59.0, False),
+        (RunState.RUNNING, 61.0, True),
+        (RunState.STOPPING, 61.0, True),
+        (RunState.PENDING, 61.0, False),
+    ],
+)
+def test_a_job_is_lost_that_was_not_heard_of_for_a_minute(
+    state: RunState, stale_s: float | None, *, expected: bool
+):
+    job = Job(ID, "tiny", state, {}, {}, 2, "/", 0.0, 0.0, None, None, None, 5, 0, None)
+    assert is_lost(describe_briefly(job, stale_s)) == expected
 
 
 def test_a_job_is_stopped_and_resumed(ready: Service, call_main: CallMain, capsys: Captured):
