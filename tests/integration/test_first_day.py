@@ -67,10 +67,8 @@ class Desk:
         return json.loads(self.run(*arguments, "-o", "json"))
 
     def make_token(self) -> None:
-        self._token.touch(mode=0o600)
-        self._token.write_text(
-            self.run("token", "create", "me", "--scope", "read", "--scope", "submit")
-        )
+        scopes = ("--scope", "read", "--scope", "submit")
+        self.run("token", "create", "me", *scopes, "--to", str(self._token))
 
     @contextmanager
     def serving(self) -> Generator[None]:

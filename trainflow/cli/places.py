@@ -106,6 +106,6 @@ def read_token(env: Mapping[str, str]) -> str | None:
 
 def _refuse_token(got: str) -> ConfigError:
     return ConfigError(
-        f"{TOKEN_FILE}: got {got}, expected a file with one token; write into it what `trainflow "
-        "token create NAME` prints"
+        f"{TOKEN_FILE}: got {got}, expected a file with one token; make one with `trainflow token "
+        "create NAME --to FILE`"
     )

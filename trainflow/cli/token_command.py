@@ -2,9 +2,10 @@
 
 They talk to the database, not to the service: whoever may read that may make tokens.
 
-Process: any.  Blocks: on the database.
+Process: any.  Blocks: on the database, and on the disk for a token that goes to a file.
 """
 
+import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,9 +18,10 @@ import typer
 from trainflow.cli.output import say
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainflow.service.history.records import Token
+    from trainflow.service.history.records import NewToken, Token
     from trainflow.service.history.tokens import Tokens
 
 token_app = typer.Typer(
@@ -58,6 +60,14 @@ Scopes = Annotated[
 Days = Annotated[
     float | None, typer.Option("--days", min=0.001, help="Days after which it is refused.")
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="FILE",
+        help="Write the token into this file, that you alone may read, instead of printing it.",
+    ),
+]
 
 
 @contextmanager
@@ -74,10 +84,11 @@ def create(
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
     scope: Scopes = None,
     days: Days = None,
+    to: TokenFile = None,
     config: SettingsFile = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make a token and print it: it can't be shown again."""
+    """Make a token, and print it or write it into a file: it can't be shown again."""
     from trainflow.service.history.records import Scope  # noqa: PLC0415
 
     expires_at_s = None
@@ -86,9 +97,35 @@ def create(
     scopes = {Scope(str(each)) for each in scope or [ScopeName.READ]}
     with _tokens(config) as tokens:
         made = tokens.create(name, scopes, expires_at_s=expires_at_s)
+        if to is not None:
+            _keep(made, to, tokens)
+            told = f"token {made.token.token_id} is in {to}, which you alone may read"
+            write_answer(_describe(made.token) | {"file": str(to)}, told, output)
+            return
     if output is Output.TABLE:
         say("keep it now; only a hash of it is stored:", err=True)
     write_answer(_describe(made.token) | {"token": made.secret}, made.secret, output)
+
+
+def _keep(made: "NewToken", file: Path, tokens: "Tokens") -> None:
+    """Write a token into a file for its owner's eyes alone; one that is there is replaced.
+
+    Raises:
+        ConfigError: that can't be written; the token is refused then, since nobody knows it.
+    """
+    from trainflow.checkpointing.whole_files import replace_file  # noqa: PLC0415
+
+    place = file.resolve()
+    try:
+        if place.exists() and not place.is_file():
+            raise FileExistsError(errno.EEXIST, "something else than a file is there")
+        replace_file(place, f"{made.secret}\n".encode())  # readable by its owner alone
+    except OSError as error:
+        tokens.revoke(made.token.token_id)
+        raise ConfigError(
+            f"--to: got {file} ({error.strerror or error}), expected a file that can be written; "
+            "choose another one"
+        ) from error
 
 
 @token_app.command("list")

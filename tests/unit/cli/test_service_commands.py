@@ -1,7 +1,9 @@
 """``trainflow serve`` and ``trainflow token``."""
 
 import json
+import os
 import signal
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from tests.unit.cli.conftest import CallMain
 from trainflow.cli import head
+from trainflow.cli.places import TOKEN_FILE, read_token
 from trainflow.coordination import driver
 from trainflow.errors import CoordinationError
 from trainflow.service.history.history import open_history
@@ -141,6 +144,38 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(
     capsys.readouterr()
     assert call_main("token", "list") == 0
     assert "revoked" in capsys.readouterr().out
+
+
+def test_a_token_is_written_for_the_eyes_of_its_owner_alone(
+    home: Path, call_main: CallMain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "out" / "token"
+    umask = os.umask(0)
+    try:
+        assert call_main("token", "create", "me", "--to", file) == 0
+        (tmp_path / "open").write_text("an older one")
+        assert call_main("token", "create", "me", "--to", tmp_path / "open") == 0
+    finally:
+        os.umask(umask)
+    told = "".join(capsys.readouterr())
+    for each in (file, tmp_path / "open"):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600
+        secret = read_token({TOKEN_FILE: str(each)})
+        assert secret is not None
+        with open_history() as history:
+            assert history.tokens.check(secret).name == "me"
+        assert secret not in told
+
+
+def test_a_token_that_can_not_be_written_is_refused_from_then_on(
+    home: Path, call_main: CallMain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "token", Path("/dev/null")):
+        assert call_main("token", "create", "me", "--to", place) == 2
+        assert f"--to: got {place} (" in capsys.readouterr().err
+    with open_history() as history:
+        assert [each.revoked_at_s is None for each in history.tokens.list()] == [False] * 3
 
 
 def test_a_token_reads_unless_told_otherwise_and_may_expire(
