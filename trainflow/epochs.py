@@ -288,6 +288,7 @@ class Phase(StrEnum):
     SNAPSHOT = "snapshot"
     USER = "user"
     PROFILE = "profile"
+    COMMIT = "commit"
 
     @property
     def is_of_step(self) -> bool:
@@ -302,7 +303,7 @@ class Phase(StrEnum):
     @property
     def is_waiting(self) -> bool:
         """Whether a rank in this phase waits for other ranks."""
-        return self in {Phase.COMMUNICATE, Phase.HEALING}
+        return self in {Phase.COMMUNICATE, Phase.COMMIT, Phase.HEALING}
 
     @property
     def wants_link(self) -> bool:

@@ -91,4 +91,4 @@ def test_the_ledger_is_the_workers_time(cluster: LocalCluster, tmp_path: Path):
     recovery_s = sum(e["data"]["committed_at_s"] - e["data"]["noticed_at_s"] for e in recovered)
     assert 0 < seconds["recovery_died"] <= 3 * recovery_s * (1 + TOLERANCE)
     phases = set(chain.from_iterable(step["phases_s"] for step in status["steps"]))
-    assert {"data", "compute", "communicate", "optimizer", "snapshot", "user"} <= phases
+    assert {"data", "compute", "communicate", "commit", "optimizer", "snapshot", "user"} <= phases

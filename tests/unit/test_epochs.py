@@ -47,5 +47,10 @@ def test_ranks_are_told_by_node_where_nodes_are_alike(nodes, by_node):
     assert EpochSpec(EpochId(1, 1), members, "", 0, nodes=nodes).by_node == by_node
 
 
+def test_a_rank_that_exchanges_commit_records_waits_for_others():
+    assert Phase.COMMIT.is_waiting
+    assert Phase.COMMIT.is_of_step
+
+
 def test_no_phase_is_both_judged_and_excused_as_waiting():
     assert not [phase for phase in Phase if phase.is_judged and phase.is_waiting]

@@ -124,7 +124,7 @@ class CommitDecision:
         digest: hash of the reduced gradients, the same on all ranks where none is suspected.
         scalars: mean over ranks of each logged value, by name.
         compute_s: time that each rank computed in this step, by rank.
-        shortest_wait_s: time that the rank waited which came last: about what communication took.
+        wait_s: time that each rank waited for others in it, up to the exchange, by rank.
     """
 
     total_weight: float
@@ -136,7 +136,12 @@ class CommitDecision:
     digest: int
     scalars: dict[str, float]
     compute_s: tuple[float, ...]
-    shortest_wait_s: float
+    wait_s: tuple[float, ...]
+
+    @property
+    def shortest_wait_s(self) -> float:
+        """Return what the rank waited that came last: about what communication took."""
+        return min(self.wait_s)
 
 
 def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
@@ -164,7 +169,7 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
         digest=records[0].digest,
         scalars=_mean_scalars(records),
         compute_s=tuple(record.compute_s for record in records),
-        shortest_wait_s=min(record.wait_s for record in records),
+        wait_s=tuple(record.wait_s for record in records),
     )
 
 

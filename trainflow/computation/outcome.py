@@ -9,6 +9,7 @@ import torch
 from trainflow.communication.commit_record import CommitDecision
 from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients
+from trainflow.computation.phase_times import tell_waiting_apart
 from trainflow.computation.reports import GradientSums, RanksDiffer, StepReport
 from trainflow.computation.training_state import Committed, TrainingState
 from trainflow.epochs import Flag
@@ -24,6 +25,7 @@ class Outcome:
     decision: CommitDecision
     compute_s: float
     wait_s: float
+    exchange_s: float
     wire_bytes: int
     sums: GradientSums
     scalars: dict[str, float]
@@ -41,9 +43,10 @@ def describe_step(
         outcome: of the commit.
         group: that made it.
         copy_lag: see `StepReport`.
-        phases_s: see `StepReport`.
+        phases_s: by what the training thread has stamped, which can't tell waiting apart.
     """
     committed, decision = outcome.committed, outcome.decision
+    waited_s = decision.wait_s[group.rank] - decision.shortest_wait_s
     return StepReport(
         step=committed.number,
         epoch=group.spec.epoch,
@@ -59,12 +62,13 @@ def describe_step(
         compute_by_rank=decision.compute_s,
         shortest_wait_s=decision.shortest_wait_s,
         wait_s=outcome.wait_s,
+        exchange_s=outcome.exchange_s,
         wire_bytes=outcome.wire_bytes,
         sums=outcome.sums,
         scalars=outcome.scalars,
         pausing=bool(decision.flags & Flag.PAUSE),
         copy_lag=copy_lag,
-        phases_s=phases_s,
+        phases_s=tell_waiting_apart(phases_s, waited_s),
         digest=f"{decision.digest:016x}" if decision.digest else None,
         odd_norm=outcome.odd_norm,
         consumed_samples=outcome.consumed_samples,

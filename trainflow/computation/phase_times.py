@@ -3,7 +3,10 @@
 Process: every rank.  Thread: training.  Pure but for its own sums: times are given.
 """
 
+from collections.abc import Mapping
+
 from trainflow.epochs import Phase
+from trainflow.monitoring.phases import WAIT
 
 
 class PhaseTimes:
@@ -41,3 +44,21 @@ class PhaseTimes:
             name = self._phase.value
             self._sums_s[name] = self._sums_s.get(name, 0.0) + at_s - self._since_s
         self._since_s = at_s
+
+
+def tell_waiting_apart(phases_s: Mapping[str, float], waited_s: float) -> dict[str, float]:
+    """Return the same with what of *communicate* was waiting for ranks that came later.
+
+    A rank that waits for a collective can't tell whether others are late or the link is slow, so
+    that this is no phase that it could stamp. Once all have told how long they waited, it is known:
+    the one that came last waited for nobody, and the others that much longer.
+
+    Args:
+        phases_s: seconds by `Phase`.
+        waited_s: by how much this rank has waited longer than the one that came last.
+    """
+    communicated_s = phases_s.get(Phase.COMMUNICATE.value, 0.0)
+    wait_s = min(communicated_s, max(0.0, waited_s))
+    if not wait_s:
+        return dict(phases_s)
+    return {**phases_s, Phase.COMMUNICATE.value: communicated_s - wait_s, WAIT: wait_s}

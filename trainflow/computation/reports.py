@@ -111,7 +111,8 @@ class StepReport:
         shortest_wait_s: time that the rank waited which came last: about what communication took
             that computing did not hide.
         phases_s: this rank's time in each phase since the step before, or since it joined the
-            epoch; by `Phase`.
+            epoch; by `STEP_PHASES`.
+        exchange_s: what the exchange of commit records took on this rank.
         odd_norm: why it was skipped though it was finite; None if it wasn't.
         consumed_samples: position in the data after the step.
     """
@@ -140,6 +141,7 @@ class StepReport:
     phases_s: dict[str, float] = field(default_factory=dict[str, float])
     odd_norm: OddNorm | None = None
     consumed_samples: int = 0
+    exchange_s: float = 0.0
 
     @property
     def version(self) -> Version:

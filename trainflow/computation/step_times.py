@@ -3,7 +3,9 @@
 Process: every rank.  Thread: training.
 """
 
+import contextlib
 import time
+from collections.abc import Generator
 
 from trainflow.communication.group import Group
 
@@ -14,6 +16,7 @@ class StepTimes:
     Attributes:
         computed_s: until `begin_waiting`, less what it waited for collectives in between: sharded
             parameters are gathered in the middle of computing.
+        exchange_s: what the exchange of commit records took.
     """
 
     def __init__(self, group: Group):
@@ -21,13 +24,20 @@ class StepTimes:
         self._started_at_s = time.monotonic()
         self._waited_before_s = group.waited_s
         self._waiting_from_s = self._started_at_s
-        self.computed_s = 0.0
+        self.computed_s = self.exchange_s = 0.0
 
     def begin_waiting(self) -> None:
         """What this rank has to compute for the others is done: from here on it waits for them."""
         self._waiting_from_s = time.monotonic()
         waited_s = self._group.waited_s - self._waited_before_s
         self.computed_s = self._waiting_from_s - self._started_at_s - waited_s
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Generator[None]:
+        """Inside, commit records are exchanged."""
+        started_at_s = time.monotonic()
+        yield
+        self.exchange_s = time.monotonic() - started_at_s
 
     @property
     def waiting_s(self) -> float:

@@ -220,6 +220,7 @@ class Transaction:
             decision,
             compute_s=self._times.total_s - waited_s,
             wait_s=waited_s,
+            exchange_s=self._times.exchange_s,
             wire_bytes=sum(
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
@@ -277,7 +278,9 @@ class Transaction:
                 for name, (total, weight) in self._scalars.items()
             },
         )
-        records = commit_record.exchange(record, self._group, self._context.device)
+        self._stamp(Phase.COMMIT)
+        with self._times.exchanging():
+            records = commit_record.exchange(record, self._group, self._context.device)
         if records is None:
             raise StepAborted
         decision = commit_record.decide_commit(records)

@@ -168,6 +168,8 @@ class RunMetrics:
         export = self._export
         export.observe(metrics.STEP_DURATION, report.compute_s + report.wait_s)
         export.show(metrics.SHORTEST_WAIT, report.shortest_wait_s)
+        if report.rank == 0:
+            export.show(metrics.LATENCY, report.exchange_s)
         for phase, seconds in report.phases_s.items():
             export.observe(metrics.PHASE_DURATION, seconds, phase=phase)
             export.add(metrics.PHASE_SECONDS, seconds, phase=phase)

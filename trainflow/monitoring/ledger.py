@@ -169,7 +169,7 @@ class Ledger:
         Args:
             step: its number.
             at_ns: when.
-            phases_s: what one of them was at since the step before, in seconds by `Phase`.
+            phases_s: what one of them was at since the step before, in seconds by `STEP_PHASES`.
         """
         if self._mode is Mode.RECOVERING:
             self._charge_members(at_ns, RESIZE)

@@ -12,27 +12,17 @@ Pure: plain values.
 from collections.abc import Mapping
 
 from trainflow.config.sinks import PACKAGES
-from trainflow.epochs import Phase
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCause
 from trainflow.monitoring.ledger import CAUSES, PRODUCTIVE
 from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.phases import RECOVERY_PHASES, STEP_PHASES, SUM_PHASES
 from trainflow.monitoring.slow_nodes import PLACES
 from trainflow.monitoring.usage import STATISTICS
 
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-STEP_PHASES = tuple(phase for phase in Phase if phase.is_of_step)
-"""What a training thread does in a step that counts."""
-
-RECOVERY_PHASES = ("decide", "form", "heal", "step")
-"""Of a recovery: until members are asked to form an epoch; until they are released into it; until
-all hold its base version; until all have committed a step."""
-
-SUM_PHASES = ("before", "link", "after")
-"""Of a sum of gradients: before, on and after the link."""
 
 RECEIVERS = ("webhook", "grafana")
 """Who may be told of events by HTTP."""
@@ -100,8 +90,9 @@ PHASE_DURATION = Metric(
     "phase_duration_seconds",
     Kind.HISTOGRAM,
     "seconds",
-    "What rank 0 spent in each phase from one committed step to the next.",
-    {"phase": tuple(STEP_PHASES)},
+    "What rank 0 spent in each phase from one committed step to the next; `wait` is for ranks that "
+    "came later than it, `communicate` the rest of what it waited for others.",
+    {"phase": STEP_PHASES},
     _STEP_BUCKETS_S,
 )
 PHASE_SECONDS = Metric(
@@ -109,7 +100,7 @@ PHASE_SECONDS = Metric(
     Kind.COUNTER,
     "seconds",
     "The same, added up; exact, as sums of histograms are not that come by way of Ray's agent.",
-    {"phase": tuple(STEP_PHASES)},
+    {"phase": STEP_PHASES},
 )
 RANK_COMPUTE = Metric(
     "rank_compute_seconds",
@@ -189,6 +180,13 @@ GRADIENT_SUM_SECONDS = Metric(
     "seconds",
     "Seconds that rank 0 spent on sums of gradients: before, on and after the link.",
     {"phase": SUM_PHASES},
+)
+LATENCY = Metric(
+    "communication_latency_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "What the newest step's exchange of commit records took on rank 0: a small collective of all "
+    "ranks, right after their sums of gradients.",
 )
 RESIDUAL = Metric(
     "residual_ratio",
@@ -357,6 +355,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         GRADIENT_WIRE_BYTES,
         GRADIENT_PLAIN_BYTES,
         GRADIENT_SUM_SECONDS,
+        LATENCY,
         RESIDUAL,
         SLOW_KERNELS,
     ),

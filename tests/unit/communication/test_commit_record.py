@@ -138,6 +138,7 @@ def test_the_time_of_each_rank_is_told_by_rank():
 def test_the_shortest_wait_of_all_ranks_is_told():
     decision = decide_commit([replace(AT, wait_s=each) for each in (0.5, 0.25, 2.0)])
     assert decision.shortest_wait_s == 0.25
+    assert decision.wait_s == (0.5, 0.25, 2.0)
 
 
 class AbortingTransport:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trainflow.computation.phase_times import PhaseTimes
+from trainflow.computation.phase_times import PhaseTimes, tell_waiting_apart
 from trainflow.computation.stamps import StampWriter
 from trainflow.epochs import INITIAL_EPOCH, Phase
+from trainflow.monitoring.phases import STEP_PHASES
 
 
 def test_each_phase_has_the_time_until_the_next():
@@ -52,3 +53,20 @@ def test_a_writer_of_stamps_keeps_them(tmp_path: Path):
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.PARKED, Phase.HEALING, Phase.RESTORING])
 def test_what_is_no_part_of_a_step(phase: Phase):
     assert not phase.is_of_step
+
+
+def test_what_the_last_rank_did_not_wait_was_waiting_for_it():
+    told = tell_waiting_apart({"compute": 1.0, "communicate": 0.5, "commit": 0.25}, 0.375)
+    assert told == {"compute": 1.0, "communicate": 0.125, "wait": 0.375, "commit": 0.25}
+
+
+def test_the_rank_that_came_last_waited_for_nobody():
+    assert tell_waiting_apart({"communicate": 0.5}, 0.0) == {"communicate": 0.5}
+
+
+@pytest.mark.parametrize("phases_s", [{"communicate": 0.5}, {"compute": 1.0}, {}])
+def test_waiting_takes_no_more_from_communicating_than_there_is(phases_s: dict[str, float]):
+    told = tell_waiting_apart(phases_s, 2.0)
+    assert sum(told.values()) == sum(phases_s.values())
+    assert min(told.values(), default=0.0) >= 0.0
+    assert set(told) <= set(STEP_PHASES)

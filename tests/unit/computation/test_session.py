@@ -420,6 +420,22 @@ def test_the_wait_for_the_others_at_the_end_is_one(
     assert phases == [Phase.COMMUNICATE]
 
 
+def test_a_rank_that_exchanges_records_is_committing(
+    context: RankContext, stamp: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    phases: list[Phase] = []
+    exchange = commit_record.exchange
+
+    def look(record: CommitRecord, *rest: Any) -> list[CommitRecord] | None:
+        phases.append(progress_after(stamp, 0.0).phase)
+        return exchange(record, *rest)
+
+    monkeypatch.setattr(commit_record, "exchange", look)
+    told, _ = train_until_the_epoch_ends(context, begin, after=1)
+    assert phases[0] is Phase.COMMIT
+    assert told[0].phases_s[Phase.COMMIT] >= told[0].exchange_s > 0
+
+
 def test_whose_sums_a_rank_waits_for_is_shown(
     context: RankContext, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ):
@@ -451,7 +467,7 @@ def test_steps_are_recorded_while_a_session_takes_them_and_come_to_the_same(
     names = [str(event.get("name")) for event in events]
     assert [each for each in names if each.startswith("step ")] == ["step 3", "step 4"]
     assert names.count("aten::mse_loss") == 2 * 4, "one of each microbatch"
-    assert {"data", "compute", "communicate", "optimizer", "user"} <= set(names)
+    assert {"data", "compute", "communicate", "commit", "optimizer", "user"} <= set(names)
     context.stamps.listeners.clear()
     assert losses == train_alone(context, begin, counter=2)
 

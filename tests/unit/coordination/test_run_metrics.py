@@ -80,7 +80,14 @@ def test_a_step_shows_where_its_time_went(shown: Shown):
         "phase_duration_seconds|communicate": [0.125],
     }
     assert shown.export.value(metrics.SHORTEST_WAIT) == 0.01
+    assert shown.export.value(metrics.LATENCY) == STEP.exchange_s
     assert shown.export.value(metrics.PHASE_SECONDS, phase="compute") == 0.25
+
+
+def test_latency_is_rank_0s_and_no_other_ranks(shown: Shown):
+    shown.step(exchange_s=0.002)
+    shown.step(rank=1, exchange_s=0.5)  # of a rank that tells how it joined
+    assert shown.export.value(metrics.LATENCY) == 0.002
 
 
 def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):

@@ -91,7 +91,7 @@ TRAINING = (
         "{{ $labels.job }}: steps take longer than they did",
         "A step takes {{ $value | humanize }} times what it took in the hour before.",
         "The dashboard *Training* shows which phase has grown: `data` is the disk or the store, "
-        "`communicate` the network, `compute` a rank that others wait for (see Straggler).",
+        "`communicate` the network, `wait` a rank that others wait for (see Straggler).",
     ),
     AlertRule(
         "Straggler",

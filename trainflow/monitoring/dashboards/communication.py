@@ -16,13 +16,15 @@ _STEPS = ASK.rate(metrics.STEPS_COMMITTED)
 _SENT = ASK.rate(metrics.GRADIENT_WIRE_BYTES)
 _PLAIN = ASK.rate(metrics.GRADIENT_PLAIN_BYTES)
 _LINK_S = ASK.rate(metrics.GRADIENT_SUM_SECONDS, where='phase="link"')
-_COMMUNICATE_S = ASK.rate(metrics.PHASE_SECONDS, where='phase="communicate"')
+_COMMUNICATE_S = ASK.rate(metrics.PHASE_SECONDS, where='phase=~"communicate|commit"')
+_WAIT_S = ASK.rate(metrics.PHASE_SECONDS, where='phase="wait"')
 _ALL_S = ASK.rate(metrics.PHASE_SECONDS)
 
 _NOW = (
     Panel(
         "Share of a step spent communicating",
-        "Would a faster network, or compression, make training faster?",
+        "Would a faster network, or compression, make training faster? Without waiting for ranks "
+        "that come later.",
         curve(f"{_COMMUNICATE_S} / {_ALL_S}"),
         number(Unit.SHARE),
     ),
@@ -77,6 +79,19 @@ _WIRE = (
         "How much shorter would a step be if communication took no time? What the rank waited that "
         "came last.",
         curve(ASK.latest(metrics.SHORTEST_WAIT)),
+        Look(unit=Unit.SECONDS),
+    ),
+    Panel(
+        "Waiting for slower ranks",
+        "What share of its time does rank 0 wait for ranks that come later? No network makes that "
+        "less; the dashboard Cluster tells who they are.",
+        curve(f"{_WAIT_S} / {_ALL_S}"),
+        Look(unit=Unit.SHARE),
+    ),
+    Panel(
+        "Latency",
+        "How long does the smallest collective take, the exchange of commit records?",
+        curve(ASK.latest(metrics.LATENCY)),
         Look(unit=Unit.SECONDS),
     ),
     Panel(
