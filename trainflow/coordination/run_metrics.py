@@ -14,7 +14,7 @@ from trainflow.coordination.metric_export import MetricExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
-from trainflow.monitoring.failure_causes import name_cause
+from trainflow.monitoring.failure_causes import FailureCount
 from trainflow.monitoring.flops import find_utilization
 from trainflow.monitoring.slow_nodes import PLACES, find_slowest
 from trainflow.monitoring.usage import Usage, spread, spread_usage
@@ -59,8 +59,8 @@ class RunMetrics:
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
         self._work: WorkDescribed | None = None
+        self._failures = FailureCount()
         self._takers: Mapping[str, Callable[[Event], None]] = {
-            "failure": self._on_failure,
             "epoch": self._on_epoch,
             "recovered": self._on_recovered,
             "rewound": self._on_rewound,
@@ -73,6 +73,7 @@ class RunMetrics:
         for detector in Detector:
             export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
         for event in events:
+            self._failures.take(event)  # those are counted, but for one that may yet be explained
             if event["kind"] == "checkpoint":
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
@@ -99,13 +100,16 @@ class RunMetrics:
 
     def on_event(self, event: Event) -> None:
         """An event was recorded."""
+        for cause in self._failures.take(event):
+            self._export.add(metrics.FAILURES, cause=cause.value)
         take = self._takers.get(event["kind"])
         if take is not None:
             take(event)
 
-    def _on_failure(self, event: Event) -> None:
-        cause = name_cause(event["text"], event["data"])
-        self._export.add(metrics.FAILURES, cause=cause.value)
+    def end(self) -> None:
+        """The run is over."""
+        for cause in self._failures.release():
+            self._export.add(metrics.FAILURES, cause=cause.value)
 
     def _on_epoch(self, event: Event) -> None:
         self._export.add(metrics.EPOCHS)

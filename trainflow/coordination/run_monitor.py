@@ -110,6 +110,8 @@ class RunMonitor:
 
     def end(self, state: RunState) -> None:
         """The run is over."""
+        if self._metrics is not None:
+            self._try("RunMetrics.end", self._metrics.end)
         goodput = self._goodput
         if goodput is not None:
             self._try("GoodputWatch.end", lambda: goodput.end(state))

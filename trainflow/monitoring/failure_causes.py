@@ -4,7 +4,7 @@ An event's text is for a person, and names a worker, a step, a number of seconds
 for a label. These are few.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -62,6 +62,8 @@ _SAID: tuple[tuple[str, FailureCause], ...] = (
     ("ActorUnavailable", FailureCause.DIED),
 )
 
+_NOTHING_EXPLAINS_AFTER = {"epoch", "submitted"}
+
 
 def name_cause(text: str, data: Mapping[str, Any]) -> FailureCause:
     """Return why something was lost.
@@ -74,3 +76,34 @@ def name_cause(text: str, data: Mapping[str, Any]) -> FailureCause:
         return FailureCause.PREEMPTED
     said = (cause for words, cause in _SAID if words in text)
     return next(said, FailureCause.OTHER)
+
+
+class FailureCount:
+    """Which failures count, each once, as events tell of them.
+
+    That of an epoch is kept back until the next epoch: if a member's loss comes meanwhile it
+    explains it, and is the one that counts. `coordination.loss_history` judges alike.
+    """
+
+    def __init__(self) -> None:
+        self._kept_back: FailureCause | None = None
+
+    def take(self, event: Mapping[str, Any]) -> list[FailureCause]:
+        """Return what counts with the next event, by cause."""
+        if event["kind"] in _NOTHING_EXPLAINS_AFTER:
+            return list(self.release())
+        if event["kind"] != "failure":
+            return []
+        data, cause = event["data"], name_cause(event["text"], event["data"])
+        if "worker" not in data:
+            counted, self._kept_back = list(self.release()), cause
+            return counted
+        if data.get("rank") is not None:
+            self._kept_back = None
+        return [cause]
+
+    def release(self) -> Iterator[FailureCause]:
+        """Yield what is kept back, if anything is: nothing explains it any more."""
+        if self._kept_back is not None:
+            yield self._kept_back
+        self._kept_back = None

@@ -247,7 +247,8 @@ FAILURES = Metric(
     "failures_total",
     Kind.COUNTER,
     "1",
-    "Workers and epochs lost, preemptions among them.",
+    "Workers lost, preemptions among them, and epochs, but for those that the loss of a member "
+    "explains.",
     {"cause": tuple(FailureCause)},
 )
 RECOVERIES = Metric(

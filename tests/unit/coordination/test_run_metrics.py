@@ -20,6 +20,9 @@ from trainflow.monitoring.slow_nodes import PLACES
 from trainflow.monitoring.usage import STATISTICS, Usage
 
 SUMS = GradientSums(plain_bytes=400, before_s=0.1, link_s=0.2, after_s=0.0, residual_ratio=0.5)
+DIED = "lost slot1-1.1 (rank 1): its actor exited"
+FAILED = "a collective failed on slot0-1.0: Connection closed by peer"
+CUT = "collective"
 RECOVERED = {
     "steps_lost": 2,
     "noticed_at_s": 10.0,
@@ -193,11 +196,56 @@ def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):
 
 
 def test_a_failure_is_counted_by_cause(shown: Shown):
-    shown.tell("failure", "lost slot1-1.1 (rank 1): its actor exited")
-    shown.tell("failure", "lost slot1-1.1 (rank 1): hung: no progress in data of step 3 for 3.1 s")
-    shown.tell("failure", "lost slot2-1.2 (rank 2): its actor exited", preempted=True)
+    member: dict[str, Any] = {"worker": "slot1-1.1", "rank": 1}
+    shown.tell("failure", DIED, **member)
+    hung = "lost slot1-1.1 (rank 1): hung: no progress in data of step 3 for 3.1 s"
+    shown.tell("failure", hung, **member)
+    shown.tell("failure", DIED, **member, preempted=True)
     counted = [shown.export.value(metrics.FAILURES, cause=c) for c in ("died", "hung", "preempted")]
     assert counted == [1, 1, 1]
+
+
+def failures(shown: Shown) -> dict[str, float]:
+    values = {each: shown.export.value(metrics.FAILURES, cause=each) for each in ("died", CUT)}
+    return {cause: value for cause, value in values.items() if value is not None}
+
+
+def test_a_collective_that_failed_as_a_member_died_is_no_failure_of_its_own(shown: Shown):
+    shown.tell("failure", FAILED, epoch="1.1")
+    shown.tell("failure", DIED, worker="slot1-1.1", rank=1)
+    shown.tell("epoch")
+    shown.metrics.end()
+    assert failures(shown) == {"died": 1}
+
+
+@pytest.mark.parametrize("spare", [{}, {"worker": "slot3-1.3", "rank": None}])
+def test_one_that_no_members_loss_explains_counts_with_the_next_epoch(
+    shown: Shown, spare: dict[str, Any]
+):
+    shown.tell("failure", FAILED, epoch="1.1")
+    assert failures(shown) == {}, "a death may be heard of yet"
+    if spare:
+        shown.tell("failure", DIED, **spare)
+    shown.tell("epoch")
+    assert failures(shown) == {CUT: 1} | ({"died": 1} if spare else {})
+    shown.tell("failure", DIED, worker="slot1-1.1", rank=1)
+    assert failures(shown)[CUT] == 1, "what comes after that is another loss"
+
+
+def test_one_that_nothing_explains_until_the_end_counts_then(shown: Shown):
+    shown.tell("failure", FAILED, epoch="1.1")
+    shown.metrics.end()
+    shown.metrics.end()
+    assert failures(shown) == {CUT: 1}
+
+
+def test_a_new_coordinator_knows_what_may_yet_be_explained():
+    shown = Shown(make_event("failure", FAILED, epoch="1.1"))
+    shown.tell("epoch")
+    assert failures(shown) == {CUT: 1}
+    shown = Shown(make_event("failure", FAILED, epoch="1.1"))
+    shown.tell("failure", DIED, worker="slot1-1.1", rank=1)
+    assert failures(shown) == {"died": 1}
 
 
 def test_a_recovery_is_shown_by_phase(shown: Shown):

@@ -32,6 +32,7 @@ def _live(directory: Path, *, enabled: bool) -> RunMonitor:
     record.add_event("launched", "two workers", workers=["slot0-1.0", "slot1-1.1"])
     clock.now_s += 1.0
     record.add_step(STEP)
+    record.add_event("failure", "a collective failed on slot0-1.0: reset", epoch="1.2")
     monitor.end(RunState.SUCCEEDED)
     asyncio.run(monitor.close())
     assert record.last_step == STEP.step
@@ -46,7 +47,7 @@ def test_what_is_not_monitored_leaves_its_record_and_nothing_else(tmp_path: Path
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"events.jsonl", "metrics.jsonl", "workers.jsonl"}
     events = RunRecord(tmp_path, FakeClock()).events_since(0)
-    assert [event["kind"] for event in events] == ["submitted", "launched"]
+    assert [event["kind"] for event in events] == ["submitted", "launched", "failure"]
 
 
 def _beat() -> Heartbeat:
@@ -101,4 +102,5 @@ def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):
         monitor = _live(tmp_path, enabled=True)
     moved = {call.args[0].suffix for call in export.return_value.method_calls}
     assert {"world_size", "loss", "checkpoints_skipped_total", "goodput_ratio"} <= moved
+    assert "failures_total" in moved, "of one that nothing has explained by the end"
     assert monitor.describe()["goodput"] is not None
