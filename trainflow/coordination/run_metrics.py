@@ -24,6 +24,7 @@ Event = Mapping[str, Any]
 _SPREAD_EVERY_S = 5.0
 _HEARD_WITHIN_S = 15.0
 _NOBODY = -1
+_BEGINNINGS = {"attempt", "submitted"}
 
 _USAGES = {
     "memory_bytes": metrics.WORKER_MEMORY,
@@ -41,7 +42,8 @@ class RunMetrics:
         job: JobConfig,
         export: MetricExport,
         clock: Clock,
-        events: Iterable[Event] = (),
+        events: Sequence[Event] = (),
+        stepped_at_s: float = 0.0,
     ):
         """Begin.
 
@@ -50,6 +52,7 @@ class RunMetrics:
             export: where values go.
             clock: tells ages.
             events: that an earlier coordinator recorded; one may come twice.
+            stepped_at_s: CLOCK_REALTIME of the newest step that one did; 0 before the first.
         """
         self._job = job
         self._export = export
@@ -60,7 +63,11 @@ class RunMetrics:
         self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
         self._work: WorkDescribed | None = None
         self._failures = FailureCount()
+        began_at_s = [each["at_s"] for each in events if each["kind"] in _BEGINNINGS]
+        self._stepped_at_s = max([*began_at_s[-1:], stepped_at_s]) or clock.unix_s()
         self._takers: Mapping[str, Callable[[Event], None]] = {
+            "attempt": self._on_beginning,
+            "submitted": self._on_beginning,
             "epoch": self._on_epoch,
             "recovered": self._on_recovered,
             "rewound": self._on_rewound,
@@ -90,9 +97,13 @@ class RunMetrics:
         self._export.show(metrics.SPARES, num_spares)
         self._export.show(metrics.TARGET_SPARES, workers.spares)
         self._show_usage()
+        self._export.show(metrics.STEP_AGE, self._age_s(self._stepped_at_s))
         if self._checkpoint_at_s is not None:
-            age_s = max(0.0, self._clock.unix_s() - self._checkpoint_at_s)
-            self._export.show(metrics.CHECKPOINT_AGE, age_s)
+            self._export.show(metrics.CHECKPOINT_AGE, self._age_s(self._checkpoint_at_s))
+
+    def _age_s(self, at_s: float) -> float:
+        """Return how long ago something was; of a clock that was set back since, 0."""
+        return max(0.0, self._clock.unix_s() - at_s)
 
     def hear(self, node_id: str, usages: Iterable[Usage]) -> None:
         """A Keeper says what the workers on its node take of it."""
@@ -115,6 +126,9 @@ class RunMetrics:
         self._export.add(metrics.EPOCHS)
         self._nodes = event["data"].get("nodes", ())
 
+    def _on_beginning(self, event: Event) -> None:
+        self._stepped_at_s = event["at_s"]
+
     def _on_work_told(self, event: Event) -> None:
         self._work = WorkDescribed(**event["data"])
 
@@ -136,7 +150,7 @@ class RunMetrics:
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
-        export = self._export
+        export, self._stepped_at_s = self._export, self._clock.unix_s()
         export.show(metrics.STEP, report.step)
         export.show(metrics.LOSS, report.loss)
         export.show(metrics.GRADIENT_NORM, report.grad_norm)

@@ -38,6 +38,12 @@ GRADIENT_NORM = Metric(
 )
 LEARNING_RATE = Metric("learning_rate", Kind.GAUGE, "1", "Learning rate of the newest step.")
 STEP = Metric("step", Kind.GAUGE, "1", "Number of the newest committed step; falls if a run does.")
+STEP_AGE = Metric(
+    "step_age_seconds",
+    Kind.GAUGE,
+    "seconds",
+    "Seconds since the newest step was committed; before the first, since the attempt began.",
+)
 STEPS_COMMITTED = Metric(
     "steps_committed_total", Kind.COUNTER, "1", "Steps committed, also those that were skipped."
 )
@@ -329,6 +335,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         GRADIENT_NORM,
         LEARNING_RATE,
         STEP,
+        STEP_AGE,
         STEPS_COMMITTED,
         STEPS_SKIPPED,
         STEPS_LOST,

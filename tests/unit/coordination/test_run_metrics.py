@@ -36,10 +36,10 @@ RECOVERED = {
 class Shown:
     """What a run's events and steps come to."""
 
-    def __init__(self, *events: dict[str, Any]) -> None:
+    def __init__(self, *events: dict[str, Any], stepped_at_s: float = 0.0) -> None:
         self.clock = FakeClock()
         self.export = NotedExport()
-        self.metrics = RunMetrics(make_job(), self.export, self.clock, events)
+        self.metrics = RunMetrics(make_job(), self.export, self.clock, events, stepped_at_s)
 
     def tell(self, kind: str, text: str = "", **data: Any) -> None:
         self.metrics.on_event(make_event(kind, text, **data))
@@ -322,6 +322,41 @@ def test_each_look_at_the_run_is_shown_with_its_time(shown: Shown):
     shown.metrics.tick(3, 1)
     assert first is not None
     assert shown.export.value(metrics.COORDINATOR_TIMESTAMP) == first + 7.0
+
+
+def step_age(shown: Shown) -> float | None:
+    shown.metrics.tick(3, 0)
+    return shown.export.value(metrics.STEP_AGE)
+
+
+def test_it_is_told_for_how_long_no_step_was_committed(shown: Shown):
+    begun_s = shown.clock.unix_s()
+    shown.clock.now_s += 5.0
+    assert step_age(shown) == 5.0, "since there is a coordinator"
+    shown.tell("submitted", at_s=begun_s + 3.0)
+    assert step_age(shown) == 2.0, "since the run began"
+    shown.clock.now_s += 90.0
+    assert step_age(shown) == 92.0
+    shown.step()
+    assert step_age(shown) == 0.0
+    shown.clock.now_s += 7.0
+    assert step_age(shown) == 7.0
+    shown.clock.now_s -= 60.0
+    assert step_age(shown) == 0.0, "of a clock that was set back"
+
+
+@pytest.mark.parametrize(
+    ("began_s_ago", "stepped_s_ago", "age_s"),
+    [((500.0,), None, 500.0), ((500.0,), 30.0, 30.0), ((900.0, 20.0), 400.0, 20.0)],
+    ids=["no step yet", "it goes on", "the step is of an earlier attempt"],
+)
+def test_a_new_coordinator_knows_for_how_long_no_step_was_committed(
+    began_s_ago: tuple[float, ...], stepped_s_ago: float | None, age_s: float
+):
+    now_s = FakeClock().unix_s()
+    events = [make_event("attempt", at_s=now_s - each) for each in began_s_ago]
+    stepped_at_s = 0.0 if stepped_s_ago is None else now_s - stepped_s_ago
+    assert step_age(Shown(*events, stepped_at_s=stepped_at_s)) == age_s
 
 
 def test_a_new_coordinator_knows_how_old_the_checkpoint_is():

@@ -68,6 +68,16 @@ def test_what_workers_take_is_shown_with_the_next_look(tmp_path: Path):
     export.return_value.show.assert_any_call(metrics.WORKER_MEMORY, 900, statistic="min")
 
 
+def test_a_new_coordinator_knows_when_the_newest_step_was_committed(tmp_path: Path):
+    clock = FakeClock()
+    RunRecord(tmp_path, clock).add_step(STEP)
+    clock.now_s = STEP.committed_at_s + 30.0
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = RunMonitor("job-1", make_job(), RunRecord(tmp_path, clock), clock)
+        monitor.tick(world_size=2, num_spares=0)
+    export.return_value.show.assert_any_call(metrics.STEP_AGE, 30.0)
+
+
 def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     job = make_job(monitoring={"enabled": False})

@@ -9,12 +9,12 @@ _ASK = Queries()
 _SILENT = "2m"  # one that has ended stays for a minute, and what it showed a little longer
 _MOST_FAILURES_AN_HOUR = 5
 _SLOW_RECOVERY_S = 60
+_LONG_WITHOUT_A_STEP_S = 600
 _MOST_COLLECTIVE_ERRORS_AN_HOUR = 2
 
 _PLANNED = 'cause!="preempted"'
 _WRONG_BITS = 'cause="wrong_bits"'
 _ON_THE_WIRE = 'cause="collective"'
-_ALIVE = _ASK.latest(metrics.WORLD_SIZE)
 _LOOKED_AT = _ASK.latest(metrics.COORDINATOR_TIMESTAMP)
 # Not by Prometheus's own clock, which may differ from the coordinator's.
 _LOOKED_AT_BEFORE = f"max by (job) ({_ASK.series(metrics.COORDINATOR_TIMESTAMP)} offset {_SILENT})"
@@ -35,14 +35,14 @@ MEMBERS = (
     AlertRule(
         "Stalled",
         Severity.CRITICAL,
-        f"sum by (job) (increase({_ASK.series(metrics.STEPS_COMMITTED)}[10m])) == 0 "
-        f"and on (job) {_ALIVE}",
+        f"{_ASK.latest(metrics.STEP_AGE)} > {_LONG_WITHOUT_A_STEP_S}",
         60,
         "{{ $labels.job }}: no step for ten minutes",
-        "The run goes on, and has committed no step for ten minutes.",
-        "`trainflow status` says whether it is recovering, or waits for capacity "
-        "(`workers.minimum`); `trainflow workers` what each is at. A step that takes longer than "
-        "that by itself needs another window here.",
+        "The run goes on, and has committed no step for {{ $value | humanizeDuration }}, or has "
+        "not come to its first one since it began.",
+        "`trainflow status` says whether it is starting or recovering, or waits for capacity "
+        "(`workers.minimum`); `trainflow workers` what each is at. A step, or a start, that takes "
+        "longer than that by itself needs another limit here.",
     ),
     AlertRule(
         "NothingAnswers",

@@ -93,6 +93,12 @@ _SIGNS = (
         Look(unit=Unit.SECONDS),
     ),
     Panel(
+        "Since the newest step",
+        "Does each run get on? Before the first step, the time since it began.",
+        curve(ASK.latest(metrics.STEP_AGE)),
+        Look(unit=Unit.SECONDS),
+    ),
+    Panel(
         "Detectors that are off",
         "Is there something that nobody looks for, since what looks for it has failed?",
         curve(ASK.latest(metrics.DETECTOR_OFF, "detector"), "{{job}} {{detector}}"),

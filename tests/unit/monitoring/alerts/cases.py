@@ -72,7 +72,7 @@ SLOW = shown("compression_slow_kernels")
 DROPPED = counted("sink_points_dropped_total", "sink", "wandb")
 OFF = counted("detector_off", "detector", "hangs")
 UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
-AGE = shown("checkpoint_age_seconds")
+AGE, STEP_AGE = shown("checkpoint_age_seconds"), shown("step_age_seconds")
 LATE = shown("checkpoints_skipped_total")
 UP = 'up{job="ray",instance="10.0.0.1:8080"}'
 
@@ -90,12 +90,14 @@ CASES: Mapping[str, Case] = {
     ),
     "Stalled": Case(
         "30m",
-        {STEPS: "0+9x10 90x30", WORLD: "4x40"},
+        {STEP_AGE: "2x10 60+60x30"},
         (
-            {STEPS: "0+9x40", WORLD: "4x40"},
-            {STEPS: "0+9x10 90x30", WORLD: "4x10 _x30"},  # the run is over
-            {WORLD: "4x40"},  # it has yet to begin
+            {STEP_AGE: "2x40"},
+            {STEP_AGE: "2x20 60+60x20"},  # for just ten minutes
+            {STEP_AGE: "2x10 60+60x11 _x20"},  # the run is over
+            {STEP_AGE: "0+60x15 2x30"},  # it has begun late
         ),
+        "20m 0s",
     ),
     "NothingAnswers": Case("10m", {UP: "1x3 0x20"}, ({UP: "1x20"},), is_of_a_job=False),
     "WorkerLost": Case(
