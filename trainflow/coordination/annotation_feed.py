@@ -1,6 +1,7 @@
 """Mark failures and recoveries in Grafana, so that they stand on every curve.
 
-A recovery is a region: from the first word of the loss until all ranks have done a step.
+A recovery is a region: from the first word of the loss until it is heard that all ranks have done a
+step, both by the coordinator's clock. A rank's may differ, and would have it end before it began.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
@@ -50,12 +51,13 @@ class AnnotationFeed:
 
 def describe_mark(job_id: str, event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what Grafana is to mark of an event, as its API takes it; times in milliseconds."""
-    begun_s, ended_s = event["at_s"], None
-    if event["kind"] == _RECOVERED:
-        begun_s, ended_s = event["data"]["noticed_at_s"], event["data"]["committed_at_s"]
+    told_ms = round(event["at_s"] * 1000)
     mark = {
-        "time": round(begun_s * 1000),
+        "time": told_ms,
         "tags": [TAG, event["kind"], job_id],
         "text": f"{job_id}: {event['text']}",
     }
-    return mark if ended_s is None else mark | {"timeEnd": round(max(begun_s, ended_s) * 1000)}
+    if event["kind"] != _RECOVERED:
+        return mark
+    begun_ms = round(event["data"]["noticed_at_s"] * 1000)
+    return mark | {"time": min(begun_ms, told_ms), "timeEnd": told_ms}

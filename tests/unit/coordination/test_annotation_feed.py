@@ -16,13 +16,14 @@ from trainflow.coordination.run_state import RunState
 from trainflow.monitoring.dashboards.catalog import DASHBOARDS
 from trainflow.monitoring.dashboards.grafana_model import describe_dashboard
 
+TOLD_AT_S = FakeClock().unix_s()
 RECOVERED = {
     "steps_lost": 0,
-    "noticed_at_s": 10.0,
-    "asked_at_s": 10.1,
-    "begun_at_s": 10.3,
-    "healed_at_s": 10.7,
-    "committed_at_s": 11.5,
+    "noticed_at_s": TOLD_AT_S - 1.5,
+    "asked_at_s": TOLD_AT_S - 1.4,
+    "begun_at_s": TOLD_AT_S - 1.2,
+    "healed_at_s": TOLD_AT_S - 700.8,  # of clocks that are behind, and ahead
+    "committed_at_s": TOLD_AT_S + 900.0,
 }
 
 
@@ -57,7 +58,7 @@ def test_failures_and_recoveries_are_marked(server: GrafanaServer, tmp_path: Pat
         "tags": ["trainflow", "failure", "lm-abc234"],
         "text": "lm-abc234: lost slot1-1.1 (rank 1): its actor exited",
     }
-    assert (recovery["time"], recovery["timeEnd"]) == (10_000, 11_500)
+    assert (recovery["time"], recovery["timeEnd"]) == (at_ms - 1500, at_ms), "by one clock"
     assert recovery["tags"] == ["trainflow", "recovered", "lm-abc234"]
 
 
