@@ -45,9 +45,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
     monkeypatch.setenv("TRAINFLOW_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     limits = {"stream_bytes": 64 * 1024, "heartbeat_s": 0.02}  # so that streams end often
-    settings = ServiceSettings.model_validate(
-        {"history": {"poll_every_s": 0.01}, "limits": limits}
-    )
+    settings = ServiceSettings.model_validate({"history": {"poll_every_s": 0.01}, "limits": limits})
     with open_history() as history:
         token = history.tokens.create("test", frozenset(Scope)).secret
         cluster = FakeCluster()

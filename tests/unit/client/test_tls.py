@@ -47,7 +47,7 @@ def test_a_client_trusts_the_certificates_that_ssl_cert_file_names(
     clock = CountingClock()
     with (
         TrainFlowClient(url, clock=clock) as client,
-        pytest.raises(ServiceUnavailableError, match="(?i)certificate"),
+        pytest.raises(ServiceUnavailableError, match=r"(?i)certificate"),
     ):
         client.cluster()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -28,14 +28,19 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self.num_waiting = 0
-        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._come = threading.Condition()
         self._opened = threading.Event()
 
     def pass_through(self) -> None:
-        with self._lock:
-            self.num_waiting += 1
+        with self._come:
+            self._num_waiting += 1
+            self._come.notify_all()
         self._opened.wait()
+
+    def wait_for(self, count: int) -> bool:
+        with self._come:
+            return self._come.wait_for(lambda: self._num_waiting >= count, WITHIN_S)
 
     def open(self) -> None:
         self._opened.set()
@@ -73,10 +78,8 @@ async def all_threads_kept(gate: Gate, ask: Callable[[], Awaitable[Any]]) -> Asy
         for _ in range(NUM_WAITING):
             group.start_soon(ask)
         try:
-            with anyio.fail_after(WITHIN_S):
-                while gate.num_waiting < most:
-                    await anyio.sleep(0.01)
-                yield
+            assert await to_thread.run_sync(gate.wait_for, most, limiter=anyio.CapacityLimiter(1))
+            yield
         finally:
             gate.open()
 
@@ -108,7 +111,6 @@ async def test_who_submits_does_not_wait_for_those_who_read(
         return list_jobs(*given, **more)
 
     monkeypatch.setattr(history.jobs, "list", list_slowly)
-    async with open_client() as client:
-        async with all_threads_kept(gate, partial(client.get, "/v1/jobs")):
-            await submit(client, job_config)
-            assert (await client.get("/v1/cluster")).status_code == 200
+    async with open_client() as client, all_threads_kept(gate, partial(client.get, "/v1/jobs")):
+        await submit(client, job_config)
+        assert (await client.get("/v1/cluster")).status_code == 200
