@@ -21,11 +21,7 @@ NUM_WAITING = 60  # more than anyio has threads for
 
 
 class Gate:
-    """Keeps whoever comes, until it is opened.
-
-    Attributes:
-        num_waiting: who have come.
-    """
+    """Keeps whoever comes, until it is opened."""
 
     def __init__(self) -> None:
         self._num_waiting = 0
@@ -72,7 +68,7 @@ async def submit(client: Client, config: dict[str, Any]) -> str:
 @asynccontextmanager
 async def all_threads_kept(gate: Gate, ask: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
     """Have as many ask at once as keep every thread of a pool, while the context lasts."""
-    most = to_thread.current_default_thread_limiter().total_tokens
+    most = int(to_thread.current_default_thread_limiter().total_tokens)
     assert most < NUM_WAITING
     async with anyio.create_task_group() as group:
         for _ in range(NUM_WAITING):
