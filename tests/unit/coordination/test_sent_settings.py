@@ -78,5 +78,5 @@ def test_keepers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def ignore(*_: object) -> None:
+def ignore(*_: object, **__: object) -> None:
     pass
