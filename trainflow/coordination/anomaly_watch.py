@@ -16,6 +16,7 @@ from typing import Any
 
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
+from trainflow.coordination.anomaly_history import BEGAN, OVER
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
@@ -31,7 +32,7 @@ from trainflow.monitoring.anomalies.wording import describe, describe_end, descr
 
 KEEP_EVERY = 500
 NUM_KEPT = 4
-BEGAN, OVER, SKIPPED = "anomaly", "anomaly_over", "step_skipped"
+SKIPPED = "step_skipped"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class AnomalyWatch:
         self._record = record
         self._file = LineFile(record.directory / "anomalies.jsonl")
         self._kept = deque((_parse_kept(each) for each in self._file.read()), maxlen=NUM_KEPT)
-        self._told = _find_told(record)
+        self._told = {kind: _parse_told(each) for kind, each in record.anomalies.told.items()}
         self._state, self._step = self._find_state(record.last_step), record.last_step
         self._tell_difference()
 
@@ -171,15 +172,6 @@ def _parse_kept(line: Mapping[str, Any]) -> _Kept:
     return _Kept(Version(line["step"], EpochId(*line["epoch"])), line["state"])
 
 
-def _find_told(record: RunRecord) -> dict[str, Anomaly]:
-    """Return the anomalies that events tell of, and not of their end, by kind."""
-    told: dict[str, Anomaly] = {}
-    for event in record.events_since(0):
-        data = event["data"]
-        if event["kind"] == BEGAN:
-            kind = AnomalyKind(data["anomaly"])
-            figures = {name: data[name] for name in ("since_step", "value", "expected", "score")}
-            told[kind.value] = Anomaly(kind, **figures)
-        elif event["kind"] == OVER:
-            told.pop(data["anomaly"], None)
-    return told
+def _parse_told(data: Mapping[str, Any]) -> Anomaly:
+    figures = {name: data[name] for name in ("since_step", "value", "expected", "score")}
+    return Anomaly(AnomalyKind(data["anomaly"]), **figures)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
-from trainflow.coordination.anomaly_watch import BEGAN
+from trainflow.coordination.anomaly_history import BEGAN
 from trainflow.coordination.rewind_history import ASKED, REFUSED
 from trainflow.coordination.run_record import RunRecord
 from trainflow.monitoring.anomalies.kinds import AnomalyKind

@@ -31,6 +31,7 @@ from trainflow.computation.reports import (
     WorkDescribed,
 )
 from trainflow.config.job import JobConfig
+from trainflow.coordination.anomaly_history import AnomalyHistory
 from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.hang_history import HangHistory
 from trainflow.coordination.job_record import JobRecord, write_job_record
@@ -72,6 +73,7 @@ class RunRecord:
         last_epoch: that committed it; None if no step was since this coordinator began.
         losses: workers and epochs lost so far, in this attempt.
         rewinds: how it has gone back for its loss, in all attempts.
+        anomalies: those that are told of, in all attempts.
         hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
@@ -96,6 +98,7 @@ class RunRecord:
         self._followers = Followers()
         # What has to be known of events that are long past, too.
         self.rewinds = RewindHistory()
+        self.anomalies = AnomalyHistory()
         self.losses = LossHistory()
         self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
@@ -239,6 +242,7 @@ class RunRecord:
         self.rewinds.take(event)
         self.losses.take(event)
         self.hangs.take(event)
+        self.anomalies.take(event)
         if kind == "attempt":
             self._forget_attempt(event)
         elif kind == "evaluated":

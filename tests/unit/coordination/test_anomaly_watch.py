@@ -170,6 +170,21 @@ def test_an_epoch_that_loses_no_step_changes_nothing(run: Run):
     assert run.state() == before
 
 
+def test_what_was_told_very_many_events_ago_is_not_told_again(run: Run):
+    run.go(120)
+    run.step(121, loss=8.0)
+    for step in range(1100):
+        run.record.add_event("checkpoint_skipped", "the store is slow", step=step)
+    run.open()
+    assert [each["anomaly"] for each in run.watch.current()] == ["loss_spike"]
+    assert run.told() == [], "the event is in the file alone"
+    run.go(130)
+    assert run.told() == [("anomaly_over", "loss_spike")]
+    run.open()
+    assert run.watch.current() == []
+    assert run.told() == [("anomaly_over", "loss_spike")]
+
+
 def test_an_anomaly_that_a_coordinator_could_not_tell_is_told_by_the_next(run: Run):
     run.go(120)
     run.step(121, loss=8.0)
