@@ -432,7 +432,7 @@ def test_a_rank_that_exchanges_records_is_committing(
 
     monkeypatch.setattr(commit_record, "exchange", look)
     told, _ = train_until_the_epoch_ends(context, begin, after=1)
-    assert phases[0] is Phase.COMMIT
+    assert phases == [Phase.HEALING, Phase.COMMIT], "as it joins, and of the step"
     assert told[0].phases_s[Phase.COMMIT] >= told[0].exchange_s > 0
 
 
