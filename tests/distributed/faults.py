@@ -196,7 +196,7 @@ class FaultyTransport:
         """A commit record, if it is that long, and during commit; or all have a share."""
         if self._injector.adds_up:
             self._injector.reach(Where.DEALT_OUT)
-        if self._injector.phase is not Phase.COMMUNICATE or tensor.numel() != RECORD_BYTES:
+        if self._injector.phase is not Phase.COMMIT or tensor.numel() != RECORD_BYTES:
             return self._inner.all_gather(output, tensor)
         self._injector.reach(Where.BEFORE_RECORD)
         work = self._inner.all_gather(output, tensor)
