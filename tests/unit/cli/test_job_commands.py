@@ -166,6 +166,16 @@ def test_of_several_jobs_that_go_on_one_is_to_be_named(
     assert call_main("workers", "../cluster") == ExitCode.USAGE
 
 
+def record_an_hour_ago(service: Service, job_id: str) -> None:
+    """Record a job of which nothing was heard for an hour."""
+    run = service.record(job_id)
+    path = run.directory / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    at_s = SYSTEM_CLOCK.unix_s() - 3600
+    path.write_text("".join(json.dumps(each | {"at_s": at_s - 1}) + "\n" for each in events))
+    publish(service, run, at_s)
+
+
 def test_a_job_that_has_lost_its_cluster_counts_where_no_other_one_goes_on(
     ready: Service, call_main: CallMain, capsys: Captured
 ):
@@ -173,14 +183,12 @@ def test_a_job_that_has_lost_its_cluster_counts_where_no_other_one_goes_on(
         assert call_main("status", "-o", "json") == ExitCode.SUCCESS
         return json.loads(capsys.readouterr().out)["job_id"]
 
-    lost = record(ready, "lost-abcdef")
-    publish(ready, lost, SYSTEM_CLOCK.unix_s() - 3600)
+    record_an_hour_ago(ready, "lost-abcdef")
     assert choose() == "lost-abcdef"
     live = record(ready)
     publish(ready, live, SYSTEM_CLOCK.unix_s())
     assert choose() == ID
-    newer = record(ready, "newer-abcdef")
-    publish(ready, newer, SYSTEM_CLOCK.unix_s() - 3600)
+    record_an_hour_ago(ready, "newer-abcdef")
     assert choose() == ID
 
 

@@ -9,7 +9,7 @@ from trainflow.computation.stamps import StampWriter
 from trainflow.coordination.node_memory import is_any_rank_waiting
 from trainflow.epochs import EpochId, Phase
 
-WAITING = {Phase.COMMUNICATE, Phase.HEALING, Phase.RESTORING}
+WAITING = {Phase.COMMUNICATE, Phase.COMMIT, Phase.HEALING, Phase.RESTORING}
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -251,9 +251,11 @@ def test_the_database_is_asked_once_a_look_for_all_who_follow_a_log(
     asked = count_questions(history, monkeypatch)
     with serve() as (client, context):
         with ExitStack() as followers:
-            for _ in range(5):
-                answer = followers.enter_context(client.stream("GET", f"{LOGS}?follow=true"))
-                assert next(answer.iter_raw()) == b"one\n"
+            answers = [
+                followers.enter_context(client.stream("GET", f"{LOGS}?follow=true")).iter_raw()
+                for _ in range(5)
+            ]
+            assert [next(pieces) for pieces in answers] == [b"one\n"] * 5
             so_far = asked["heads"]
             wait_until(lambda: asked["heads"] >= so_far + 10)
             assert asked["get"] == 5
