@@ -36,7 +36,7 @@ FaultKind = Literal[
     "skew_clock",
 ]
 FaultTarget = Literal["member", "spare", "keeper", "coordinator"]
-FaultPhase = Literal["data", "compute", "communicate", "optimizer", "snapshot", "user"]
+FaultPhase = Literal["data", "compute", "communicate", "commit", "optimizer", "snapshot", "user"]
 
 _MAX_SEED = 2**63 - 1
 _MOST_DRAWN = 10_000
