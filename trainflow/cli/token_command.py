@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainflow.checkpointing.whole_files import replace_file
 from trainflow.cli.output import say
 from trainflow.cli.tables import Output, OutputOption, format_table, write_answer
 from trainflow.clock import SYSTEM_CLOCK
@@ -113,8 +114,6 @@ def _keep(made: "NewToken", file: Path, tokens: "Tokens") -> None:
     Raises:
         ConfigError: that can't be written; the token is refused then, since nobody knows it.
     """
-    from trainflow.checkpointing.whole_files import replace_file  # noqa: PLC0415
-
     place = file.resolve()
     try:
         if place.exists() and not place.is_file():

@@ -1,10 +1,12 @@
 """Actors without Ray: their calls return futures that a test answers."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.epoch_gate import Standing
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.background import Background
@@ -38,6 +40,24 @@ class FakeClock:
 
     def sleep(self, duration_s: float) -> None:
         raise AssertionError("the coordinator must not block")
+
+
+class OneLook(FakeClock):
+    """Lets a thread look once, at the time that it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = threading.Event()
+
+    def unix_s(self) -> float:
+        return SYSTEM_CLOCK.unix_s()
+
+    def monotonic_s(self) -> float:
+        return SYSTEM_CLOCK.monotonic_s()
+
+    def sleep(self, duration_s: float) -> None:
+        self.looked.set()
+        threading.Event().wait()  # a daemon's thread
 
 
 class SleepyClock(FakeClock):

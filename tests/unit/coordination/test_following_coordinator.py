@@ -75,19 +75,24 @@ def test_a_member_that_an_earlier_coordinator_told_of_and_is_still_listed_counts
     play(act)
 
 
+def answer_late(stage: Stage, worker_id: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Have a worker that is found describe itself only once it may; tells when it is asked."""
+    asked, may_answer, slow = asyncio.Event(), asyncio.Event(), stage.found[worker_id]
+
+    async def describe() -> Any:
+        asked.set()
+        await may_answer.wait()
+        return slow.description
+
+    slow.describe = Method(describe)
+    return asked, may_answer
+
+
 def test_a_member_that_dies_before_its_epoch_is_taken_over_has_its_rank(play: Play):
     async def act(stage: Stage) -> None:
         stage.write_events(EPOCH)
         stage.leave(*IDS)
-        asked, may_answer = asyncio.Event(), asyncio.Event()
-        slow = stage.found[IDS[0]]
-
-        async def answer_late() -> Any:
-            asked.set()
-            await may_answer.wait()
-            return slow.description
-
-        slow.describe = Method(answer_late)
+        asked, may_answer = answer_late(stage, IDS[0])
         coordinator = stage.start()
         await asked.wait()
         coordinator._on_gone(IDS[2], "its actor exited")
@@ -228,14 +233,7 @@ async def hear_early(stage: Stage, worker_id: str) -> Coordinator:
 
 async def hear_between(stage: Stage, worker_id: str) -> Coordinator:
     """Let it tell that once it is found, and before anybody knows who has which rank."""
-    asked, may_answer, other = asyncio.Event(), asyncio.Event(), stage.found[IDS[0]]
-
-    async def answer_late() -> Any:
-        asked.set()
-        await may_answer.wait()
-        return other.description
-
-    other.describe = Method(answer_late)
+    asked, may_answer = answer_late(stage, IDS[0])
     coordinator = stage.start()
     await asked.wait()
     await coordinator.report(worker_id, [Crashed(TRACE)])

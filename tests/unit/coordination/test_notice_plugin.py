@@ -1,13 +1,11 @@
 """What a machine's provider says of it, by a class of the job's own."""
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from tests.unit.coordination.fakes import FakeClock
-from trainflow.clock import SYSTEM_CLOCK
+from tests.unit.coordination.fakes import FakeClock, OneLook
 from trainflow.coordination import preemption_notice
 from trainflow.coordination.notice_plugin import PluginSource, build_source, watch_plugin
 from trainflow.coordination.preemption_notice import NoticePoll, PreemptionNotice
@@ -157,21 +155,6 @@ def test_what_can_t_be_built_is_tried_again_after_a_while(said: list[object]):
     said[:] = [None]
     clock.now_s += 2.0
     assert source.poll_notice() is None
-
-
-class OneLook(FakeClock):
-    """Lets a thread look once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looked = threading.Event()
-
-    def monotonic_s(self) -> float:
-        return SYSTEM_CLOCK.monotonic_s()
-
-    def sleep(self, duration_s: float) -> None:
-        self.looked.set()
-        threading.Event().wait()  # a daemon's thread
 
 
 def test_it_is_found_beside_the_job_and_asked_in_a_thread_of_its_own(folder: Path):

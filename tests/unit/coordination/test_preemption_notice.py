@@ -1,13 +1,11 @@
 """What a machine's provider says of it, by a file."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
-from tests.unit.coordination.fakes import FakeClock
-from trainflow.clock import SYSTEM_CLOCK
+from tests.unit.coordination.fakes import FakeClock, OneLook
 from trainflow.coordination import preemption_notice
 from trainflow.coordination.preemption_notice import (
     NoticeFile,
@@ -118,21 +116,6 @@ def test_what_can_t_be_understood_means_when_it_was_written(path: Path):
     notice = poll(path, WRITTEN_AT_S + 10.0)
     assert notice is not None
     assert notice.left_s == -10.0
-
-
-class OneLook(FakeClock):
-    """Lets a thread look once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looked = threading.Event()
-
-    def unix_s(self) -> float:
-        return SYSTEM_CLOCK.unix_s()
-
-    def sleep(self, duration_s: float) -> None:
-        self.looked.set()
-        threading.Event().wait()  # a daemon's thread
 
 
 def test_each_machine_has_its_own_file(tmp_path: Path):
