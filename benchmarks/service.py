@@ -13,6 +13,7 @@ Process: the harness.
 """
 
 import argparse
+import http.client
 import json
 import os
 import signal
@@ -22,10 +23,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from urllib.parse import urlsplit
 
 import httpx
 import ray
@@ -196,14 +198,18 @@ class Load:
 
     def _ask(self, first_after_s: float) -> None:
         due_s = SYSTEM_CLOCK.monotonic_s() + first_after_s
-        with httpx.Client(timeout=_WITHIN_S) as client:
+        where = urlsplit(self._url)
+        connection = http.client.HTTPConnection(where.netloc, timeout=_WITHIN_S)
+        with closing(connection):  # takes a fifth of the CPU that httpx does: the job feels it
             while not self._end.wait(max(0.0, due_s - SYSTEM_CLOCK.monotonic_s())):
                 due_s += self._pause_s
-                answer = client.get(self._url)
+                connection.request("GET", where.path)
+                answer = connection.getresponse()
+                text = answer.read()
                 with self._lock:
                     self.num_answers += 1
-                    if not answer.is_success:
-                        self._errors.append(f"{answer.status_code} {answer.text[:200]}")
+                    if answer.status != http.HTTPStatus.OK:
+                        self._errors.append(f"{answer.status} {text[:200]!r}")
 
 
 def time_answers(url: str, count: int) -> list[float]:

@@ -41,8 +41,11 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
         service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
     stopped = service.wait_job(job_id, lambda job: job["state"] == "stopped")
     assert (stopped["exit_code"], stopped["attempt"]) == (7, 1)
-    log = service.client.get(f"/v1/jobs/{job_id}/logs")
-    assert "stopped" in log.text
+
+    def read_log() -> str:
+        return service.client.get(f"/v1/jobs/{job_id}/logs").text
+
+    wait_until(lambda: "stopped" in read_log(), read_log)  # its driver hears of it, too
 
     assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
     further = stopped["last_step"] + 20

@@ -113,20 +113,23 @@ def _serve(
 ) -> int:
     from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
     from trainflow.cli.stop_signals import StopSignals  # noqa: PLC0415
+    from trainflow.service.http_server import (  # noqa: PLC0415
+        require_certificate,
+        require_free_port,
+    )
     from trainflow.service.on_ray import serving  # noqa: PLC0415
 
-    serving.require_free_port(settings.http)
+    require_certificate(settings.http)
+    require_free_port(settings.http)
     with StopSignals() as signals, _reach(address, cpus) as require_cluster:
         signals.install()  # connecting to Ray has taken SIGTERM
         serving.deploy(settings)
         say(f"serving at {find_url(settings)}")
         if detach:
             return ExitCode.SUCCESS
-        try:
-            wait_until_asked(lambda: signals.received > 0, require_cluster, SYSTEM_CLOCK)
-            say("ending the service")
-        finally:
-            serving.undeploy()
+        wait_until_asked(lambda: signals.received > 0, require_cluster, SYSTEM_CLOCK)
+        say("ending the service")
+        serving.undeploy()
     return ExitCode.SUCCESS
 
 

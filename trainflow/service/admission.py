@@ -193,7 +193,7 @@ def _uncached(send: Send) -> Send:
 
 
 def _require_local(peer: str | None) -> None:
-    """Refuse who is not on this machine: a proxy of Serve's may listen where it was not to."""
+    """Refuse who is not on this machine, whatever the address listened at turns out to reach."""
     if peer is None or not is_loopback(peer):
         raise ProblemError(
             ProblemType.NOT_LOCAL,

@@ -1,7 +1,7 @@
 """Answer with a stream that a client may read for as long as it likes, at a bounded cost.
 
 A client that takes nothing is dropped after a while. That is seen where this process writes to the
-client itself; where Serve's proxy stands between, which takes all it is given, a stream ends after
+client itself; where a proxy stands between, which takes all it is given, a stream ends after
 so many bytes: who reads takes it up again where it ended, and who doesn't costs no more than that.
 
 Process: a replica of the service.  Thread: its event loop.

@@ -17,6 +17,7 @@ from trainflow.cli import head
 from trainflow.cli.places import TOKEN_FILE, read_token
 from trainflow.coordination import driver
 from trainflow.errors import CoordinationError
+from trainflow.service import http_server
 from trainflow.service.history.history import open_history
 from trainflow.service.history.records import Scope
 from trainflow.service.on_ray import serving
@@ -59,7 +60,7 @@ def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServing:
     fake = FakeServing()
     for name in ("deploy", "undeploy"):
         monkeypatch.setattr(serving, name, getattr(fake, name))
-    monkeypatch.setattr(serving, "require_free_port", lambda _http: None)
+    monkeypatch.setattr(http_server, "require_free_port", lambda _http: None)
     monkeypatch.setattr(head, "serving_head", fake.serving_head)
     monkeypatch.setattr(driver, "connect", lambda address: fake.calls.append(f"connect {address}"))
     monkeypatch.setattr(driver, "disconnect", lambda: fake.calls.append("disconnect"))

@@ -3,17 +3,19 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.unit.client.test_clients import CountingClock
 from tests.unit.service.fakes import FakeCluster
-from tests.unit.service.runs import listening
+from tests.unit.service.runs import find_port
 from trainflow.client import ServiceUnavailableError, TrainFlowClient
 from trainflow.service.app import create_app
 from trainflow.service.history.history import open_history
-from trainflow.service.settings import ServiceSettings
+from trainflow.service.http_server import HttpServer
+from trainflow.service.settings import HttpSettings, ServiceSettings
 
 
 @pytest.fixture
@@ -33,11 +35,13 @@ def certificate(tmp_path: Path) -> Path:
 def url(certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a service listens that has it."""
     monkeypatch.setenv("TRAINFLOW_HOME", str(tmp_path / "home"))
-    files = {"ssl_certfile": certificate, "ssl_keyfile": certificate.with_name("key.pem")}
+    key = certificate.with_name("key.pem")
+    http = HttpSettings(port=find_port(), certificate=str(certificate), key=str(key))
+    settings = ServiceSettings(authentication="off", http=http)
     with open_history() as history:
-        app = create_app(ServiceSettings(authentication="off"), history, FakeCluster())
-        with listening(app, **files) as url:
-            yield url
+        server = HttpServer(create_app(settings, history, FakeCluster()), settings.http)
+        with closing(server):
+            yield f"https://127.0.0.1:{http.port}"
 
 
 def test_a_client_trusts_the_certificates_that_ssl_cert_file_names(

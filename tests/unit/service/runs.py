@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -83,22 +82,27 @@ class RecordedRun:
         record_ending(Attempt(self.job_id), Ending(state, "so it ended", 0))
 
 
+def find_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
 @contextmanager
-def listening(app: ASGIApp, port: int = 0, **tls: Any) -> Generator[str]:
+def listening(app: ASGIApp, port: int = 0) -> Generator[str]:
     """Have an app listen on a port of its own, unless one is given; gives its URL.
 
     Args:
         app: that answers.
         port: 0: any that is free.
-        tls: ``ssl_certfile`` and ``ssl_keyfile``, as uvicorn takes them; plain HTTP without.
     """
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
-        config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none", **tls)
+        config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = server.force_exit = True
             thread.join()

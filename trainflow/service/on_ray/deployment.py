@@ -1,6 +1,8 @@
 """The service as a Ray Serve application: replicas that answer, and one that keeps the history.
 
 All of them are on the head's node, where jobs' records are. They reserve no CPU: jobs have those.
+Serve places them, looks after them and starts them again; they are asked without its proxy, which
+takes longer than they do (ADR 0034).
 
     serve deploy jobs/serve.yaml        # or: trainflow serve
 
@@ -11,7 +13,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve import Application
@@ -21,6 +22,7 @@ from trainflow.coordination import names
 from trainflow.service.app import create_app
 from trainflow.service.history.history import open_history
 from trainflow.service.history_keeping import HistoryKeeping
+from trainflow.service.http_server import HttpServer, require_certificate
 from trainflow.service.on_ray.ray_cluster import RayCluster
 from trainflow.service.settings import ServiceSettings, load_settings
 
@@ -28,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = "trainflow"
 _ON_HEAD = {"node:__internal_head__": 0.001}
-# A stream is a request that goes on; what bounds them is `limits.streams`.
-_ONGOING = 100_000
 _LEAVES_WITHIN_S = 5.0
 
 
@@ -51,24 +51,25 @@ class HistoryReplica:
         self._history.close()
 
 
-@serve.deployment(
-    name="api",
-    max_ongoing_requests=_ONGOING,
-    graceful_shutdown_timeout_s=_LEAVES_WITHIN_S,
-    logging_config={"enable_access_log": False},
-)
-@serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]  Serve says Callable
+@serve.deployment(name="api", graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
 class Api:
     """One of the processes that answer."""
 
     def __init__(self, settings_json: str, history: Any):  # noqa: ANN401  a handle
-        self._settings = ServiceSettings.model_validate_json(settings_json)
         del history  # deployed with this one, and never asked anything
+        settings = ServiceSettings.model_validate_json(settings_json)
+        self._history = open_history(settings.history.url)
+        app = create_app(settings, self._history, RayCluster(SYSTEM_CLOCK))
+        self._server = HttpServer(app, settings.http)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return what answers; called by Serve, once."""
-        history = open_history(self._settings.history.url)
-        return create_app(self._settings, history, RayCluster(SYSTEM_CLOCK))
+    def check_health(self) -> None:
+        """Raise if it answers no more; called by Serve, which then starts another."""
+        self._server.require_running()
+
+    def __del__(self) -> None:
+        """End in order, when Serve asks for it."""
+        self._server.close()
+        self._history.close()
 
 
 class DeploymentArgs(BaseModel):
@@ -83,13 +84,13 @@ class DeploymentArgs(BaseModel):
 def build(args: DeploymentArgs) -> Application:
     """Return the application, for a Serve config file.
 
-    Where it listens is said there, under ``http_options``: ``http`` of the settings tells the app
-    by which names it is called.
-
     Raises:
         SettingsError: the settings are wrong.
+        ConfigError: the certificate can't be used.
     """
-    return build_application(load_settings(None if args.settings is None else Path(args.settings)))
+    settings = load_settings(None if args.settings is None else Path(args.settings))
+    require_certificate(settings.http)
+    return build_application(settings)
 
 
 def build_application(settings: ServiceSettings) -> Application:
