@@ -16,7 +16,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.types import Receive, Scope, Send
 
+from tests.testbed.postgres_server import PostgresServer
 from tests.unit.service.fakes import FakeCluster
+from tests.unit.service.history.conftest import empty
 from tests.unit.service.runs import RecordedRun
 from tests.unit.service.test_openapi import SNAPSHOT
 from trainflow.service.app import create_app
@@ -40,15 +42,29 @@ OPERATIONS = [
 ]
 
 
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    return postgres.make_database("fuzz")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.storage)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database; of PostgreSQL the same one is emptied for each test."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'history.db'}"
+    return request.getfixturevalue("postgres_url")
+
+
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+def api(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     monkeypatch.setenv("TRAINFLOW_HOME", str(tmp_path))
     run = RecordedRun("pretrain-lm-k3v7qz")  # the description's own example
     run.train(range(1, 4))
     run.end()
     limits = {"requests_per_s": 1e6, "burst": 10**6}
     given = ServiceSettings.model_validate({"authentication": "off", "limits": limits})
-    with open_history() as history:
+    with open_history(database_url) as history:
+        empty(history)
         Ingester(history.database).catch_up()
         app = create_app(given, history, FakeCluster())
 
