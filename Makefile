@@ -71,7 +71,7 @@ PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 test: $(STAMP) ## the tests; an hour on two cores
 	$(PYTEST_SIDE_BY_SIDE) $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) -m 'not soak'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) -m 'not soak' --durations=40
 
 test-soak: $(STAMP) ## the tests that take longest, of other modes and rarer faults; before a release
 	$(BIN)/python -m pytest tests/chaos -m soak
