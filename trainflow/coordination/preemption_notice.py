@@ -20,6 +20,7 @@ from trainflow.clock import Clock
 logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 0.5
+_SILENT_AFTER_S = 60.0  # building one may import a lot
 _MAX_BYTES = 200
 _MAX_TROUBLE_CHARS = 500  # it goes with every heartbeat
 _READ_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK  # a pipe is not waited for
@@ -115,12 +116,12 @@ class NoticePoll:
 
     Attributes:
         has_answered: it has said anything at all, be it that the machine stays.
-        trouble: why it could not be asked the last time; None: it could.
     """
 
     def __init__(self, source: NoticeSource, clock: Clock):
         self.has_answered = False
-        self.trouble: str | None = None
+        self._failed: str | None = None
+        self._asked_at_s: float | None = None  # by CLOCK_MONOTONIC; None: it has answered
         self._said: tuple[PreemptionNotice, float] | None = None  # and when, by CLOCK_MONOTONIC
         self._source = source
         self._clock = clock
@@ -133,20 +134,31 @@ class NoticePoll:
         notice, said_at_s = self._said
         return replace(notice, left_s=notice.left_s - (self._clock.monotonic_s() - said_at_s))
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it could not be asked the last time, or that it never answers; None: it could."""
+        asked_at_s = self._asked_at_s
+        if asked_at_s is None or self._clock.monotonic_s() - asked_at_s <= _SILENT_AFTER_S:
+            return self._failed
+        return f"TimeoutError: it has been asked, and has not answered for {_SILENT_AFTER_S:g} s"
+
     def start(self) -> None:
         """Begin to ask."""
         threading.Thread(target=self._run, name="preemption", daemon=True).start()
 
     def poll_once(self) -> None:
         """Ask; a source may fail in whatever way."""
+        self._asked_at_s = self._clock.monotonic_s()
         try:
             notice = self._source.poll_notice()
             self._said = None if notice is None else (notice, self._clock.monotonic_s())
-            self.has_answered, self.trouble = True, None
+            self.has_answered, self._failed = True, None
         except (Exception, SystemExit) as error:  # of the job's own code
-            if self.trouble is None:
+            if self._failed is None:
                 logger.exception("the machine's provider can't be asked whether it stays")
-            self.trouble = f"{type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARS]
+            self._failed = f"{type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARS]
+        finally:
+            self._asked_at_s = None
 
     def _run(self) -> None:
         while True:

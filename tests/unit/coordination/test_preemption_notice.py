@@ -97,6 +97,29 @@ def test_a_source_that_fails_has_said_nothing_new(monkeypatch: pytest.MonkeyPatc
     assert len(said) == 2, "once in a row"
 
 
+class Slow:
+    """A provider that takes its time, in which somebody looks at what is known of it."""
+
+    def __init__(self, clock: FakeClock):
+        self.poll = NoticePoll(self, clock)
+        self.troubles: list[str | None] = []
+        self._clock = clock
+
+    def poll_notice(self) -> PreemptionNotice | None:
+        for _ in range(3):
+            self._clock.now_s += 30.0
+            self.troubles.append(self.poll.trouble)
+        return None
+
+
+def test_a_source_that_never_answers_is_told_of_until_it_does():
+    source = Slow(FakeClock())
+    source.poll.poll_once()
+    assert source.troubles[:2] == [None, None]
+    assert source.troubles[2] == ("TimeoutError: it has been asked, and has not answered for 60 s")
+    assert source.poll.trouble is None
+
+
 def test_time_passes_for_a_notice_whose_source_fails():
     clock, source = FakeClock(), Failing()
     asked = NoticePoll(source, clock)
