@@ -126,9 +126,9 @@ def serving() -> Generator[Subject]:
                 job_url = f"{url}/v1/jobs/{run.job_id}"
                 wait_answer(job_url)
                 yield Subject(run, job_url, cluster)
-            run.stop()
         finally:
             ray.shutdown()
+            cluster.kill()  # its end in order takes ten seconds
 
 
 @contextmanager
