@@ -231,6 +231,7 @@ class ChaosPlan(Section):
     def _refuse_conflicts(self) -> Self:
         problems = [
             *self._time_conflicts(),
+            *self._faults_after_the_end(),
             *(problem for where, each in self.faults for problem in each.conflicts(where)),
         ]
         if problems:
@@ -239,6 +240,16 @@ class ChaosPlan(Section):
                 "conflicts", "{summary}", context | {"summary": summarize(problems)}
             )
         return self
+
+    def _faults_after_the_end(self) -> list[Problem]:
+        """Return what can't fall, as the run is stopped before."""
+        times = {f"schedule.{number}.at_s": each.at_s for number, each in enumerate(self.schedule)}
+        expected = f"less than timeout_s = {self.timeout_s:g}, when a run is stopped"
+        return [
+            Problem(name, f"{at_s:g}", expected, "lower it, or raise timeout_s")
+            for name, at_s in [*times.items(), ("every_s", self.every_s)]
+            if at_s is not None and at_s >= self.timeout_s
+        ]
 
     def _time_conflicts(self) -> list[Problem]:
         if not self.mix and not self.schedule:

@@ -149,6 +149,12 @@ def test_a_whole_plan_is_read(write):
             "schedule.0.resume_after_s: got 1; expected null with phase",
         ),
         ({"schedule": [{"kind": "flip", "at_step": 1}]}, "schedule.0.rank: got null; expected a"),
+        (
+            {"timeout_s": 20, "schedule": [{"kind": "kill", "at_s": 20}]},
+            "schedule.0.at_s: got 20; expected less than timeout_s = 20, when a run is stopped; "
+            "lower it, or raise timeout_s",
+        ),
+        (MIX | {"timeout_s": 1}, "expected less than timeout_s = 1, when a run is stopped"),
     ],
 )
 def test_what_is_wrong_is_named(write, content: object, told: str):

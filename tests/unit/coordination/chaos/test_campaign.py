@@ -133,7 +133,7 @@ def test_a_fault_falls_once_its_step_is_committed(tmp_path: Path, run: FakeRun, 
 def test_a_fault_falls_at_its_time_and_not_after_the_end(
     tmp_path: Path, run: FakeRun, fault: FakeFault
 ):
-    now, late = {"kind": "kill", "at_s": 0}, {"kind": "stop", "at_s": 10_000}
+    now, late = {"kind": "kill", "at_s": 0}, {"kind": "stop", "at_s": 3_000}
     report = carry_out(tmp_path, run, now, late)
     assert [number for number, _ in fault.fallen] == [1]
     assert [each.victim for each in report.faults] == ["rank 1 (slot1-1.1)", None]
