@@ -8,6 +8,7 @@ Process: driver; each rank of a replay has one of its own.  Blocks: on records, 
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -251,9 +252,15 @@ def _tell_tensors(parting: "Parting") -> list[str]:
 
 
 def _require_comparable(one: "PastRun", other: "PastRun", accepted: list[str]) -> None:
-    from trainflow.config.comparing import incomparable_settings  # noqa: PLC0415
+    from trainflow.config.comparing import (  # noqa: PLC0415
+        compared_settings,
+        incomparable_settings,
+    )
     from trainflow.coordination.replay import describe_changes  # noqa: PLC0415
 
+    _require_settings(
+        accepted, {**compared_settings(one.job.config), **compared_settings(other.job.config)}
+    )
     changed = incomparable_settings(one.job.config, other.job.config)
     refused = {name: both for name, both in changed.items() if name not in accepted}
     if refused:
@@ -262,6 +269,19 @@ def _require_comparable(one: "PastRun", other: "PastRun", accepted: list[str]) -
             f"alter every step ({describe_changes(refused)}), expected the same; choose other "
             f"runs, or say --accept {' --accept '.join(refused)}"
         )
+
+
+def _require_settings(accepted: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that accepts nothing, as a misspelt one does."""
+    names = sorted(known)
+    for name in accepted:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            change = f"write {close[0]}, or leave it out" if close else "leave it out"
+            raise ConfigError(
+                f"--accept: got {name!r}, expected a setting of one of the runs that alters what "
+                f"is computed, as training.seed; {change}"
+            )
 
 
 def _history_of(run: "PastRun") -> "History":

@@ -5,7 +5,7 @@ Pure.
 
 from typing import Any
 
-from trainflow.config.fingerprint import changed_settings, named_settings
+from trainflow.config.fingerprint import altering_settings, named_settings
 
 _ALTERING_BITS: dict[str, frozenset[str] | None] = {
     "workers": frozenset({"target", "resources"}),
@@ -15,6 +15,15 @@ _ALTERING_BITS: dict[str, frozenset[str] | None] = {
 """Beside those of `fingerprint`, after which a run may go on with others: how many sum, and how."""
 
 
+def compared_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide a run's bits, by dotted name.
+
+    Args:
+        config: a job's configuration, as JSON.
+    """
+    return named_settings(config, _ALTERING_BITS) | altering_settings(config)
+
+
 def incomparable_settings(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings by which two runs' bits differ without a fault, by dotted name.
 
@@ -22,10 +31,9 @@ def incomparable_settings(one: dict[str, Any], other: dict[str, Any]) -> dict[st
         one: a job's configuration, as JSON.
         other: another's.
     """
-    ours, theirs = (named_settings(config, _ALTERING_BITS) for config in (one, other))
-    differing = {
+    ours, theirs = compared_settings(one), compared_settings(other)
+    return {
         name: (ours.get(name), theirs.get(name))
-        for name in ours.keys() | theirs.keys()
+        for name in sorted(ours.keys() | theirs.keys())
         if ours.get(name) != theirs.get(name)
     }
-    return dict(sorted((differing | changed_settings(one, other)).items()))

@@ -120,6 +120,23 @@ class TestBisect:
         assert "training.seed" not in capsys.readouterr().err
         assert call_main("bisect", "a", "b", *accept) == 1
 
+    @pytest.mark.parametrize(
+        ("name", "change"),
+        [
+            ("training.sed", "write training.seed, or leave it out"),
+            ("checkpoint.url", "leave it out"),
+        ],
+    )
+    def test_a_name_that_accepts_nothing_is_refused(
+        self, name: str, change: str, home: Path, call_main: CallMain, capsys
+    ):
+        for each in ("a", "b"):
+            record_run(home, each, make_job(), DIGESTS)
+        assert call_main("bisect", "a", "b", "--accept", name) == 2
+        said = capsys.readouterr().err
+        assert f"--accept: got '{name}'" in said
+        assert said.endswith(f"; {change}\n")
+
     def test_worlds_of_other_sizes_are_told_as_the_reason(
         self, home: Path, call_main: CallMain, capsys
     ):
