@@ -218,13 +218,20 @@ def _find_base(run: PastRun, job: JobConfig, step: int, begin: int | None) -> St
         wanted = each.step < step if begin is None else each.step == begin < step
         if wanted and _is_before(run, job, each):
             return each
-    there = ", ".join(str(each.step) for each in stored) or "none"
     before = "before it" if begin is None else f"of step {begin}, before it"
     hint = "; --from 0 begins at the beginning" if 1 in run.steps else ""
     raise JobNotFoundError(
-        f"--step: got {step}, expected a checkpoint of the run {before}; there are checkpoints of "
-        f"steps {there} in {job.checkpoint.url or 'no folder'}{hint}"
+        f"--step: got {step}, expected a checkpoint of the run {before}; "
+        f"{_describe_stored(job.checkpoint.url, stored)}{hint}"
     )
+
+
+def _describe_stored(url: str | None, stored: Sequence[StoredState]) -> str:
+    """Say which checkpoints there are to begin from."""
+    if stored:
+        steps = ", ".join(str(each.step) for each in stored)
+        return f"there are checkpoints of steps {steps} in {url or stored[0].url}"
+    return "the run has kept none, as checkpoint.url was null" if url is None else f"{url} has none"
 
 
 def _is_before(run: PastRun, job: JobConfig, stored: StoredState) -> bool:

@@ -120,6 +120,12 @@ def test_another_run_s_checkpoint_of_steps_that_both_have_done_is_none_of_this_o
     assert plan_replay(record(), 25).base == StoredState(store.url, 10)
 
 
+def test_a_folder_without_a_checkpoint_is_said_to_be_empty(record: Record, tmp_path: Path):
+    empty = str(tmp_path / "empty")
+    with pytest.raises(JobNotFoundError, match="/empty has none; --from 0 begins"):
+        plan_replay(record(checkpoint={"url": empty}), 25)
+
+
 def test_without_a_checkpoint_it_says_which_there_are_and_what_else_there_is(
     record: Record, store: CheckpointStore
 ):
@@ -128,7 +134,7 @@ def test_without_a_checkpoint_it_says_which_there_are_and_what_else_there_is(
         plan_replay(record(), 15)
     with pytest.raises(JobNotFoundError, match="a checkpoint of the run of step 21, before it"):
         plan_replay(record(), 25, 21)
-    with pytest.raises(JobNotFoundError, match="steps none in no folder"):
+    with pytest.raises(JobNotFoundError, match=r"kept none, as checkpoint\.url was null; --from 0"):
         plan_replay(record(job_id="r-2", checkpoint={}), 25)
 
 
