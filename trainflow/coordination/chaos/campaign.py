@@ -164,6 +164,7 @@ class _OneRun:
         self._faults = faults
         self._waiting = [each for each in faults if not each.is_ordered]
         self._warm_at_s: float | None = None
+        self._was_stopped = False
 
     def see_through(self) -> RunEvidence:
         """Run the job to its end, with its faults; return all that it has left."""
@@ -185,25 +186,24 @@ class _OneRun:
         self.starting_cpu_s = view.starting_cpu_s
         left = self._await_nothing(run, view)
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
-        evidence = gather(_last_status(run, view), folder, flips, left)
+        evidence = gather(self._status_at_end(run, view), folder, flips, left)
         self._conclude(folder, evidence)
         return evidence
 
     def _disturb(self, run: Run, scene: Scene) -> None:
         """Have faults fall until the run is over; one that takes too long is stopped."""
         ends_at_s = self._clock.monotonic_s() + self._campaign.timeout_s
-        is_stopping = False
         while not scene.view.is_over:
             scene.act()
             now_s = self._clock.monotonic_s()
-            if not is_stopping and now_s > ends_at_s:
+            if not self._was_stopped and now_s > ends_at_s:
                 self._campaign.tell(f"not over after {self._campaign.timeout_s:g} s: stopping it")
                 with suppress(CoordinationError):  # it may be beyond hearing
                     run.stop()
-                is_stopping, ends_at_s = True, now_s + _STOPS_WITHIN_S
-            elif is_stopping and now_s > ends_at_s:
+                self._was_stopped, ends_at_s = True, now_s + _STOPS_WITHIN_S
+            elif self._was_stopped and now_s > ends_at_s:
                 scene.view.gone = f"it did not stop within {_STOPS_WITHIN_S:.0f} s"
-            elif not is_stopping:
+            elif not self._was_stopped:
                 self._let_fall(scene)
             self._clock.sleep(_LOOK_EVERY_S)
 
@@ -230,6 +230,15 @@ class _OneRun:
         if self._warm_at_s is None:
             return False
         return self._clock.monotonic_s() >= self._warm_at_s + planned.at_s
+
+    def _status_at_end(self, run: Run, view: RunView) -> dict[str, Any]:
+        """Return how the run ended; where that took too long, this is the reason."""
+        status = _last_status(run, view)
+        if not self._was_stopped or status["state"] == "succeeded":
+            return status
+        limit_s, reason = self._campaign.timeout_s, status["ending"]["reason"]
+        told = f"it was not over after timeout_s = {limit_s:g}: raise that, or have fewer steps"
+        return status | {"ending": {**status["ending"], "reason": f"{told} ({reason})"}}
 
     def _await_nothing(self, run: Run, view: RunView) -> list[str]:
         """Wait until nothing of the run is left; returns what still is, if it takes too long."""

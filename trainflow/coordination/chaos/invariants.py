@@ -163,10 +163,12 @@ def _judge(name: str, faults: Iterable[str], told: str) -> Verdict:
 def judge_end(found: Findings) -> Verdict:
     """The run did all of its steps, and something fell on it meanwhile."""
     run, wrong = found.disturbed, list[str]()
-    if run.state != "succeeded":
+    is_done = run.state == "succeeded"
+    if not is_done:
         wrong.append(f"it {run.state}: {run.reason.strip()[:500]}")
     if not found.num_faults:
-        wrong.append("no fault fell before it was over: make the run longer, or the faults earlier")
+        change = ": make the run longer, or the faults earlier" if is_done else ""
+        wrong.append(f"no fault fell before it was over{change}")
     return _judge("it ends", wrong, f"{found.num_faults} faults fell, and it {run.state}")
 
 
@@ -198,6 +200,8 @@ def judge_samples(found: Findings) -> Verdict:
     if not run.num_samples:
         return Verdict(name, None, ("no rank has told how many samples there are",))
     used = collect_samples(run.used, find_committing_epochs(run.commits))
+    if not used:
+        return Verdict(name, None, ("no step was committed",))
     order = SampleOrder(run.num_samples, job.seed, job.order)
     wrong: list[str] = []
     for step, indices in sorted(used.items()):

@@ -241,6 +241,8 @@ def test_a_run_that_hangs_is_stopped_and_judged_as_it_is(
     assert run.stopped
     assert holds(report, "it ends") is False
     assert not report.holds
+    told = "it stopped: it was not over after timeout_s = 1: raise that, or have fewer steps"
+    assert report.verdicts[0].evidence == (f"{told} (it stopped)",)
 
 
 def test_checkpoints_of_a_campaign_go_beside_the_job_s():

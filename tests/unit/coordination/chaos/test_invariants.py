@@ -99,7 +99,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
     "no fault fell": (
         "it ends",
         lambda: replace(make_findings(), num_faults=0),
-        "no fault fell before it was over",
+        "no fault fell before it was over: make the run longer, or the faults earlier",
     ),
     "a step in two epochs": (
         "every step is committed once",
@@ -185,6 +185,17 @@ def test_a_run_out_of_order_fails_with_evidence(way: str):
     found = verdict(make(), invariant)
     assert found.holds is False
     assert any(each.startswith(evidence) for each in found.evidence), found.evidence
+
+
+def test_a_run_that_failed_before_a_fault_fell_is_not_to_be_made_longer():
+    found = replace(make_findings(state="failed", reason="it raised"), num_faults=0)
+    told = ("it failed: it raised", "no fault fell before it was over")
+    assert verdict(found, "it ends").evidence == told
+
+
+def test_where_no_step_was_committed_nothing_is_said_of_samples():
+    found = verdict(make_findings(commits=[], steps=[]), "every sample is used once")
+    assert (found.holds, found.evidence) == (None, ("no step was committed",))
 
 
 def test_of_many_faults_the_first_are_shown():
