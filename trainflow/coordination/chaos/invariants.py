@@ -277,7 +277,8 @@ def judge_sameness(found: Findings) -> Verdict:
     wrong = [] if other.state == "succeeded" else [f"that one {other.state}: {other.reason}"]
     parting = find_parting(one.history(), other.history())
     if parting.step is not None:
-        wrong.append(f"they part at step {parting.step} (trainflow bisect has more)")
+        more = f"trainflow bisect {one.job_id} {other.job_id} has more"
+        wrong.append(f"they part at step {parting.step} ({more})")
     ours, theirs = ({end.shard: end.digest for end in run.ends} for run in (one, other))
     wrong += [
         f"the state's part {shard[0]} of {shard[1]}: {ours.get(shard)}, undisturbed {theirs[shard]}"

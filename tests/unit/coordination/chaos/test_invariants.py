@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
     "gradients unlike the undisturbed run's": (
         "it ends as an undisturbed run",
         lambda: make_findings(steps=[line(1), line(2), line(3, digest="0" * 16), line(4)]),
-        "they part at step 3",
+        "they part at step 3 (trainflow bisect tiny-abcdef tiny-ghijkl has more)",
     ),
     "a state unlike the undisturbed run's": (
         "it ends as an undisturbed run",
