@@ -10,7 +10,12 @@ read_secret() {
 
 AWS_ACCESS_KEY_ID="$(read_secret store_user)"
 AWS_SECRET_ACCESS_KEY="$(read_secret store_password)"
-TRAINFLOW_DATABASE_URL="postgresql://trainflow:$(read_secret database_password)@database:5432/trainflow"
-export AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY TRAINFLOW_DATABASE_URL
+export AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY
+
+# The head's alone.
+if [ "${TRAINFLOW_DATABASE_HOST:-}" ]; then
+    password="$(read_secret database_password)"
+    export TRAINFLOW_DATABASE_URL="postgresql://trainflow:$password@$TRAINFLOW_DATABASE_HOST:5432/trainflow"
+fi
 
 exec "$@"

@@ -120,6 +120,45 @@ def test_a_missing_secret_is_said(tmp_path: Path):
     assert "run deploy/make_secrets.sh" in done.stderr
 
 
+def test_the_password_of_the_database_is_where_the_service_is():
+    holders = {name for name, each in SERVICES.items() if "database_password" in each.get("secrets", [])}
+    assert holders == {"head", "database"}, "workers run what jobs bring"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("", ""), ("database", "postgresql://trainflow:a-value@database:5432/trainflow")]
+)
+def test_what_the_head_alone_wants_is_read_there_alone(tmp_path: Path, host: str, url: str):
+    names = ["store_user", "store_password", *(["database_password"] if host else [])]
+    for name in names:
+        (tmp_path / name).write_text("a-value")
+    script = tmp_path / "with_secrets.sh"
+    script.write_text((DEPLOY / script.name).read_text().replace("/run/secrets", str(tmp_path)))
+    asked = 'echo "$AWS_ACCESS_KEY_ID $AWS_SECRET_ACCESS_KEY ${TRAINFLOW_DATABASE_URL:-}"'
+    command = ["bash", str(script), "bash", "-c", asked]
+    variables = {"PATH": os.environ["PATH"], "TRAINFLOW_DATABASE_HOST": host}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == f"a-value a-value {url}\n"
+
+
+def test_the_service_is_told_which_database():
+    host = SERVICES["head"]["environment"]["TRAINFLOW_DATABASE_HOST"]
+    assert SERVICES[host]["image"].startswith("postgres:")
+
+
+def test_what_is_run_beside_the_service_has_its_secrets():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = re.findall(r"docker compose exec \S+ (\S+ ?\S*)", "".join(p.read_text() for p in pages))
+    commands = [each for each in found if "trainflow" in each]
+    assert commands
+    assert set(commands) == {"deploy/with_secrets.sh trainflow"}, "another database is asked else"
+
+
+def test_the_database_is_ready_once_it_takes_connections():
+    # While it is set up for the first time a server runs that listens on its socket alone.
+    assert "--host=127.0.0.1" in SERVICES["database"]["healthcheck"]["test"]
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_can_be_run(script: Path):
     assert os.access(script, os.X_OK)
