@@ -209,6 +209,8 @@ class GrafanaServer:
                 answer = outer.answer(method, self.path, body, token)
                 text = b"<html>" if outer.is_no_grafana else json.dumps(answer.content).encode()
                 self.send_response(answer.status)
+                if 300 <= answer.status < 400:
+                    self.send_header("Location", answer.content)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)

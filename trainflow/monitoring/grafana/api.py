@@ -50,14 +50,22 @@ class Grafana:
             protocol=parts.scheme,
             timeout=TIMEOUT_S,
         )
+        # Nobody is followed elsewhere: what was to be written would be read there.
+        self._face.api.s.max_redirects = 0
 
     def list_sources(self) -> list[Json]:
         """Return the data sources."""
-        return self._ask(lambda face: face.datasource.list_datasources())
+        found = self._ask(lambda face: face.datasource.list_datasources())
+        self._require(isinstance(found, list))
+        for each in found:
+            self._require(_has(each, str, "type", "name", "uid"))
+        return found
 
     def find_folder(self, uid: str) -> Json | None:
         """Return a folder; None if there is none."""
-        return self._find(lambda face: face.folder.get_folder(uid))
+        found = self._find(lambda face: face.folder.get_folder(uid))
+        self._require(found is None or _has(found, str, "title"))
+        return found
 
     def make_folder(self, uid: str, title: str) -> None:
         """Make a folder."""
@@ -69,7 +77,9 @@ class Grafana:
 
     def find_dashboard(self, uid: str) -> Json | None:
         """Return a dashboard with what Grafana knows of it; None if there is none."""
-        return self._find(lambda face: face.dashboard.get_dashboard(uid))
+        found = self._find(lambda face: face.dashboard.get_dashboard(uid))
+        self._require(found is None or _has(found, dict, "dashboard", "meta"))
+        return found
 
     def save_dashboard(self, dashboard: Json, folder: str, message: str) -> None:
         """Make a dashboard, or replace the one with its uid."""
@@ -79,18 +89,27 @@ class Grafana:
 
     def find_rules(self, folder: str, group: str) -> Json | None:
         """Return a group of rules of alerts; None if there is none."""
-        return self._find(lambda face: face.api.GET(_group_path(folder, group)))
+        found = self._find(lambda face: face.api.GET(_group_path(folder, group)))
+        self._require(found is None or _has(found, list, "rules"))
+        return found
 
     def save_rules(self, folder: str, group: str, rules: Json) -> None:
         """Make a group of rules of alerts, or replace the one of that name."""
         self._ask(lambda face: face.api.PUT(_group_path(folder, group), json=rules))
+
+    def _require(self, is_so: bool) -> None:
+        """Refuse what a Grafana would not answer."""
+        if not is_so:
+            raise GrafanaError(
+                f"{self._name}: got an answer of another form, expected Grafana's; change --url"
+            )
 
     def _find(self, call: Callable[[Any], Any]) -> Any:  # noqa: ANN401  JSON
         return self._ask(call, absent_is_none=True)
 
     def _ask(self, call: Callable[[Any], Any], *, absent_is_none: bool = False) -> Any:  # noqa: ANN401
         from grafana_api.grafana_api import GrafanaException  # noqa: PLC0415  an extra
-        from requests import RequestException  # noqa: PLC0415  comes with that
+        from requests import RequestException, TooManyRedirects  # noqa: PLC0415  comes with that
 
         try:
             return call(self._face)
@@ -102,6 +121,11 @@ class Grafana:
         except ValueError:  # RequestException's own for JSON is one, too
             raise GrafanaError(
                 f"{self._name}: got an answer that is no JSON, expected Grafana's; change --url"
+            ) from None
+        except TooManyRedirects:
+            raise GrafanaError(
+                f"{self._name}: got a redirect, expected Grafana itself; change --url to where it "
+                "leads: is it https, or has it a prefix?"
             ) from None
         except RequestException as error:
             raise UnreachableError(
@@ -125,10 +149,24 @@ def _group_path(folder: str, group: str) -> str:
     return f"/v1/provisioning/folder/{quote(folder, safe='')}/rule-groups/{quote(group, safe='')}"
 
 
+def _has(answer: object, kind: type, *names: str) -> bool:
+    """Whether an answer is an object whose fields of these names are of a kind."""
+    if not isinstance(answer, dict):
+        return False
+    fields = cast("Json", answer)
+    return all(isinstance(fields.get(name), kind) for name in names)
+
+
 def _explain(name: str, status: int, message: str) -> str:
     """Say what Grafana refused, and what to change."""
     if status == HTTPStatus.UNAUTHORIZED:
         return f"{name}: got a token that is refused, expected one of a service account; make one"
     if status == HTTPStatus.FORBIDDEN:
         return f"{name}: got a token that may not do this, expected the role Editor: {message}"
-    return f"{name}: {message}"
+    if status == HTTPStatus.NOT_FOUND:
+        change = "change --url, whose prefix may be missing, or take a Grafana of 10 or later"
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        change = "look at Grafana's log, and publish again: what is done stays"
+    else:
+        change = "change what it names there, and publish again: what is done stays"
+    return f"{name}: got {message}, expected that Grafana takes this; {change}"

@@ -6,10 +6,11 @@ There is no Grafana here: a stand-in answers over a real socket as its documenta
 import re
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.testbed.grafana_server import EDITOR, VIEWER, GrafanaServer, serving_grafana
+from tests.testbed.grafana_server import EDITOR, VIEWER, Answer, GrafanaServer, serving_grafana
 from trainflow.errors import ConfigError, GrafanaError, UnreachableError
 from trainflow.monitoring.alerts.rules import ALL_RULES, RULES
 from trainflow.monitoring.dashboards.catalog import DASHBOARDS
@@ -148,6 +149,48 @@ def test_a_grafana_that_fails_is_told_of(server: GrafanaServer):
 def test_something_else_than_a_grafana_is_told_of(server: GrafanaServer):
     server.is_no_grafana = True
     with pytest.raises(GrafanaError, match="no JSON, expected Grafana's"):
+        publish_to(server)
+
+
+@pytest.mark.parametrize("content", [{"status": "success"}, [1], [{"type": "prometheus"}], None])
+def test_another_server_that_answers_json_is_told_of(
+    server: GrafanaServer, monkeypatch: pytest.MonkeyPatch, content: Any
+):
+    monkeypatch.setattr(server, "answer", lambda *_: Answer(200, content))
+    with pytest.raises(GrafanaError, match="of another form, expected Grafana's; change --url"):
+        publish_to(server)
+    grafana = Grafana(server.url, EDITOR)
+    finds = [grafana.find_folder, grafana.find_dashboard, lambda uid: grafana.find_rules(uid, "a")]
+    for find in finds if content else []:
+        with pytest.raises(GrafanaError, match="of another form"):
+            find("a")
+
+
+def test_a_redirect_is_told_of_and_not_followed(
+    server: GrafanaServer, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, str]] = []
+
+    def lead_elsewhere(method: str, path: str, *_: object) -> Answer:
+        asked.append((method, path))
+        return Answer(301, f"{server.url}/elsewhere")
+
+    monkeypatch.setattr(server, "answer", lead_elsewhere)
+    grafana = Grafana(server.url, EDITOR)
+    with pytest.raises(GrafanaError, match="got a redirect.* change --url to where it leads"):
+        grafana.make_folder("a", "A")
+    assert asked == [("POST", "/api/folders")]
+
+
+@pytest.mark.parametrize(
+    ("status", "change"),
+    [(404, "change --url, whose prefix"), (412, "change what it names"), (500, "Grafana's log")],
+)
+def test_a_refusal_says_what_to_change(
+    server: GrafanaServer, monkeypatch: pytest.MonkeyPatch, status: int, change: str
+):
+    monkeypatch.setattr(server, "answer", lambda *_: Answer(status, {"message": "because"}))
+    with pytest.raises(GrafanaError, match=rf"got .*{status}: because, expected .*{change}"):
         publish_to(server)
 
 
