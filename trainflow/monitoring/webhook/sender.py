@@ -32,7 +32,8 @@ class WebhookSender:
         self._backoff = backoff or Backoff()
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
-        self._is_closing = False
+        self._is_closing = self._is_given_up = False
+        self._closing_waited_s = 0.0
         self._num_dropped = 0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
@@ -62,7 +63,10 @@ class WebhookSender:
                 self._changed.notify_all()
 
     def begin_closing(self) -> None:
-        """Have it end once it has tried what waits, once each; never waits."""
+        """Have it end once it has tried what waits; never waits.
+
+        What is not taken is tried again for as long as `Backoff.closing_s`, and then no more.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -76,6 +80,8 @@ class WebhookSender:
             # One more is on its way; whether it arrives, nobody will know.
             self._drop("the server did not answer in time", len(self._waiting) + 1)
             self._waiting.clear()
+            self._is_given_up = True
+            self._changed.notify_all()
         return False
 
     def _drop(self, trouble: str, number: int = 1) -> None:
@@ -87,8 +93,8 @@ class WebhookSender:
     def _run(self) -> None:
         while (document := self._take()) is not None:
             trouble = self._try(document)
-            if trouble:
-                with self._changed:
+            with self._changed:
+                if trouble and not self._is_given_up:  # else it has been counted
                     self._drop(trouble)
 
     def _take(self) -> bytes | None:
@@ -107,7 +113,7 @@ class WebhookSender:
             except PostError as error:
                 logger.warning("an event was not taken: %s", error)
                 wait_s = self._backoff.decide_wait(num_tried) if error.may_pass else None
-                if wait_s is None or self._is_closing_within(wait_s):
+                if wait_s is None or not self._wait_for_next_try(wait_s):
                     return str(error)
             except Exception as error:  # whatever it is, the next may be taken
                 logger.exception("an event could not be sent")
@@ -115,7 +121,13 @@ class WebhookSender:
             else:
                 return ""
 
-    def _is_closing_within(self, wait_s: float) -> bool:
-        """Wait for so long, or until there is no more time."""
+    def _wait_for_next_try(self, wait_s: float) -> bool:
+        """Wait for so long, or for less once nothing else is to come; False if there is no time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_closing, wait_s)
+            if not self._changed.wait_for(lambda: self._is_closing, wait_s):
+                return True
+            closing_wait_s = self._backoff.decide_closing_wait(wait_s, self._closing_waited_s)
+            if closing_wait_s is None:
+                return False
+            self._closing_waited_s += closing_wait_s
+            return not self._changed.wait_for(lambda: self._is_given_up, closing_wait_s)

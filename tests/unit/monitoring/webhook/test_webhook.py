@@ -18,7 +18,7 @@ from trainflow.monitoring.webhook.sender import WebhookSender
 
 WITHIN_S = 30.0
 AT_ONCE = Backoff(most_tries=3, first_s=0.001)
-PATIENT = Backoff(most_tries=3, first_s=3600.0, longest_s=3600.0)
+PATIENT = Backoff(3, 3600.0, 3600.0, closing_s=0.003, longest_closing_s=0.001)
 
 
 @pytest.fixture
@@ -132,6 +132,38 @@ def test_the_end_cuts_a_long_wait_short(server: Server):
         sender.send(b"again in an hour")
         assert server.arrived.acquire(timeout=WITHIN_S)
     assert sender.num_dropped == 1
+
+
+def test_what_comes_at_the_end_is_sent_again_too(server: Server):
+    statuses = iter([500, 503, 200])
+    server.answer = lambda _: next(statuses)
+    with sending(server.url, PATIENT) as sender:
+        sender.send(b"ended")
+        sender.begin_closing()
+    assert server.documents == [b"ended"] * 3
+    assert sender.num_dropped == 0
+
+
+def test_what_is_tried_again_at_the_end_leaves_with_whoever_waits_for_it(server: Server):
+    server.answer = lambda _: 500
+    sender = WebhookSender(
+        WebhookPost(WebhookConfig(url=server.url)),
+        Backoff(3, 3600.0, 3600.0, closing_s=3600.0, longest_closing_s=3600.0),
+    )
+    sender.send(b"in an hour")
+    assert server.arrived.acquire(timeout=WITHIN_S)
+    sender.begin_closing()
+    assert not sender.wait_closed(0.01)
+    assert sender.wait_closed(WITHIN_S), "its thread has ended"
+    assert sender.num_dropped == 1
+
+
+def test_waits_at_the_end_are_short_and_bounded():
+    backoff = Backoff(closing_s=4.0, longest_closing_s=1.0)
+    assert backoff.decide_closing_wait(0.5, 0.0) == 0.5
+    assert backoff.decide_closing_wait(16.0, 0.0) == 1.0
+    assert backoff.decide_closing_wait(16.0, 3.75) == 0.25
+    assert backoff.decide_closing_wait(16.0, 4.0) is None
 
 
 def test_a_server_that_refuses_connections_is_named_without_its_path():
