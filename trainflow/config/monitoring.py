@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.config.problems import Problem, show
 from trainflow.config.section import Section
-from trainflow.config.sinks import SinkConfig
+from trainflow.config.sinks import SinkConfig, find_repeated
 from trainflow.config.webhook import GrafanaConfig, WebhookConfig
 
 
@@ -39,13 +39,14 @@ class MonitoringConfig(Section):
     """Where failures and recoveries are marked; null: nowhere."""
 
     def conflicts(self, *, makes_checkpoints: bool) -> list[Problem]:
-        """Return which settings would do nothing, as nothing is told, or for want of another.
+        """Return which settings would do nothing, for want of another, or twice the same.
 
         Args:
             makes_checkpoints: while the job goes on.
         """
         if self.enabled:
-            return self.anomalies.conflicts(makes_checkpoints=makes_checkpoints)
+            anomalies = self.anomalies.conflicts(makes_checkpoints=makes_checkpoints)
+            return [*anomalies, *find_repeated(self.sinks)]
         receivers = {"sinks": self.sinks, "webhook": self.webhook, "grafana": self.grafana}
         unheard = [name for name, value in receivers.items() if value]
         fields = AnomaliesConfig.model_fields.items()

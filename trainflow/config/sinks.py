@@ -3,11 +3,13 @@
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from trainflow.config.problems import Problem
 from trainflow.config.section import Section
 
 SinkKind = Literal["tensorboard", "wandb", "mlflow"]
@@ -26,6 +28,13 @@ def _check_folder(path: str) -> str:
     return path
 
 
+def _check_project(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError("a name, as pretraining: TensorBoard's files lie in a folder of that name")
+    return name
+
+
 class SinkConfig(Section):
     """One of them. What it can't take is left out, counted and told; training never waits."""
 
@@ -35,5 +44,32 @@ class SinkConfig(Section):
     folder: Annotated[str, AfterValidator(_check_folder)]
     """Folder on the machine where the coordinator runs: as a rule the head, or on a shared disk."""
 
-    project: Annotated[str, Field(min_length=1)] | None = None
+    project: Annotated[str, Field(min_length=1), AfterValidator(_check_project)] | None = None
     """Project of W&B, experiment of MLflow, folder in TensorBoard's; null: the job's name."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Return what no two sinks may share: one would write what the other has written."""
+        if self.kind == "wandb":
+            return (self.kind,)  # the library has one run a process
+        return self.kind, str(PurePosixPath(self.folder)), self.project or ""
+
+
+def find_repeated(sinks: Sequence[SinkConfig]) -> list[Problem]:
+    """Return which sinks would write where an earlier one does."""
+    problems: list[Problem] = []
+    first: dict[tuple[str, ...], int] = {}
+    for number, sink in enumerate(sinks):
+        earlier = first.setdefault(sink.place, number)
+        if earlier < number:
+            is_alone = sink.kind == "wandb"
+            expected = "one of this kind" if is_alone else "another folder or project"
+            problems.append(
+                Problem(
+                    f"monitoring.sinks.{number}",
+                    f"a {sink.kind} beside that of monitoring.sinks.{earlier}",
+                    f"{expected}: each step would be written twice",
+                    "leave one of them out" + ("" if is_alone else ", or give it its own"),
+                )
+            )
+    return problems

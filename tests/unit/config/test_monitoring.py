@@ -56,6 +56,47 @@ def test_what_would_do_nothing_is_refused(section: dict[str, Any], setting: str,
     )
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"kind": "mlflow", "folder": "/data/curves"},
+        {"kind": "tensorboard", "folder": "/data/others"},
+        {"kind": "tensorboard", "folder": "/data/curves", "project": "other"},
+    ],
+)
+def test_sinks_may_be_several(second: dict[str, str]):
+    assert len(monitoring_of(sinks=[*SINKS, second]).sinks) == 2
+
+
+@pytest.mark.parametrize(
+    ("sinks", "expected"),
+    [
+        ([*SINKS, *SINKS], "another folder or project"),
+        ([*SINKS, {"kind": "tensorboard", "folder": "/data/curves/"}], "another folder or project"),
+        (
+            [{"kind": "wandb", "folder": "/a"}, {"kind": "wandb", "folder": "/b", "project": "p"}],
+            "one of this kind",
+        ),
+    ],
+)
+def test_two_sinks_that_would_write_the_same_twice_are_refused(
+    sinks: list[dict[str, str]], expected: str
+):
+    kind = sinks[0]["kind"]
+    with pytest.raises(ValidationError) as caught:
+        monitoring_of(sinks=sinks)
+    (error,) = caught.value.errors()
+    assert error["msg"].startswith(
+        f"monitoring.sinks.1: got a {kind} beside that of monitoring.sinks.0; expected {expected}"
+    )
+
+
+@pytest.mark.parametrize("project", ["/etc", "../other", "a/../../b", ""])
+def test_a_project_stays_in_its_folder(project: str):
+    with pytest.raises(ValidationError):
+        monitoring_of(sinks=[SINKS[0] | {"project": project}])
+
+
 def test_steps_are_skipped_only_where_that_is_asked_for():
     assert monitoring_of().anomalies.action == "alert"
     assert monitoring_of(anomalies={"action": "skip", "max_skips": 1}).anomalies.max_skips == 1
