@@ -118,8 +118,9 @@ class RunMonitor:
         goodput = self._goodput
         if goodput is not None:
             self._try("GoodputWatch.end", lambda: goodput.end(state))
-        if self._sinks is not None:
-            self._sinks.begin_closing()
+        sinks = self._sinks
+        if sinks is not None:
+            self._try("SinkFeed.end", lambda: sinks.end(state))
         for each in self._posts:
             self._try(f"{type(each).__name__}.end", partial(each.end, state, self._clock))
 

@@ -13,9 +13,10 @@ from trainflow.config.job import JobConfig
 from trainflow.config.masking import kept_settings
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.loggers.background_logger import BackgroundLogger
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point, open_logger
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point, open_logger
 
 
 class SinkFeed:
@@ -52,10 +53,10 @@ class SinkFeed:
                 text = f"{each.name} lacks points of the curves: {each.trouble}"
                 self._record.add_event("sink_failed", text, sink=each.name)
 
-    def begin_closing(self) -> None:
-        """The run is over: let every sink take what waits for it."""
+    def end(self, state: RunState) -> None:
+        """The run is over: let every sink take what waits for it, and what the run came to."""
         for each in self._loggers:
-            each.begin_closing()
+            each.begin_closing(Outcome(state.value))
 
     def wait_closed(self, timeout_s: float) -> None:
         """Wait until all have, each for so long at most; not on the event loop's thread."""

@@ -20,7 +20,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
 from trainflow.monitoring import metrics
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 WITHIN_S = 30.0
 SINKS = [{"kind": "tensorboard", "folder": "/a"}, {"kind": "wandb", "folder": "/b", "project": "p"}]
@@ -32,6 +32,7 @@ class Opened:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.points: dict[str, list[Point]] = {}
         self.runs: dict[str, LoggedRun] = {}
+        self.outcomes: list[Outcome | None] = []
         self.act: Any = lambda _kind: None
         monkeypatch.setattr(sink_feed, "open_logger", self._open)
 
@@ -44,8 +45,8 @@ class Opened:
                 self.act(sink.kind)
                 points.append(point)
 
-            def close(_self) -> None:  # noqa: N805  as above
-                """Nothing is left."""
+            def close(_self, outcome: Outcome | None) -> None:  # noqa: N805  as above
+                self.outcomes.append(outcome)
 
         return Logger()
 
@@ -64,7 +65,7 @@ class Run:
         self.record.follow(self.feed)
 
     def close(self) -> None:
-        self.feed.begin_closing()
+        self.feed.end(RunState.FAILED)
         self.feed.wait_closed(WITHIN_S)
         self.feed.tell_end()
 
@@ -143,6 +144,13 @@ def test_a_run_goes_on_and_ends_while_a_sink_blocks(
     kinds = [event["kind"] for event in record.events_since(0)]
     assert kinds[-2:] == ["sink_failed", "sink_incomplete"]
     goes_on.set()
+
+
+def test_sinks_are_told_what_a_run_came_to(tmp_path: Path, opened: Opened):
+    Run(tmp_path, *SINKS).close()
+    assert opened.outcomes == [Outcome.FAILED] * 2
+    ends = {state.value for state in RunState if state.is_terminal}
+    assert ends == set(Outcome)
 
 
 def test_without_sinks_there_is_nothing_to_wait_for(tmp_path: Path):

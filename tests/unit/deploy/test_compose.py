@@ -121,12 +121,15 @@ def test_a_missing_secret_is_said(tmp_path: Path):
 
 
 def test_the_password_of_the_database_is_where_the_service_is():
-    holders = {name for name, each in SERVICES.items() if "database_password" in each.get("secrets", [])}
+    holders = {
+        name for name, each in SERVICES.items() if "database_password" in each.get("secrets", [])
+    }
     assert holders == {"head", "database"}, "workers run what jobs bring"
 
 
 @pytest.mark.parametrize(
-    ("host", "url"), [("", ""), ("database", "postgresql://trainflow:a-value@database:5432/trainflow")]
+    ("host", "url"),
+    [("", ""), ("database", "postgresql://trainflow:a-value@database:5432/trainflow")],
 )
 def test_what_the_head_alone_wants_is_read_there_alone(tmp_path: Path, host: str, url: str):
     names = ["store_user", "store_password", *(["database_password"] if host else [])]

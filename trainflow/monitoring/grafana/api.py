@@ -56,15 +56,15 @@ class Grafana:
     def list_sources(self) -> list[Json]:
         """Return the data sources."""
         found = self._ask(lambda face: face.datasource.list_datasources())
-        self._require(isinstance(found, list))
+        self._require(is_so=isinstance(found, list))
         for each in found:
-            self._require(_has(each, str, "type", "name", "uid"))
+            self._require(is_so=_has(each, str, "type", "name", "uid"))
         return found
 
     def find_folder(self, uid: str) -> Json | None:
         """Return a folder; None if there is none."""
         found = self._find(lambda face: face.folder.get_folder(uid))
-        self._require(found is None or _has(found, str, "title"))
+        self._require(is_so=found is None or _has(found, str, "title"))
         return found
 
     def make_folder(self, uid: str, title: str) -> None:
@@ -78,7 +78,7 @@ class Grafana:
     def find_dashboard(self, uid: str) -> Json | None:
         """Return a dashboard with what Grafana knows of it; None if there is none."""
         found = self._find(lambda face: face.dashboard.get_dashboard(uid))
-        self._require(found is None or _has(found, dict, "dashboard", "meta"))
+        self._require(is_so=found is None or _has(found, dict, "dashboard", "meta"))
         return found
 
     def save_dashboard(self, dashboard: Json, folder: str, message: str) -> None:
@@ -90,14 +90,14 @@ class Grafana:
     def find_rules(self, folder: str, group: str) -> Json | None:
         """Return a group of rules of alerts; None if there is none."""
         found = self._find(lambda face: face.api.GET(_group_path(folder, group)))
-        self._require(found is None or _has(found, list, "rules"))
+        self._require(is_so=found is None or _has(found, list, "rules"))
         return found
 
     def save_rules(self, folder: str, group: str, rules: Json) -> None:
         """Make a group of rules of alerts, or replace the one of that name."""
         self._ask(lambda face: face.api.PUT(_group_path(folder, group), json=rules))
 
-    def _require(self, is_so: bool) -> None:
+    def _require(self, *, is_so: bool) -> None:
         """Refuse what a Grafana would not answer."""
         if not is_so:
             raise GrafanaError(

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from trainflow.monitoring.loggers.run_logger import Point, RunLogger
+from trainflow.monitoring.loggers.run_logger import Outcome, Point, RunLogger
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class BackgroundLogger:
         self._waiting: deque[Point] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
+        self._outcome: Outcome | None = None
         self._num_dropped = 0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
@@ -72,9 +73,10 @@ class BackgroundLogger:
                 self._waiting.append(point)
                 self._changed.notify_all()
 
-    def begin_closing(self) -> None:
-        """Have it end once it has taken what waits; never waits."""
+    def begin_closing(self, outcome: Outcome) -> None:
+        """Have it end once it has taken what waits, and write what the run came to; never waits."""
         with self._changed:
+            self._outcome = outcome
             self._is_closing = True
             self._changed.notify_all()
 
@@ -144,8 +146,10 @@ class BackgroundLogger:
         return True
 
     def _close(self, opened: RunLogger) -> None:
+        with self._changed:
+            outcome = self._outcome
         try:
-            opened.close()
+            opened.close(outcome)
         except Exception as error:  # as above
             logger.exception("%s could not be closed", self.name)
             self._note(error)

@@ -12,12 +12,13 @@ from pathlib import Path
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _JOB = "trainflow.job"
 _MS_PER_S = 1000
 _ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # else it asks for a database, which needs a server's packages
 _MOST_CHARACTERS = 500  # of a parameter, in any of MLflow's stores
+_STATUS = {Outcome.SUCCEEDED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.STOPPED: "KILLED"}
 _REFUSED = re.compile(r"[^\w/.: -]")
 
 
@@ -35,9 +36,10 @@ class MlflowLogger:
         metrics = [Metric(name, value, at_ms, point.step) for name, value in named.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def close(self) -> None:
-        """Say that the run is over."""
-        self._client.set_terminated(self._run_id)
+    def close(self, outcome: Outcome | None) -> None:
+        """Say that the run is over, and how, if it is."""
+        if outcome is not None:
+            self._client.set_terminated(self._run_id, _STATUS[outcome])
 
 
 def rename(name: str) -> str:
@@ -56,6 +58,7 @@ def open_logger(run: LoggedRun, folder: str) -> MlflowLogger:
     )
     found = client.search_runs([experiment_id], f"tags.`{_JOB}` = '{run.job_id}'", max_results=1)
     if found:
+        client.update_run(found[0].info.run_id, status="RUNNING")
         return MlflowLogger(client, found[0].info.run_id)
     made = client.create_run(experiment_id, tags={_JOB: run.job_id}, run_name=run.job_id)
     run_id: str = made.info.run_id

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -38,6 +39,14 @@ class LoggedRun:
     settings: Mapping[str, Any]
 
 
+class Outcome(StrEnum):
+    """What a run came to."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
 class RunLogger(Protocol):
     """Takes a run's curves. Every call may block, and may raise anything."""
 
@@ -45,8 +54,8 @@ class RunLogger(Protocol):
         """Take one point."""
         ...
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, outcome: Outcome | None, /) -> None:
+        """Write what is left, and what the run came to; None: it may go on."""
         ...
 
 

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _FLUSH_EVERY_S = 10
 
@@ -32,8 +32,8 @@ class TensorBoardLogger:
         summary = Summary(value=values)
         self._writer.add_event(Event(wall_time=point.at_s, step=point.step, summary=summary))
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, _outcome: Outcome | None) -> None:
+        """Write what is left; what a run came to has no place there."""
         self._writer.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import wandb
 
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _STEP = "step"
 
@@ -19,7 +19,7 @@ class _Run(Protocol):
 
     def define_metric(self, name: str, *, step_metric: str) -> object: ...
     def log(self, data: Mapping[str, float]) -> None: ...
-    def finish(self) -> None: ...
+    def finish(self, exit_code: int) -> None: ...
 
 
 class WandbLogger:
@@ -33,9 +33,9 @@ class WandbLogger:
         """Take one point."""
         self._run.log({_STEP: point.step, **point.values})
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome | None) -> None:
         """Write what is left; returns when the library's process has written it, and ended."""
-        self._run.finish()
+        self._run.finish(exit_code=int(outcome is Outcome.FAILED))
         wandb.teardown()
 
 

@@ -177,7 +177,7 @@ def test_a_redirect_is_told_of_and_not_followed(
 
     monkeypatch.setattr(server, "answer", lead_elsewhere)
     grafana = Grafana(server.url, EDITOR)
-    with pytest.raises(GrafanaError, match="got a redirect.* change --url to where it leads"):
+    with pytest.raises(GrafanaError, match=r"got a redirect.* change --url to where it leads"):
         grafana.make_folder("a", "A")
     assert asked == [("POST", "/api/folders")]
 

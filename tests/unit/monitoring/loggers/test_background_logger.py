@@ -8,7 +8,7 @@ import pytest
 
 from trainflow.monitoring.loggers import background_logger
 from trainflow.monitoring.loggers.background_logger import LEFT_AFTER, BackgroundLogger
-from trainflow.monitoring.loggers.run_logger import Point, RunLogger
+from trainflow.monitoring.loggers.run_logger import Outcome, Point, RunLogger
 
 WITHIN_S = 30.0
 
@@ -23,14 +23,16 @@ class Notes:
     def __init__(self, act: Callable[[Point], None] = lambda _: None):
         self.steps: list[int] = []
         self.is_closed = False
+        self.outcome: Outcome | None = None
         self._act = act
 
     def log(self, point: Point) -> None:
         self._act(point)
         self.steps.append(point.step)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome | None) -> None:
         self.is_closed = True
+        self.outcome = outcome
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def behind(open_logger: Callable[[], RunLogger]) -> Generator[BackgroundLogger]:
     try:
         yield logger
     finally:
-        logger.begin_closing()
+        logger.begin_closing(Outcome.SUCCEEDED)
         assert logger.wait_closed(WITHIN_S)
 
 
@@ -50,7 +52,7 @@ def test_points_are_taken_in_their_order_on_another_thread():
         for step in range(100):
             logger.log(point(step))
     assert notes.steps == list(range(100))
-    assert notes.is_closed
+    assert notes.outcome is Outcome.SUCCEEDED
     assert threads == {"logger test"}
     assert (logger.num_dropped, logger.trouble) == (0, "")
 
@@ -131,7 +133,7 @@ def test_one_that_works_again_is_opened_anew_and_takes_what_has_waited():
         logger.log(point(step))
     assert is_left.wait(WITHIN_S)
     has_room.set()
-    logger.begin_closing()
+    logger.begin_closing(Outcome.SUCCEEDED)
     assert logger.wait_closed(WITHIN_S)
     assert opened[-1].steps[-1] == 99
     num_taken = sum(len(each.steps) for each in opened)
@@ -158,7 +160,7 @@ def test_one_that_does_not_end_is_left_behind_with_what_it_lacks():
     for step in range(3):
         logger.log(point(step))
     assert is_stuck.wait(WITHIN_S)
-    logger.begin_closing()
+    logger.begin_closing(Outcome.SUCCEEDED)
     assert not logger.wait_closed(0.0)
     assert logger.num_dropped == 2
     goes_on.set()
@@ -167,7 +169,7 @@ def test_one_that_does_not_end_is_left_behind_with_what_it_lacks():
 
 def test_one_that_raises_when_it_is_closed_is_told_of():
     class Unclosable(Notes):
-        def close(self) -> None:
+        def close(self, _outcome: Outcome | None) -> None:
             raise OSError("no room")
 
     with behind(Unclosable) as logger:

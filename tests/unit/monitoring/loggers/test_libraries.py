@@ -4,11 +4,12 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from trainflow.config.sinks import SinkConfig, SinkKind
-from trainflow.monitoring.loggers.run_logger import LoggedRun, Point, open_logger
+from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point, open_logger
 
 RUN = LoggedRun("tiny-abcdef", "tiny", {"name": "tiny", "training": {"max_steps": 3}})
 POINTS = [
@@ -19,11 +20,13 @@ POINTS = [
 ]
 
 
-def write(kind: SinkKind, folder: Path, *points: Point) -> None:
+def write(
+    kind: SinkKind, folder: Path, *points: Point, outcome: Outcome | None = Outcome.SUCCEEDED
+) -> None:
     logger = open_logger(SinkConfig(kind=kind, folder=str(folder)), RUN)
     for point in points:
         logger.log(point)
-    logger.close()
+    logger.close(outcome)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path):
@@ -75,6 +78,33 @@ def test_mlflow_takes_a_point_whatever_a_job_calls_its_values(tmp_path: Path):
         "logged___": 3.0,
         "eval/loss _val_": 4.0,
     }
+
+
+def test_mlflow_is_told_what_a_run_came_to(tmp_path: Path):
+    tracking: Any = pytest.importorskip("mlflow.tracking")
+    client = tracking.MlflowClient(tracking_uri=tmp_path.as_uri())
+
+    def status_after(outcome: Outcome | None) -> str:
+        write("mlflow", tmp_path, POINTS[0], outcome=outcome)
+        (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+        return run.info.status
+
+    outcomes = [Outcome.FAILED, None, Outcome.STOPPED, None, Outcome.SUCCEEDED]
+    assert [status_after(each) for each in outcomes] == [
+        "FAILED",
+        "RUNNING",  # it goes on
+        "KILLED",
+        "RUNNING",
+        "FINISHED",
+    ]
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(Outcome.FAILED, 1), (Outcome.STOPPED, 0)])
+def test_wandb_is_told_whether_a_run_failed(outcome: Outcome, code: int):
+    wandb_logger: Any = pytest.importorskip("trainflow.monitoring.loggers.wandb_logger")
+    run = Mock()
+    wandb_logger.WandbLogger(run).close(outcome)
+    run.finish.assert_called_once_with(exit_code=code)
 
 
 def test_wandb_writes_a_run_that_can_be_sent_later(tmp_path: Path):
