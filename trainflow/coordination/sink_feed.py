@@ -29,6 +29,7 @@ class SinkFeed:
         for sink in job.monitoring.sinks:
             run = LoggedRun(job_id, sink.project or job.name, kept_settings(job))
             self._loggers.append(BackgroundLogger(sink.kind, partial(open_logger, sink, run)))
+        self._folders = [sink.folder for sink in job.monitoring.sinks]
         self._counted = [0] * len(self._loggers)
         self._told: set[int] = set()
 
@@ -50,8 +51,9 @@ class SinkFeed:
             self._counted[number] = dropped
             if each.trouble and number not in self._told:
                 self._told.add(number)
-                text = f"{each.name} lacks points of the curves: {each.trouble}"
-                self._record.add_event("sink_failed", text, sink=each.name)
+                folder = self._folders[number]
+                text = f"{each.name} in {folder} lacks points of the curves: {each.trouble}"
+                self._record.add_event("sink_failed", text, sink=each.name, folder=folder)
 
     def end(self, state: RunState) -> None:
         """The run is over: let every sink take what waits for it, and what the run came to."""
@@ -66,12 +68,13 @@ class SinkFeed:
     def tell_end(self) -> None:
         """Say what they lack, if they do; once they are closed."""
         self.tick()
-        for each in self._loggers:
+        for each, folder in zip(self._loggers, self._folders, strict=True):
             if each.num_dropped:
-                text = f"{each.name} has not taken {each.num_dropped} points of the curves"
-                self._record.add_event(
-                    "sink_incomplete", text, sink=each.name, num_dropped=each.num_dropped
+                text = (
+                    f"{each.name} in {folder} has not taken {each.num_dropped} points of the curves"
                 )
+                data = {"sink": each.name, "folder": folder, "num_dropped": each.num_dropped}
+                self._record.add_event("sink_incomplete", text, **data)
 
     def _log(self, point: Point) -> None:
         for each in self._loggers:

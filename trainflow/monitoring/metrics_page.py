@@ -17,11 +17,14 @@ _HEAD = """\
 Made from the table in [trainflow/monitoring/metrics.py](../trainflow/monitoring/metrics.py) by
 `python -m trainflow.monitoring.metrics_page > docs/metrics.md`; a test fails while the two differ.
 
-The coordinator exports them through Ray's metrics agent on its node, whose address Ray writes for
-Prometheus into `prom_metrics_service_discovery.json` of its session folder. A value is there some
-ten seconds later. Each has the label `{job}`, the job's id, beside those named here (and Ray's own:
-component, node, session). None has one a rank: a run makes at most {num_series} series, however
-many ranks it has.
+The coordinator exports them through Ray's metrics agent on its node. The agents' addresses Ray's
+dashboard writes for Prometheus into `prom_metrics_service_discovery.json` of its session folder;
+heads of `ray start --head` and `trainflow serve` have it. The head that `trainflow run` starts by
+itself has none, and so no such file: `TRAINFLOW_HOME/head.json` names its `temp_dir`, and the port
+of its agent is in `session_latest/metrics_export_port_NODE` there, another one in each run. A value
+is there some ten seconds later. Each has the label `{job}`, the job's id, beside those named here
+(and Ray's own: component, node, session). None has one a rank: a run makes at most {num_series}
+series, however many ranks it has.
 
 When a coordinator is restarted, counters go on where they were if that is on the same node, since
 Ray's agent there adds up what comes, and begin at 0 on another one; `rate` and `increase` allow for

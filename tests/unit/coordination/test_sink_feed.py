@@ -113,8 +113,8 @@ def test_one_that_fails_is_told_once_and_the_other_lacks_nothing(tmp_path: Path,
     run.close()
     assert len(opened.points["tensorboard"]) == 3
     assert run.told() == [
-        ("sink_failed", "wandb lacks points of the curves: OSError: no room"),
-        ("sink_incomplete", "wandb has not taken 3 points of the curves"),
+        ("sink_failed", "wandb in /b lacks points of the curves: OSError: no room"),
+        ("sink_incomplete", "wandb in /b has not taken 3 points of the curves"),
     ]
     run.feed.tick()
     assert run.export.value(metrics.SINK_DROPPED, sink="wandb") == 3
