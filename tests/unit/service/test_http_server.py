@@ -78,7 +78,7 @@ def test_an_app_that_does_not_come_up_is_told(http: HttpSettings, caplog: pytest
         server.close()
         with pytest.raises(TrainFlowError, match="has ended"):
             server.require_running()
-    assert "no lifespan today" in caplog.text
+    assert "the HTTP server has ended" in caplog.text
 
 
 @pytest.mark.parametrize("content", [None, "not a certificate"])
