@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from trainflow.errors import ConfigError, ConflictError, TrainFlowError
+from trainflow.service.http_protocol import BoundedHttpProtocol
 from trainflow.service.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 lifespan="on",
+                http=BoundedHttpProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,
