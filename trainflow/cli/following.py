@@ -12,11 +12,14 @@ import typer
 
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.output import report_loss, say, silence
+from trainflow.errors import UnreachableError
 
 
 @contextmanager
 def detachable(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
     """Leave by Ctrl-C, or when nobody takes the output any more; the job goes on.
+
+    If the service is gone, its error is told, and how to come back.
 
     Args:
         job_id: of the job.
@@ -31,6 +34,9 @@ def detachable(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
     except KeyboardInterrupt as interrupt:
         say(f"left; {job_id} goes on. Come back with: {come_back()}", err=True)
         raise typer.Exit(ExitCode.DETACHED) from interrupt
+    except UnreachableError:
+        say(f"{job_id} is followed no more. Come back with: {come_back()}", err=True)
+        raise
     except OSError as error:
         silence(sys.stdout)
         if error.errno == errno.EPIPE:

@@ -5,6 +5,7 @@ Process: any.  Thread: one event loop.  Blocks: never.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -142,7 +143,9 @@ class AsyncTrainFlowClient:
             WaitedTooLongError: it has not within ``timeout_s``.
         """
         begun_s = self._clock.monotonic_s()
-        while not (job := await self.get(job_id)).state.is_terminal:
+        look = api.get(job_id)
+        while not (job := await self._ask(look)).state.is_terminal:
+            look = replace(look, is_patient=timeout_s is None)
             if timeout_s is not None and self._clock.monotonic_s() - begun_s >= timeout_s:
                 detail = f"job {job_id}: got {job.state} after {timeout_s:g} s, expected its end"
                 raise WaitedTooLongError(Problem("", 0, f"{detail}; wait longer"))
@@ -166,8 +169,9 @@ class AsyncTrainFlowClient:
     ) -> AsyncIterator[EventDocument]:
         """Yield a job's events in order, each once; as they happen, until it has ended.
 
-        A connection that ends is taken up where it was. Should the service have lost the events
-        that it has told, a warning is logged, and those that it has come from the first one on.
+        A connection that ends is taken up where it was; a service that is away for a minute is
+        waited for. Should it have lost the events that it has told, a warning is logged, and those
+        that it has come from the first one on.
 
         Args:
             job_id: of the job.
@@ -186,21 +190,23 @@ class AsyncTrainFlowClient:
             source.last = found[-1].number
 
     async def _follow(self, job_id: str, source: EventSource) -> AsyncIterator[EventDocument]:
+        request = api.event_stream(job_id, source.last)
         while True:
             source.begin_again()
             known, is_empty = source.last, True
-            async for piece in self._stream(api.event_stream(job_id, known)):
+            async for piece in self._stream(request):
                 is_empty = False
                 for event in source.take(piece):
                     yield event
             if source.has_ended or (is_empty and await self._knows_all(job_id, known)):
                 return
+            request = replace(api.event_stream(job_id, source.last), is_patient=True)
             if source.last == known:
                 await self._sleep(_COME_BACK_AFTER_S)
 
     async def _knows_all(self, job_id: str, last: int) -> bool:
         """Whether a stream that gave nothing was that of a job that has ended long ago."""
-        job = await self.get(job_id)
+        job = await self._ask(replace(api.get(job_id), is_patient=True))
         return job.state.is_terminal and job.last_event == last
 
     async def logs(
@@ -232,13 +238,17 @@ class AsyncTrainFlowClient:
             offset = api.find_begin(headers, offset)
             worker = api.find_worker(headers, worker)
 
+        has_begun = False
         while True:
-            is_over = not follow or (await self.get(job_id)).state.is_terminal
+            look = replace(api.get(job_id), is_patient=has_begun)
+            is_over = not follow or (await self._ask(look)).state.is_terminal
             before = offset
             request = api.log_stream(job_id, worker, offset, follow=follow)
+            request = replace(request, is_patient=has_begun)
             async for data in self._stream(request, begin):
                 yield Piece(offset, data)
                 offset += len(data)
+            has_begun = True
             if offset > before:
                 continue
             if is_over:
@@ -305,7 +315,12 @@ class AsyncTrainFlowClient:
                 return await self._ask_once(request)
             except ServiceError as error:
                 num_failures += 1
-                pause_s = decide_pause(num_failures, error, may_repeat=request.may_repeat)
+                pause_s = decide_pause(
+                    num_failures,
+                    error,
+                    may_repeat=request.may_repeat,
+                    is_patient=request.is_patient,
+                )
                 if pause_s is None:
                     raise
                 await self._sleep(pause_s)
@@ -337,7 +352,9 @@ class AsyncTrainFlowClient:
                     yield piece
             except ServiceError as error:
                 num_failures += 1
-                pause_s = decide_pause(num_failures, error, may_repeat=True)
+                pause_s = decide_pause(
+                    num_failures, error, may_repeat=True, is_patient=request.is_patient
+                )
                 if pause_s is None:
                     raise
                 await self._sleep(pause_s)

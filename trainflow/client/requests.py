@@ -29,6 +29,8 @@ Answer = TypeVar("Answer")
 Query = Mapping[str, str | int | bool | Sequence[str]]
 
 _PAUSES_S = (0.2, 1.0, 3.0)
+# Followed for hours, a service restarts now and then; on a busy machine that takes half a minute.
+_PAUSES_OF_PATIENT_S = (*_PAUSES_S, *[5.0] * 12)
 _LONGEST_PAUSE_S = 30.0
 # Of these requests nothing was done, whatever they were: too slow to come, or too many.
 _UNSEEN = frozenset({408, 429})
@@ -49,6 +51,8 @@ class Request(Generic[Answer]):
         body: as JSON; None: no body.
         headers: of this request.
         may_repeat: sending it twice does no more than sending it once.
+        is_patient: the service has answered whoever asks before: it is waited for while it starts
+            again.
     """
 
     method: str
@@ -58,6 +62,7 @@ class Request(Generic[Answer]):
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     may_repeat: bool = True
+    is_patient: bool = False
 
 
 def _reader(model: type[Answer]) -> Callable[[bytes], Answer]:
@@ -235,18 +240,22 @@ def unreachable(url: str, error: Exception) -> ServiceError:
     )
 
 
-def decide_pause(num_failures: int, error: ServiceError, *, may_repeat: bool) -> float | None:
+def decide_pause(
+    num_failures: int, error: ServiceError, *, may_repeat: bool, is_patient: bool = False
+) -> float | None:
     """Return after how many seconds to ask again; None: give up.
 
     Args:
         num_failures: of this request so far, this one among them.
         error: of the newest.
         may_repeat: see `Request`.
+        is_patient: see there, too.
     """
     status = error.problem.status
     if status not in _PASSING or not (may_repeat or status in _UNSEEN):
         return None
-    if num_failures > len(_PAUSES_S):
+    pauses_s = _PAUSES_OF_PATIENT_S if is_patient else _PAUSES_S
+    if num_failures > len(pauses_s):
         return None
     told_s = error.problem.retry_after_s or 0.0
-    return min(max(_PAUSES_S[num_failures - 1], told_s), _LONGEST_PAUSE_S)
+    return min(max(pauses_s[num_failures - 1], told_s), _LONGEST_PAUSE_S)

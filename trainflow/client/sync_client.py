@@ -4,6 +4,7 @@ Process: any.  Thread: one at a time.  Blocks: until the service answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -134,7 +135,9 @@ class TrainFlowClient:
             WaitedTooLongError: it has not within ``timeout_s``.
         """
         begun_s = self._clock.monotonic_s()
-        while not (job := self.get(job_id)).state.is_terminal:
+        look = api.get(job_id)
+        while not (job := self._ask(look)).state.is_terminal:
+            look = replace(look, is_patient=timeout_s is None)
             if timeout_s is not None and self._clock.monotonic_s() - begun_s >= timeout_s:
                 detail = f"job {job_id}: got {job.state} after {timeout_s:g} s, expected its end"
                 raise WaitedTooLongError(Problem("", 0, f"{detail}; wait longer"))
@@ -158,8 +161,9 @@ class TrainFlowClient:
     ) -> Iterator[EventDocument]:
         """Yield a job's events in order, each once; as they happen, until it has ended.
 
-        A connection that ends is taken up where it was. Should the service have lost the events
-        that it has told, a warning is logged, and those that it has come from the first one on.
+        A connection that ends is taken up where it was; a service that is away for a minute is
+        waited for. Should it have lost the events that it has told, a warning is logged, and those
+        that it has come from the first one on.
 
         Args:
             job_id: of the job.
@@ -175,20 +179,22 @@ class TrainFlowClient:
             source.last = found[-1].number
 
     def _follow(self, job_id: str, source: EventSource) -> Iterator[EventDocument]:
+        request = api.event_stream(job_id, source.last)
         while True:
             source.begin_again()
             known, is_empty = source.last, True
-            for piece in self._stream(api.event_stream(job_id, known)):
+            for piece in self._stream(request):
                 is_empty = False
                 yield from source.take(piece)
             if source.has_ended or (is_empty and self._knows_all(job_id, known)):
                 return
+            request = replace(api.event_stream(job_id, source.last), is_patient=True)
             if source.last == known:
                 self._clock.sleep(_COME_BACK_AFTER_S)
 
     def _knows_all(self, job_id: str, last: int) -> bool:
         """Whether a stream that gave nothing was that of a job that has ended long ago."""
-        job = self.get(job_id)
+        job = self._ask(replace(api.get(job_id), is_patient=True))
         return job.state.is_terminal and job.last_event == last
 
     def logs(
@@ -220,13 +226,17 @@ class TrainFlowClient:
             offset = api.find_begin(headers, offset)
             worker = api.find_worker(headers, worker)
 
+        has_begun = False
         while True:
-            is_over = not follow or (self.get(job_id)).state.is_terminal
+            look = replace(api.get(job_id), is_patient=has_begun)
+            is_over = not follow or (self._ask(look)).state.is_terminal
             before = offset
             request = api.log_stream(job_id, worker, offset, follow=follow)
+            request = replace(request, is_patient=has_begun)
             for data in self._stream(request, begin):
                 yield Piece(offset, data)
                 offset += len(data)
+            has_begun = True
             if offset > before:
                 continue
             if is_over:
@@ -292,7 +302,12 @@ class TrainFlowClient:
                 return self._ask_once(request)
             except ServiceError as error:
                 num_failures += 1
-                pause_s = decide_pause(num_failures, error, may_repeat=request.may_repeat)
+                pause_s = decide_pause(
+                    num_failures,
+                    error,
+                    may_repeat=request.may_repeat,
+                    is_patient=request.is_patient,
+                )
                 if pause_s is None:
                     raise
                 self._clock.sleep(pause_s)
@@ -321,7 +336,9 @@ class TrainFlowClient:
                 yield from self._stream_once(request, begin)
             except ServiceError as error:
                 num_failures += 1
-                pause_s = decide_pause(num_failures, error, may_repeat=True)
+                pause_s = decide_pause(
+                    num_failures, error, may_repeat=True, is_patient=request.is_patient
+                )
                 if pause_s is None:
                     raise
                 self._clock.sleep(pause_s)
