@@ -230,12 +230,18 @@ def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceErr
 
 def unreachable(url: str, error: Exception) -> ServiceError:
     """Return the error for a service that gave no answer."""
+    change = "see that it serves, and mend the URL"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        change = (
+            "name the certificates to trust, its own or its CA's, by SSL_CERT_FILE, and call it "
+            "by a name that its certificate has"
+        )
     return as_error(
         Problem(
             "",
             0,
             f"service: got no answer at {url} ({type(error).__name__}: {error}), expected one; "
-            "see that it serves, and mend the URL",
+            f"{change}",
         )
     )
 

@@ -25,8 +25,8 @@ def check_host(host: str | None, allowed: Collection[str]) -> None:
     if name is None or not (name == "localhost" or _is_address(name) or name in known):
         raise ProblemError(
             ProblemType.HOST_REFUSED,
-            f"Host: got {host!r}, expected localhost, an address in digits, or one of "
-            f"http.allowed_hosts; add it there if the service is called so",
+            f"Host: got {'none' if host is None else repr(host)}, expected localhost, an address "
+            "in digits, or one of http.allowed_hosts; add it there if the service is called so",
         )
 
 

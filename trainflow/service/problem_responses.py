@@ -63,7 +63,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
         headers["Allow"] = _list_methods(request)
     what = f"{request.method} {request.url.path}"
     expected = {
-        ProblemType.MALFORMED: "a body that is JSON; mend it",
+        ProblemType.MALFORMED: "a body that is JSON, not nested hundreds deep, with no number of "
+        "thousands of digits; mend it",
         ProblemType.NOT_FOUND: "an address of the service; /openapi.json lists them",
         ProblemType.METHOD_NOT_ALLOWED: f"one of {headers.get('Allow', '')}",
     }.get(problem, str(error.detail))

@@ -51,7 +51,7 @@ def test_a_client_trusts_the_certificates_that_ssl_cert_file_names(
     clock = CountingClock()
     with (
         TrainFlowClient(url, clock=clock) as client,
-        pytest.raises(ServiceUnavailableError, match=r"(?i)certificate"),
+        pytest.raises(ServiceUnavailableError, match=r"(?i)certificate.* by SSL_CERT_FILE"),
     ):
         client.cluster()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -12,6 +12,8 @@ from tests.unit.service.fakes import FakeClock, FakeCluster
 from trainflow.service.app import create_app
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.records import Scope
+from trainflow.service.host_checks import check_host
+from trainflow.service.problems import ProblemError
 from trainflow.service.settings import ServiceSettings
 
 pytestmark = pytest.mark.anyio
@@ -164,6 +166,11 @@ async def test_another_name_is_refused(host: str, open_client: OpenClient):
     async with open_client() as client:
         answer = await client.get("/healthz", headers={"Host": host})
     assert (answer.status_code, kind_of(answer)) == (421, "host-refused")
+
+
+def test_a_request_without_a_name_is_told_so():
+    with pytest.raises(ProblemError, match="Host: got none, expected localhost"):
+        check_host(None, [])
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,16 @@ async def test_a_body_of_another_form_is_refused(
     assert answer.json()["type"] == f"urn:trainflow:problem:{problem}"
 
 
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"9" * 10_000])
+async def test_a_body_that_is_more_than_can_be_read_is_told_as_such(
+    body: bytes, open_client: OpenClient
+):
+    async with open_client() as client:
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post("/v1/jobs", content=body, headers=headers)
+    assert "not nested hundreds deep, with no number of thousands of digits" in answer.text
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_a_body_that_a_web_page_may_send_unasked_is_refused(
     content_type: str, open_client: OpenClient, job_config: Config

@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import ValidationError
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.schema import ServeDeploySchema
 
-from trainflow.service.on_ray.deployment import APPLICATION, DeploymentArgs
+from trainflow.service.on_ray.deployment import (
+    APPLICATION,
+    Api,
+    DeploymentArgs,
+    HistoryReplica,
+)
 
 FILE = Path(__file__).parents[3] / "jobs" / "serve.yaml"
 
@@ -22,6 +27,11 @@ def test_the_example_builds_the_application(home: Path):
     module, _, name = application.import_path.partition(":")
     build = getattr(import_module(module), name)
     assert isinstance(build(DeploymentArgs.model_validate(application.args)), Application)
+
+
+@pytest.mark.parametrize("deployment", [Api, HistoryReplica])
+def test_no_replica_waits_for_calls_by_serve_when_it_ends(deployment: Deployment):
+    assert deployment._deployment_config.graceful_shutdown_wait_loop_s < 1
 
 
 def test_what_the_file_may_not_say_is_refused():

@@ -30,10 +30,14 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = "trainflow"
 _ON_HEAD = {"node:__internal_head__": 0.001}
-_LEAVES_WITHIN_S = 5.0
+_LEAVES: dict[str, Any] = {
+    "graceful_shutdown_timeout_s": 5.0,
+    # After which Serve looks whether it has calls under way: it has none, for nobody calls by it.
+    "graceful_shutdown_wait_loop_s": 0.1,
+}
 
 
-@serve.deployment(name="history", num_replicas=1, graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
+@serve.deployment(name="history", num_replicas=1, **_LEAVES)
 class HistoryReplica:
     """The process that keeps the history. Serve starts it again if it dies."""
 
@@ -51,7 +55,7 @@ class HistoryReplica:
         self._history.close()
 
 
-@serve.deployment(name="api", graceful_shutdown_timeout_s=_LEAVES_WITHIN_S)
+@serve.deployment(name="api", **_LEAVES)
 class Api:
     """One of the processes that answer."""
 
