@@ -43,7 +43,7 @@ class HttpSettings(Section):
     """Origins, as https://host:port, whose web pages may ask, besides the service's own."""
 
     certificate: str | None = None
-    """File with the TLS certificate, PEM; null: plain HTTP."""
+    """File with the TLS certificate, PEM, by its path from / on; null: plain HTTP."""
 
     key: str | None = None
     """File with the private key of ``certificate``, PEM."""
@@ -155,10 +155,13 @@ def _find_contradictions(settings: ServiceSettings) -> Sequence[Problem]:
         found.append(
             Problem(given, "one of certificate and key", "both or none", "add the other one")
         )
+    paths = {f"roots.{number}": root for number, root in enumerate(settings.roots)}
+    files = {"http.certificate": http.certificate, "http.key": http.key}
+    paths |= {name: path for name, path in files.items() if path is not None}
     found += [
-        Problem(f"roots.{number}", show(root), "an absolute path", "write it from / on")
-        for number, root in enumerate(settings.roots)
-        if not os.path.isabs(root)  # noqa: PTH117  of whatever text
+        Problem(name, show(path), "an absolute path", "write it from / on")
+        for name, path in paths.items()
+        if not os.path.isabs(path)  # noqa: PTH117  of whatever text
     ]
     return found
 

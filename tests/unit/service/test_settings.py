@@ -46,6 +46,8 @@ def test_without_tokens_it_listens_to_this_machine(host: str, home: Path):
         (["http.prot=1"], "http.port"),
         (["http.certificate=/a"], "both or none"),
         (["roots=[relative]"], "an absolute path"),
+        (["http.certificate=cert.pem", "http.key=/key.pem"], "http.certificate: got 'cert.pem'"),
+        (["http.certificate=/cert.pem", "http.key=key.pem"], "http.key: got 'key.pem'"),
         (["limits.body_bytes=1"], "limits.body_bytes"),
         (["replicas=0"], "replicas: got 0"),
         (["schema_version=2"], "schema_version"),
