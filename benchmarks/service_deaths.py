@@ -167,7 +167,10 @@ def serving(home: Path) -> Generator[Subject]:
             lambda: subject.is_whole() and subject.ask("")["last_step"] >= _SETTLED_STEP,
             "a job that trains",
         )
-        yield subject
+        try:
+            yield subject
+        finally:
+            cluster.kill()  # its end in order takes ten seconds
 
 
 def find_longest(times_s: Sequence[float], since_s: float) -> float:
