@@ -1,5 +1,6 @@
 """Servers share an address: one that ends leaves it to the others, and its end is told."""
 
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -69,7 +70,13 @@ def test_an_address_that_somebody_does_not_share_is_refused(http: HttpSettings):
         HttpServer(make_app("one"), http)
 
 
-def test_an_app_that_does_not_come_up_is_told(http: HttpSettings, caplog: pytest.LogCaptureFixture):
+def test_an_app_that_does_not_come_up_is_told(
+    http: HttpSettings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    # Other tests' servers have uvicorn say nothing, in all of the process.
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+    caplog.set_level(logging.ERROR, "uvicorn.error")
+
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         del receive, send
         raise RuntimeError(f"no {scope['type']} today")
@@ -78,6 +85,7 @@ def test_an_app_that_does_not_come_up_is_told(http: HttpSettings, caplog: pytest
         server.close()
         with pytest.raises(TrainFlowError, match="has ended"):
             server.require_running()
+    assert "no lifespan today" in caplog.text
     assert "the HTTP server has ended" in caplog.text
 
 
