@@ -17,6 +17,7 @@ from trainflow.service.admission import OPEN_PATHS, Admission
 from trainflow.service.body_limit import BodyLimit
 from trainflow.service.cluster import Cluster
 from trainflow.service.context import Context
+from trainflow.service.head_requests import HeadAsGet
 from trainflow.service.history.history import History
 from trainflow.service.openapi import describe_app
 from trainflow.service.problem_responses import install_problems
@@ -65,6 +66,7 @@ def _list_middleware(settings: ServiceSettings, history: History, clock: Clock) 
     found = [
         Middleware(Admission, settings=settings, check_token=history.tokens.check, clock=clock),
         Middleware(BodyLimit, limits=settings.limits),
+        Middleware(HeadAsGet),
     ]
     if settings.http.allowed_origins:
         allowed = Middleware(

@@ -122,6 +122,8 @@ def _list_methods(request: Request) -> str:
         for route in app.routes
         if route.matches(scope)[0] is Match.FULL
     }
+    if "GET" in allowed:
+        allowed.add("HEAD")  # `HeadAsGet`
     return ", ".join(sorted(allowed))
 
 

@@ -277,4 +277,4 @@ async def test_a_method_that_is_none_here_is_told_with_those_that_are(open_clien
     async with open_client() as client:
         answer = await client.put("/v1/jobs")
     assert (answer.status_code, kind_of(answer)) == (405, "method-not-allowed")
-    assert answer.headers["allow"] == "GET, POST"
+    assert answer.headers["allow"] == "GET, HEAD, POST"

@@ -62,7 +62,7 @@ async def test_nothing_else_is_served(path: str, open_client: OpenClient):
 async def test_the_page_is_read_and_not_written(open_client: OpenClient):
     async with open_client() as client:
         answer = await client.post("/")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 async def test_the_page_is_refused_to_a_name_that_is_not_the_services(open_client: OpenClient):

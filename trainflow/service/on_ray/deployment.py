@@ -30,14 +30,16 @@ logger = logging.getLogger(__name__)
 
 APPLICATION = "trainflow"
 _ON_HEAD = {"node:__internal_head__": 0.001}
-_LEAVES: dict[str, Any] = {
+_LOOKED_AFTER: dict[str, Any] = {
+    # Serve finds no death but by this, and until then starts no other.
+    "health_check_period_s": 1.0,
     "graceful_shutdown_timeout_s": 5.0,
     # After which Serve looks whether it has calls under way: it has none, for nobody calls by it.
     "graceful_shutdown_wait_loop_s": 0.1,
 }
 
 
-@serve.deployment(name="history", num_replicas=1, **_LEAVES)
+@serve.deployment(name="history", num_replicas=1, **_LOOKED_AFTER)
 class HistoryReplica:
     """The process that keeps the history. Serve starts it again if it dies."""
 
@@ -55,7 +57,7 @@ class HistoryReplica:
         self._history.close()
 
 
-@serve.deployment(name="api", **_LEAVES)
+@serve.deployment(name="api", **_LOOKED_AFTER)
 class Api:
     """One of the processes that answer."""
 
