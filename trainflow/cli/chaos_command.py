@@ -82,11 +82,12 @@ def run(
     """
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
     from trainflow.config.chaos_plan import load_plan  # noqa: PLC0415
-    from trainflow.coordination.chaos.fitting import require_fit  # noqa: PLC0415
+    from trainflow.coordination.chaos.fitting import Files, require_fit  # noqa: PLC0415
 
     chosen = load_plan(plan)
     job = check_job(job_file, overrides or []).config
-    require_fit(chosen, job, os.environ, on_own_cluster=address is None)
+    files = Files(plan=str(plan), job=str(job_file))
+    require_fit(chosen, job, os.environ, on_own_cluster=address is None, files=files)
     require_home()
     from trainflow.coordination.chaos.campaign import Campaign  # noqa: PLC0415
     from trainflow.coordination.chaos.ground import open_ground  # noqa: PLC0415

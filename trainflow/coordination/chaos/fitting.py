@@ -1,7 +1,8 @@
 """Whether a plan's faults can fall on a job, and its run be judged. Pure."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from trainflow.config.chaos_plan import ChaosPlan, FaultConfig, ScheduledFault
 from trainflow.config.job import JobConfig
@@ -24,8 +25,21 @@ ENDPOINT = "AWS_ENDPOINT_URL"
 """Environment variable with the address of the S3 server."""
 
 
+@dataclass(frozen=True)
+class Files:
+    """Where a plan and a job were read from; "" where that isn't known."""
+
+    plan: str = ""
+    job: str = ""
+
+
 def require_fit(
-    plan: ChaosPlan, job: JobConfig, env: Mapping[str, str], *, on_own_cluster: bool
+    plan: ChaosPlan,
+    job: JobConfig,
+    env: Mapping[str, str],
+    *,
+    on_own_cluster: bool,
+    files: Files = Files(),
 ) -> None:
     """Refuse a plan that can't be carried out on a job.
 
@@ -34,22 +48,31 @@ def require_fit(
         job: what is to run.
         env: the environment.
         on_own_cluster: the campaign starts its cluster.
+        files: named where something is to be changed.
 
     Raises:
         ConfigError: with every problem, one a line.
     """
-    checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip]
-    problems = [
-        problem
-        for where, fault in plan.faults
-        for check in checks
-        for problem in check(where, fault, job)
+    of_plan = [
+        *_check_faults(plan, job),
+        *_check_nodes(plan, on_own_cluster=on_own_cluster),
+        *_check_store(plan, job, env.get(ENDPOINT, "")),
     ]
-    problems += [*_check_job(job, on_own_cluster=on_own_cluster)]
-    problems += [*_check_nodes(plan, on_own_cluster=on_own_cluster)]
-    problems += [*_check_reach(plan, job), *_check_store(plan, job, env.get(ENDPOINT, ""))]
+    of_job = [*_check_job(job, on_own_cluster=on_own_cluster), *_check_reach(plan, job)]
+    problems = [*_found_in(files.plan, of_plan), *_found_in(files.job, of_job)]
     if problems:
         raise ConfigError(summarize(problems))
+
+
+def _found_in(file: str, problems: Iterable[Problem]) -> list[Problem]:
+    return [replace(problem, source=file) for problem in problems]
+
+
+def _check_faults(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
+    checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip]
+    for where, fault in plan.faults:
+        for check in checks:
+            yield from check(where, fault, job)
 
 
 def cpus_of_a_node(plan: ChaosPlan, job: JobConfig) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.config.job import JobConfig
-from trainflow.coordination.chaos.fitting import cpus_of_a_node, require_fit
+from trainflow.coordination.chaos.fitting import Files, cpus_of_a_node, require_fit
 from trainflow.errors import ConfigError
 
 
@@ -19,6 +19,9 @@ def make_job(**changes: Any) -> JobConfig:
         "workers": {"minimum": 1, "target": 3, "spares": 2},
     }
     return JobConfig.model_validate(job | changes)
+
+
+SCALED = make_job().training.model_dump() | {"batch_scaling": "linear"}
 
 
 def make_plan(*faults: dict[str, Any], **changes: Any) -> ChaosPlan:
@@ -79,7 +82,7 @@ def test_what_fits_passes(fault: dict[str, Any]):
         ),
         (
             KILL,
-            {"training": make_job().training.model_dump() | {"batch_scaling": "linear"}},
+            {"training": SCALED},
             "training.batch_scaling: got 'linear'; expected 'none'",
         ),
         (
@@ -96,6 +99,15 @@ def test_what_does_not_fit_is_named(fault: dict[str, Any], job: dict[str, Any], 
     with pytest.raises(ConfigError) as refusal:
         require_fit(make_plan(fault), make_job(**job), {}, on_own_cluster=True)
     assert told in str(refusal.value)
+
+
+def test_the_file_is_named_in_which_something_is_to_be_changed():
+    plan, job = make_plan(KILL | {"rank": 3}), make_job(training=SCALED)
+    with pytest.raises(ConfigError) as refusal:
+        require_fit(plan, job, {}, on_own_cluster=True, files=Files("plan.yaml", "job.yaml"))
+    _, first, second = str(refusal.value).splitlines()
+    assert first.strip().startswith("plan.yaml: schedule.0.rank: got 3")
+    assert second.strip().startswith("job.yaml: training.batch_scaling: got 'linear'")
 
 
 def test_a_node_is_dropped_only_where_it_is_ours_and_there_is_another():
