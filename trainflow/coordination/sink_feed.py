@@ -37,7 +37,8 @@ class SinkFeed:
         """An event was recorded."""
         if event["kind"] == "evaluated":
             data = event["data"]
-            self._log(Point(data["step"], event["at_s"], {f"eval/{data['name']}": data["value"]}))
+            values = {f"eval/{data['name']}": data["value"]}
+            self._log(Point(data["step"], event["at_s"], values, is_evaluation=True))
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""

@@ -17,11 +17,13 @@ class Point:
         step: its number; the same comes again where a run goes back.
         at_s: CLOCK_REALTIME.
         values: by name, as in ``train/loss``; NaN and infinity are among them.
+        is_evaluation: it is of one.
     """
 
     step: int
     at_s: float
     values: Mapping[str, float]
+    is_evaluation: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ POINTS = [
     Point(1, 1000.0, {"train/loss": 2.5, "train/gradient_norm": 1.0}),
     Point(2, 1001.0, {"train/loss": math.nan, "train/gradient_norm": math.inf}),
     Point(2, 1002.0, {"train/loss": 2.25}),
-    Point(1, 1003.0, {"eval/held_out": 3.0}),
+    Point(1, 1003.0, {"eval/held_out": 3.0}, is_evaluation=True),
 ]
 
 
@@ -29,25 +29,45 @@ def write(
     logger.close(outcome)
 
 
+def read_tensorboard(folder: Path) -> Any:
+    """Return what TensorBoard has of the run in a folder."""
+    accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    read = accumulator.EventAccumulator(str(folder / "tiny" / "tiny-abcdef"))
+    read.Reload()
+    return read
+
+
 def test_tensorboard_reads_what_was_written(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415  optional
-        EventAccumulator,
-    )
-
-    write("tensorboard", tmp_path, *POINTS[:3])
+    write("tensorboard", tmp_path, *POINTS[:2])
     write("tensorboard", tmp_path, POINTS[3])
     folder = tmp_path / "tiny" / "tiny-abcdef"
     assert len(list(folder.iterdir())) == 2, "each coordinator has its own file"
-    read = EventAccumulator(str(folder))
-    read.Reload()
+    read = read_tensorboard(tmp_path)
     assert [(e.step, e.wall_time) for e in read.Scalars("train/gradient_norm")] == [
         (1, 1000.0),
         (2, 1001.0),
     ]
     assert [e.value for e in read.Scalars("train/gradient_norm")] == [1.0, math.inf]
     assert [e.value for e in read.Scalars("eval/held_out")] == [3.0]
-    assert [repr(e.value) for e in read.Scalars("train/loss")] == ["2.5", "nan", "2.25"]
+    assert [repr(e.value) for e in read.Scalars("train/loss")] == ["2.5", "nan"]
+
+
+def make_points(steps: range, loss: float) -> list[Point]:
+    return [Point(step, 1000.0 + step, {"train/loss": loss}) for step in steps]
+
+
+def test_tensorboard_shows_steps_that_came_again_once(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    held_out = Point(3, 1100.0, {"eval/held_out": 3.0}, is_evaluation=True)
+    # It goes back by itself, and an evaluation is told late; then another coordinator resumes it.
+    gone_back = [*make_points(range(1, 7), 1.0), *make_points(range(3, 5), 2.0), held_out]
+    write("tensorboard", tmp_path, *gone_back, *make_points(range(5, 9), 2.0), outcome=None)
+    write("tensorboard", tmp_path, *make_points(range(6, 8), 3.0))
+    read = read_tensorboard(tmp_path)
+    losses = [1.0] * 2 + [2.0] * 3 + [3.0] * 2
+    assert [(e.step, e.value) for e in read.Scalars("train/loss")] == [*enumerate(losses, 1)]
+    assert [(e.step, e.value) for e in read.Scalars("eval/held_out")] == [(3, 3.0)]
 
 
 def test_mlflow_reads_what_was_written(tmp_path: Path):
