@@ -50,7 +50,6 @@ _WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.1
 _GOES_ON_FOR_S = 2.0
 _FRESH_S = 2.0
-_SETTLED_STEP = 20
 
 Figures = dict[str, list[float]]
 
@@ -63,13 +62,19 @@ class Plan:
     coordinators: int
     members: int
     heads: int
+    settled_step: int
+
+    @property
+    def spares(self) -> int:
+        """How many the job needs."""
+        return int(self.members > 0)
 
 
-_FULL = Plan(replicas=7, coordinators=7, members=7, heads=3)
-_QUICK = Plan(replicas=1, coordinators=1, members=0, heads=0)
+_FULL = Plan(replicas=7, coordinators=7, members=7, heads=3, settled_step=20)
+_QUICK = Plan(replicas=1, coordinators=1, members=0, heads=0, settled_step=5)
 
 
-def describe_job(log_dir: Path) -> dict[str, Any]:
+def describe_job(log_dir: Path, num_spares: int) -> dict[str, Any]:
     """Return a job that trains longer than any measurement."""
     return {
         "name": "bench-deaths",
@@ -77,7 +82,7 @@ def describe_job(log_dir: Path) -> dict[str, Any]:
         "args": {"log_dir": str(log_dir)},
         "training": {"max_steps": 100_000, "global_batch_size": 8, "microbatch_size": 4},
         "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
-        "workers": {"minimum": 1, "target": NUM_MEMBERS, "spares": 1},
+        "workers": {"minimum": 1, "target": NUM_MEMBERS, "spares": num_spares},
         "failures": {"max_failures": None},
     }
 
@@ -90,12 +95,14 @@ class Subject:
         url: of the service.
         job_id: of the job.
         cluster: that both are on.
+        num_spares: of the job.
         figures: what was measured so far, by name.
     """
 
     url: str
     job_id: str
     cluster: LocalCluster
+    num_spares: int
     figures: Figures = field(default_factory=dict[str, list[float]])
 
     def address(self, name: str) -> str:
@@ -132,14 +139,15 @@ class Subject:
         psutil.Process(pid).kill()
 
     def is_whole(self) -> bool:
-        """Whether all train, the spare stands by, and both replicas are there."""
+        """Whether all train, spares stand by, and both replicas are there."""
         try:
             status, workers = self.ask(""), self.ask("/workers")["workers"]
             is_trained = status["state"] == "running" and status["stale_s"] < _FRESH_S
         except (httpx.HTTPError, ValueError, LookupError):
             return False
         states = [each["state"] for each in workers]
-        is_manned = states.count("member") == NUM_MEMBERS and states.count("spare") == 1
+        found = states.count("member"), states.count("spare")
+        is_manned = found == (NUM_MEMBERS, self.num_spares)
         return is_trained and is_manned and len(self.find(_REPLICA)) == NUM_REPLICAS
 
 
@@ -153,18 +161,18 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def serving(home: Path) -> Generator[Subject]:
+def serving(home: Path, plan: Plan) -> Generator[Subject]:
     """Have a service train a job; leaves neither behind."""
     with (
         LocalCluster.start(head_cpus=NUM_MEMBERS + 3, takes_jobs=True) as cluster,
         service_on(cluster, home) as url,
     ):
         wait_answer(f"{url}/readyz")
-        body = {"config": describe_job(home / "events")}
+        body = {"config": describe_job(home / "events", plan.spares)}
         job = httpx.post(f"{url}/v1/jobs", json=body, timeout=_WITHIN_S).raise_for_status().json()
-        subject = Subject(url, job["job_id"], cluster)
+        subject = Subject(url, job["job_id"], cluster, plan.spares)
         wait_until(
-            lambda: subject.is_whole() and subject.ask("")["last_step"] >= _SETTLED_STEP,
+            lambda: subject.is_whole() and subject.ask("")["last_step"] >= plan.settled_step,
             "a job that trains",
         )
         try:
@@ -258,7 +266,7 @@ def kill_head(subject: Subject, home: Path) -> None:
         service_on(cluster, home) as url,
         httpx.Client(timeout=_WITHIN_S) as client,
     ):
-        again = Subject(url, subject.job_id, cluster, subject.figures)
+        again = Subject(url, subject.job_id, cluster, subject.num_spares, subject.figures)
         wait_until(
             lambda: all(look_at(client, again.address(name)).is_good for name in ADDRESSES),
             "answers after the head was started again",
@@ -279,7 +287,7 @@ def measure(plan: Plan, home: Path) -> Figures:
     """Kill as planned; a head takes its job with it, so the next one has a job of its own."""
     figures: Figures = {}
     for number in range(max(1, plan.heads)):
-        with serving(home) as subject:
+        with serving(home, plan) as subject:
             subject.figures = figures
             if number == 0:
                 break_parts(subject, plan)
