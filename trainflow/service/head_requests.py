@@ -27,7 +27,7 @@ class HeadAsGet:
                 await send({"type": "http.response.body", "body": b""})
                 is_told.set()
 
-        answering = asyncio.ensure_future(self._app(scope | {"method": "GET"}, receive, send_head))
+        answering = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, send_head))
         telling = asyncio.ensure_future(is_told.wait())
         try:
             await asyncio.wait((answering, telling), return_when=asyncio.FIRST_COMPLETED)
