@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if $(call wants_cpu_torch); then \
 		$(BIN)/pip install --no-deps --index-url $(CPU_TORCH_INDEX) $(TORCH); \
 	fi
-	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,service,postgres,sinks,grafana,bench,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[lm,s3,service,postgres,sinks,grafana,gpu,bench,dev]'
 	touch $@
 
 # No GPU here, PyTorch's index of CPU builds answers, and the usual index would bring CUDA.

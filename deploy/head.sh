@@ -3,6 +3,7 @@
 set -euo pipefail
 
 address="$(hostname -i)"
-ray start --head --node-ip-address "$address" --port 6379 --num-cpus 0 \
+# Drivers of jobs inherit what Ray has in its environment: that is not the database's password.
+env -u TRAINFLOW_DATABASE_URL ray start --head --node-ip-address "$address" --port 6379 --num-cpus 0 \
     --dashboard-host 0.0.0.0 --metrics-export-port 8080 --disable-usage-stats
 exec trainflow serve --address "$address:6379"

@@ -66,7 +66,12 @@ class UsageMeter:
         try:
             return None if ask is None else ask()
         except Exception as error:  # noqa: BLE001  NVML's are of a package that may be missing
-            logger.info("%s is not told: %s: %s", name, type(error).__name__, error)
+            logger.warning(
+                "%s is not told: %s: %s; `pip install 'trainflow[gpu]'` has what NVML needs",
+                name,
+                type(error).__name__,
+                error,
+            )
             del self._asks[name]
             return None
 

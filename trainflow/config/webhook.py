@@ -57,6 +57,21 @@ def check_webhook_url(url: str) -> str:
     return url
 
 
+def check_grafana_url(url: str) -> str:
+    """Return where a Grafana is, to which paths of its API can be added.
+
+    Raises:
+        ValueError: it is no address, has a password in it, or something after its path.
+    """
+    parts = urlsplit(check_webhook_url(url))
+    if parts.query or parts.fragment or url.endswith(("?", "#")):
+        raise ValueError(
+            "an address such as https://grafana.example.org/prefix, without what begins with ? or "
+            "#: paths of its API are added to it; leave that out"
+        )
+    return url
+
+
 def _split(url: str) -> SplitResult | None:
     """Return the parts of an address; None if it can't be read, or its port is none."""
     try:
@@ -112,7 +127,7 @@ class WebhookConfig(Section):
 class GrafanaConfig(Section):
     """Where failures and recoveries are marked, so that they stand on every curve."""
 
-    url: Annotated[str, AfterValidator(check_webhook_url)]
+    url: Annotated[str, AfterValidator(check_grafana_url)]
     """Where Grafana is, with the prefix of its path if it has one."""
 
     token_file: SecretFile

@@ -43,6 +43,8 @@ def test_what_is_taken(section: dict[str, Any]):
         ({"webhook": {"url": "http://a/", "timeout_s": 61}}, "webhook.timeout_s", "equal to 60"),
         ({"grafana": {"url": "grafana:3000", "token_file": "/t"}}, "grafana.url", "an address"),
         ({"grafana": {"url": "http://grafana"}}, "grafana.token_file", "required"),
+        ({"grafana": {"url": "http://g/?orgId=2", "token_file": "/t"}}, "grafana.url", "without"),
+        ({"grafana": {"url": "http://g/#home", "token_file": "/t"}}, "grafana.url", "without what"),
     ],
 )
 def test_what_is_refused(section: dict[str, Any], setting: str, expected: str):

@@ -19,6 +19,8 @@ import jsonschema
 import pytest
 import yaml
 
+from trainflow.service.settings import load_settings
+
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -147,6 +149,38 @@ def test_what_the_head_alone_wants_is_read_there_alone(tmp_path: Path, host: str
 def test_the_service_is_told_which_database():
     host = SERVICES["head"]["environment"]["TRAINFLOW_DATABASE_HOST"]
     assert SERVICES[host]["image"].startswith("postgres:")
+
+
+def test_jobs_may_be_where_their_page_says():
+    environment = SERVICES["head"]["environment"]
+    roots = load_settings(env=environment).roots
+    page = (ROOT / "docs/deployment.md").read_text()
+    named = re.findall(r"--working-directory (\S+)", page)
+    assert named
+    assert all(any(Path(each).is_relative_to(root) for root in roots) for each in named)
+    assert environment["TRAINFLOW_HOME"] in roots
+
+
+def test_all_nodes_have_the_runs_folders():
+    home = SERVICES["head"]["environment"]["TRAINFLOW_HOME"]
+    assert home == SERVICES["worker"]["environment"]["TRAINFLOW_HOME"]
+    for name in ("head", "worker"):
+        assert f"runs:{home}" in SERVICES[name]["volumes"], "profiles and workers' logs go there"
+
+
+def test_drivers_of_jobs_do_not_inherit_the_password(tmp_path: Path):
+    # Ray is started without it, the service with it.
+    for name in ("ray", "trainflow"):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\necho "{name} ${{TRAINFLOW_DATABASE_URL:-none}}"\n')
+        stub.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "TRAINFLOW_DATABASE_URL": "postgresql://a-value",
+    }
+    command = ["bash", str(DEPLOY / "head.sh")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["ray none", "trainflow postgresql://a-value"]
 
 
 def test_what_is_run_beside_the_service_has_its_secrets():

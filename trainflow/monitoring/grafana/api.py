@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
-from trainflow.config.webhook import check_webhook_url
+from trainflow.config.webhook import check_grafana_url
 from trainflow.errors import ConfigError, GrafanaError, UnreachableError
 
 TIMEOUT_S = 15.0
@@ -33,11 +33,11 @@ class Grafana:
             ConfigError: the address is none, or the package is missing.
         """
         try:
-            parts = urlsplit(check_webhook_url(url))
+            parts = urlsplit(check_grafana_url(url))
         except ValueError:
             raise ConfigError(
                 "--url: got no address of a Grafana, expected one without a name and a password, "
-                "as https://grafana.example.org; change --url"
+                "or anything after its path, as https://grafana.example.org; change --url"
             ) from None
         assert parts.hostname is not None, "it was checked"
         self._name = parts.hostname
