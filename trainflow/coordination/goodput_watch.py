@@ -22,7 +22,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import FailureCause, name_cause
-from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger
+from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger, find_goodput
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,16 @@ class GoodputWatch:
         self._last_event = 0
         self._heard_ns = 0  # when the newest event was
         self._catch_up()
-        self._shown_ns = self._find_shown()
+        # What had gone into the causes by now, which this coordinator's counters lack.
+        self._before_ns = self._charged_ns()
+        self._shown_ns = dict.fromkeys(CAUSES, 0)
         self._shown_at_s = -_SHOW_EVERY_S
 
     def describe(self) -> dict[str, Any]:
         """Return where the time went so far, as JSON: seconds of workers, by cause."""
-        charged_ns = self._ledger.charged_ns
+        charged_ns = self._charged_ns()
         return {
-            "ratio": self._ledger.goodput_ratio,
+            "ratio": find_goodput(charged_ns),
             "worker_s": sum(charged_ns.values()) / NS_PER_S,
             "seconds": {name: value / NS_PER_S for name, value in charged_ns.items() if value},
         }
@@ -64,17 +66,16 @@ class GoodputWatch:
         if now_s - self._shown_at_s < _SHOW_EVERY_S:
             return
         self._shown_at_s = now_s
-        self._ledger.advance(_to_ns(self._clock.unix_s()))
         self._show()
 
     def end(self, state: RunState) -> None:
         """The run is over: tell where its time went, once."""
         self._ledger.end(_to_ns(self._clock.unix_s()), is_failed=state is RunState.FAILED)
         self._show()
-        ratio = self._ledger.goodput_ratio
-        if ratio is not None and not self._record.has(_TOLD):
-            figures = {"state": state.value} | self.describe()
-            self._record.add_event(_TOLD, describe_goodput(self.describe()), **figures)
+        figures = self.describe()
+        if figures["ratio"] is not None and not self._record.has(_TOLD):
+            told = {"state": state.value} | figures
+            self._record.add_event(_TOLD, describe_goodput(figures), **told)
 
     def on_event(self, event: Json) -> None:
         """An event was recorded."""
@@ -134,24 +135,28 @@ class GoodputWatch:
         at_ns, now_ns = _to_ns(report.committed_at_s), _to_ns(self._clock.unix_s())
         return at_ns if self._ledger.mark_ns <= at_ns <= now_ns else now_ns
 
+    def _charged_ns(self) -> dict[str, int]:
+        """Return what went into the causes until now."""
+        return self._ledger.charged_until(_to_ns(self._clock.unix_s()))
+
     def _show(self) -> None:
-        """Add to the counters what has come to the causes since."""
+        """Add to the counters what has come to the causes since.
+
+        What the ledger takes back of a cause stays in its counter, and the next that goes into the
+        cause is not shown until it has made up for that.
+        """
+        charged_ns = self._charged_ns()
         for cause in CAUSES:
             if cause != PRODUCTIVE:
-                new_ns = self._ledger.charged_ns[cause] - self._shown_ns[cause]
+                before_ns = self._before_ns[cause] = min(self._before_ns[cause], charged_ns[cause])
+                new_ns = max(0, charged_ns[cause] - before_ns - self._shown_ns[cause])
                 self._export.add(metrics.BADPUT, new_ns / NS_PER_S, cause=cause)
-        self._shown_ns = dict(self._ledger.charged_ns)
-        ratio = self._ledger.goodput_ratio
+                self._shown_ns[cause] += new_ns
+        ratio = find_goodput(charged_ns)
         if ratio is not None:
             self._export.show(metrics.GOODPUT, ratio)
 
     # Going on from an earlier coordinator
-
-    def _find_shown(self) -> dict[str, int]:
-        """Return what went into the causes before now, which this coordinator's counters lack."""
-        ledger = Ledger.from_json(self._ledger.to_json())
-        ledger.advance(_to_ns(self._clock.unix_s()))
-        return ledger.charged_ns
 
     def _keep(self, report: StepReport) -> None:
         kept = {

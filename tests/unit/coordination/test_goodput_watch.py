@@ -20,6 +20,7 @@ from trainflow.monitoring import metrics
 IDS = ["slot0-1.0", "slot1-1.1", "slot2-1.2"]
 SPARE = "slot3-1.3"
 LOST = "lost slot1-1.1 (rank 1): its actor exited"
+CUT, CUT_COST = "a collective failed on slot0-1.0", "recovery_collective"
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,12 @@ class Run:
     def fail_over(self) -> None:
         self.tell("failure", 0.5, LOST, worker=IDS[1], rank=1)
         self.form(0.5, [IDS[0], SPARE, IDS[2]], base=self.record.last_step)
+
+    def show_after(self, passed_s: float, cause: str) -> float | None:
+        """Return a cause's counter, once some time has passed."""
+        self.clock.now_s += passed_s
+        self.watch.tick()
+        return self.export.value(metrics.BADPUT, cause=cause)
 
     def seconds(self) -> dict[str, float]:
         return self.watch.describe()["seconds"]
@@ -210,6 +217,60 @@ def test_badput_is_shown_by_cause_now_and_then(run: Run):
     run.clock.now_s += 10.0
     run.watch.tick()
     assert run.export.value(metrics.BADPUT, cause="idle") == 10.0, "the first one showed the rest"
+
+
+def test_what_nothing_commits_in_is_shown_as_it_passes(run: Run):
+    run.steps(4)
+    run.tell("failure", 0.5, LOST, worker=IDS[1])
+    run.tell("waiting", 1.5, "training waits for workers: 1 of 3 are warm")
+    ratios: list[float] = []
+    for hours in range(1, 4):
+        assert run.show_after(3600.0, "waiting") == 8.0 + 2 * 3600.0 * hours
+        assert run.export.value(metrics.BADPUT, cause="recovery_died") == 2 * 1.5
+        assert run.seconds()["waiting"] == 8.0 + 2 * 3600.0 * hours
+        assert run.watch.describe()["worker_s"] == sum(run.seconds().values())
+        ratios.append(run.export.value(metrics.GOODPUT) or 0.0)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > ratios[-1] == run.watch.describe()["ratio"]
+
+
+def test_what_one_coordinator_has_shown_the_next_does_not_show_again(run: Run):
+    run.steps(4)
+    run.tell("waiting", 2.0, "training waits for workers: 2 of 3 are warm")
+    assert run.show_after(3600.0, "waiting") == 8.0 + 3 * 3600.0
+    run.open()
+    assert run.show_after(10.0, "waiting") == 3 * 10.0
+    run.form(0.0, IDS, base=4)
+    assert run.show_after(5.0, "waiting") == 3 * 10.0
+
+
+def test_a_step_that_is_heard_late_takes_nothing_off_a_counter(run: Run):
+    """It was committed 8 s after the loss was heard of, which is known 3 s after that."""
+    run.steps(4)
+    run.tell("failure", 1.0, CUT, epoch="1.1")
+    late = {"step": 5, "epoch": EpochId(1, 1), "committed_at_s": run.clock.now_s + 8.0}
+    assert run.show_after(11.0, CUT_COST) == 3 * 11.0
+    run.record.add_step(replace(STEP, **late))
+    assert run.show_after(5.0, CUT_COST) == 3 * 11.0
+    assert run.seconds()[CUT_COST] == 3 * 8.0
+    assert run.show_after(5.0, CUT_COST) == run.seconds()[CUT_COST] == 3 * 13.0
+
+
+def test_what_only_seemed_to_recover_while_there_was_no_coordinator_does_not_lack_later(run: Run):
+    """A recovery that goes on when the next one begins is over, once its steps are heard of."""
+    run.steps(4)
+    run.tell("failure", 0.0, CUT, epoch="1.1")
+    run.form(1.0, IDS, base=4)
+    begun_at_s = run.clock.now_s
+    run.clock.now_s += 100.0
+    run.open()
+    for step in (5, 6):
+        values = {"epoch": EpochId(1, 2), "committed_at_s": begun_at_s + step - 4}
+        run.record.add_step(replace(STEP, step=step, **values))
+    assert run.show_after(0.0, CUT_COST) == 0.0
+    assert run.seconds()[CUT_COST] == 3 * 2.0
+    run.tell("failure", 0.0, CUT, epoch="1.2")
+    assert run.show_after(9.0, CUT_COST) == 3 * 9.0
 
 
 def test_the_end_is_told_once_with_what_took_most(run: Run):
