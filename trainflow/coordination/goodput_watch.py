@@ -11,13 +11,15 @@ Fails: as a follower, which is then told no more; on a full disk nothing is kept
 import heapq
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.metric_export import MetricExport
+from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.monitoring import metrics
@@ -125,15 +127,19 @@ class GoodputWatch:
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
-        before = self._ledger.last_step
-        self._ledger.commit(report.step, self._find_moment(report), report.phases_s)
+        before, line = self._ledger.last_step, self._record.newest_step
+        assert line is not None, "it has just been recorded"
+        self._take_step(line)
         if before // KEEP_EVERY < report.step // KEEP_EVERY:
             self._keep(report)
 
-    def _find_moment(self, report: StepReport) -> int:
-        """Return when a step was committed: as the rank says, if its clock can be right."""
-        at_ns, now_ns = _to_ns(report.committed_at_s), _to_ns(self._clock.unix_s())
-        return at_ns if self._ledger.mark_ns <= at_ns <= now_ns else now_ns
+    def _take_step(self, line: Json) -> None:
+        """Take a step as it is recorded, so that a new coordinator comes to the same."""
+        told_ns = _to_ns(line["committed_at_s"])
+        # Earlier releases didn't say when they had heard of it.
+        heard_ns = _to_ns(line["heard_at_s"]) if "heard_at_s" in line else told_ns
+        at_ns = place_moment(told_ns, self._ledger.mark_ns, heard_ns)
+        self._ledger.commit(line["step"], at_ns, line.get("phases_s", {}))
 
     def _charged_ns(self) -> dict[str, int]:
         """Return what went into the causes until now."""
@@ -184,13 +190,12 @@ class GoodputWatch:
             except (OSError, ValueError, KeyError):
                 logger.exception("%s is damaged: the ledger begins anew", self._path)
         self._last_event, self._submitted_s = kept["event"], kept["submitted_s"]
-        events = ((event["at_s"], event) for event in self._record.events_since(kept["event"]))
-        steps = ((line["committed_at_s"], line) for line in self._steps_after(kept))
-        for at_s, each in heapq.merge(events, steps, key=lambda one: one[0]):
+        events = self._record.events_since(kept["event"])
+        for each in _merge(events, self._steps_after(kept)):
             if "kind" in each:
                 self.on_event(each)
             else:
-                self._ledger.commit(each["step"], _to_ns(at_s), each.get("phases_s", {}))
+                self._take_step(each)
 
     def _steps_after(self, kept: Json) -> Iterator[Json]:
         """Yield the recorded steps after the one with which the ledger was kept, in their order."""
@@ -200,6 +205,21 @@ class GoodputWatch:
         if next(after, None) is None:
             return iter(lines)  # nothing was kept, or it is older than what is in memory
         return after
+
+
+def _merge(events: Sequence[Json], steps: Iterable[Json]) -> Iterator[Json]:
+    """Yield events and steps in the order in which they were recorded."""
+    times_s = [event["at_s"] for event in events]
+
+    def place(each: Json) -> tuple[int, bool]:
+        if "kind" in each:
+            return each["number"], False
+        if "after_event" in each:
+            return each["after_event"], True
+        num_before = bisect_right(times_s, each["committed_at_s"])  # of an earlier release
+        return events[num_before - 1]["number"] if num_before else 0, True
+
+    return heapq.merge(events, steps, key=place)
 
 
 def describe_goodput(goodput: Json) -> str:

@@ -1,5 +1,6 @@
 """Where a run's time goes, from what it records; also past a coordinator that died."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,11 +186,56 @@ def test_steps_that_are_void_were_wasted(run: Run):
     assert (run.seconds()["productive"], run.seconds()["wasted"]) == (18.0, 12.0)
 
 
-@pytest.mark.parametrize("wrong_by_s", [-3600.0, 3600.0])
-def test_a_rank_whose_clock_is_wrong_changes_nothing(run: Run, wrong_by_s: float):
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("wrong_by_s", [-3600.0, -5.0, 0.0, 5.0, 3600.0])
+def test_a_rank_whose_clock_is_wrong_changes_nothing(
+    run: Run, wrong_by_s: float, *, is_restarted: bool, is_kept: bool
+):
     for step in range(1, 11):
-        run.steps(step, committed_at_s=run.clock.now_s + wrong_by_s)
-    assert run.seconds()["productive"] == 30.0
+        run.steps(step, committed_at_s=run.clock.now_s + 1.0 + wrong_by_s)
+    run.fail_over()
+    for step in range(11, 14):
+        run.steps(step, committed_at_s=run.clock.now_s + 1.0 + wrong_by_s)
+    if not is_kept:
+        (run.record.directory / "ledger.json").unlink()
+    if is_restarted:
+        run.open()
+    assert run.seconds() == {
+        "waiting": 8.0,
+        "start": 3 * 10.0 + 8.0,
+        "productive": 3 * 10.0 + 3 * 2.0,
+        "wasted": 3 * 0.5,
+        "recovery_died": 2 * 0.5 + 3.0,
+        "idle": 2.0 + 11.0,
+    }
+
+
+def test_a_coordinator_whose_clock_is_behind_comes_to_the_same_as_the_next(run: Run):
+    run.steps(3)
+    run.clock.now_s -= 3600.0
+    run.open()
+    run.fail_over()
+    run.steps(6)
+    before = run.watch._ledger.to_json()
+    (run.record.directory / "ledger.json").unlink()
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
+def test_steps_of_an_earlier_release_count_when_the_rank_says(run: Run):
+    run.steps(10)
+    run.fail_over()
+    run.steps(13)
+    before = run.watch._ledger.to_json()
+    path = run.record.directory / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["heard_at_s"], line["after_event"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.record.directory / "ledger.json").unlink()
+    run.open()
+    assert run.watch._ledger.to_json() == before
 
 
 def test_steps_that_waited_for_a_coordinator_count_when_they_were_committed(run: Run):
