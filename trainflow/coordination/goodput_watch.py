@@ -4,7 +4,8 @@ Every some hundred steps the ledger is kept in ``ledger.json`` beside the record
 goes on from there through the events and steps that were recorded since. So does a later attempt of
 the job: the workers of the one before it were there until the last that is known of it.
 
-Process: coordinator.  Thread: its event loop.  Blocks: for a small local write.
+Process: coordinator.  Thread: its event loop.
+Blocks: for a small local write; as it begins, to read what was recorded.
 Fails: as a follower, which is then told no more; on a full disk nothing is kept.
 """
 
@@ -190,7 +191,7 @@ class GoodputWatch:
             except (OSError, ValueError, KeyError):
                 logger.exception("%s is damaged: the ledger begins anew", self._path)
         self._last_event, self._submitted_s = kept["event"], kept["submitted_s"]
-        events = self._record.events_since(kept["event"])
+        events = self._record.read_events_since(kept["event"])
         for each in _merge(events, self._steps_after(kept)):
             if "kind" in each:
                 self.on_event(each)

@@ -292,6 +292,12 @@ class RunRecord:
         """Return the events after ``number``, the oldest of very many left out."""
         return [event for event in self._events if event["number"] > number]
 
+    def read_events_since(self, number: int) -> list[dict[str, Any]]:
+        """Return all events after ``number``, from the file if some are not in memory."""
+        is_whole = not self._events or self._events[0]["number"] <= number + 1
+        events = self._events if is_whole else self._events_file.read()
+        return [event for event in events if event["number"] > number]
+
     @property
     def lasting_events(self) -> list[dict[str, Any]]:
         """All events, the oldest too, by which it is known what still holds."""

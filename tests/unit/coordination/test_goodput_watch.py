@@ -127,6 +127,20 @@ def test_one_that_was_kept_never_is_made_from_all_that_is_recorded(run: Run):
     assert run.watch._ledger.to_json() == before
 
 
+@pytest.mark.parametrize("num_before", [3, 9])
+def test_events_that_are_too_many_for_memory_lose_nobody(run: Run, num_before: int):
+    """Also if the ledger was kept before all of them, or never."""
+    run.steps(num_before)
+    run.fail_over()
+    for number in range(1100):
+        run.tell("noise", 0.0, str(number))
+    before = run.watch._ledger.to_json()
+    assert len(before["members"]) == len(IDS)
+    assert (run.record.directory / "ledger.json").exists() == (num_before > 4)
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_later_attempt_goes_on_and_the_time_between_is_nobody_s(run: Run, *, is_killed: bool):
     run.steps(10)

@@ -81,7 +81,9 @@ def test_where_clocks_agree_a_recovery_is_as_ranks_tell(scene: Scene):
     assert scene.shown() == {"decide": 0.25, "form": 0.5, "heal": 0.25, "step": 1.0}
 
 
-@pytest.mark.parametrize("wrong_by_s", [(120.0, 0.0), (0.0, 120.0), (-120.0, 120.0), (-1e4, -1.625)])
+@pytest.mark.parametrize(
+    "wrong_by_s", [(120.0, 0.0), (0.0, 120.0), (-120.0, 120.0), (-1e4, -1.625)]
+)
 def test_a_clock_that_is_wrong_adds_nothing_but_the_time_until_its_step_was_heard_of(
     scene: Scene, wrong_by_s: tuple[float, float]
 ):

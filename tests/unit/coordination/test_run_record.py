@@ -238,6 +238,17 @@ def test_what_happened_long_ago_is_still_known(tmp_path: Path):
         assert known.num_failures == 1
 
 
+@pytest.mark.parametrize("num_events", [3, 1000, 1001, 1500])
+def test_events_that_are_no_longer_in_memory_are_read(tmp_path: Path, num_events: int):
+    record = open_record(tmp_path)
+    for number in range(num_events):
+        record.add_event("noise", str(number))
+    for known in (record, open_record(tmp_path)):
+        for since in (0, 1, 2, num_events):
+            numbers = [event["number"] for event in known.read_events_since(since)]
+            assert numbers == [*range(since + 1, num_events + 1)]
+
+
 def test_what_compression_was_chosen_is_told_with_its_reasons(tmp_path: Path):
     record = open_record(tmp_path)
     predicted_s = {"none": 0.8, "int8": 0.22}
