@@ -34,6 +34,7 @@ class FormedEpoch:
         asked_at_s: CLOCK_REALTIME when the members were asked to form.
         begun_at_s: when they were released.
         committed_step: the newest step that was known to be committed right before.
+        planned_at_s: when that was; none of them was released before.
     """
 
     plan: RecoveryPlan
@@ -41,6 +42,7 @@ class FormedEpoch:
     asked_at_s: float
     begun_at_s: float
     committed_step: int
+    planned_at_s: float
 
 
 def specify(
@@ -104,8 +106,9 @@ async def form_epoch(
     plan = await make_plan(reports)
     await make_up_for_reports(record, plan, reports, actors)
     committed_step = record.last_step  # before steps of this epoch are reported
+    planned_at_s = now_s()
     await asyncio.gather(*[actors[member].begin.remote(plan) for member in spec.members])
-    return FormedEpoch(plan, tuple(reports), asked_at_s, now_s(), committed_step)
+    return FormedEpoch(plan, tuple(reports), asked_at_s, now_s(), committed_step, planned_at_s)
 
 
 def plan_once_parked(

@@ -4,25 +4,28 @@ Every some hundred steps the ledger is kept in ``ledger.json`` beside the record
 goes on from there through the events and steps that were recorded since. So does a later attempt of
 the job: the workers of the one before it were there until the last that is known of it.
 
-Process: coordinator.  Thread: its event loop.  Blocks: for a small local write.
+Process: coordinator.  Thread: its event loop.
+Blocks: for a small local write; as it begins, to read what was recorded.
 Fails: as a follower, which is then told no more; on a full disk nothing is kept.
 """
 
 import heapq
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.metric_export import MetricExport
+from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import FailureCause, name_cause
-from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger
+from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger, find_goodput
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +49,16 @@ class GoodputWatch:
         self._last_event = 0
         self._heard_ns = 0  # when the newest event was
         self._catch_up()
-        self._shown_ns = self._find_shown()
+        # What had gone into the causes by now, which this coordinator's counters lack.
+        self._before_ns = self._charged_ns()
+        self._shown_ns = dict.fromkeys(CAUSES, 0)
         self._shown_at_s = -_SHOW_EVERY_S
 
     def describe(self) -> dict[str, Any]:
         """Return where the time went so far, as JSON: seconds of workers, by cause."""
-        charged_ns = self._ledger.charged_ns
+        charged_ns = self._charged_ns()
         return {
-            "ratio": self._ledger.goodput_ratio,
+            "ratio": find_goodput(charged_ns),
             "worker_s": sum(charged_ns.values()) / NS_PER_S,
             "seconds": {name: value / NS_PER_S for name, value in charged_ns.items() if value},
         }
@@ -64,17 +69,16 @@ class GoodputWatch:
         if now_s - self._shown_at_s < _SHOW_EVERY_S:
             return
         self._shown_at_s = now_s
-        self._ledger.advance(_to_ns(self._clock.unix_s()))
         self._show()
 
     def end(self, state: RunState) -> None:
         """The run is over: tell where its time went, once."""
         self._ledger.end(_to_ns(self._clock.unix_s()), is_failed=state is RunState.FAILED)
         self._show()
-        ratio = self._ledger.goodput_ratio
-        if ratio is not None and not self._record.has(_TOLD):
-            figures = {"state": state.value} | self.describe()
-            self._record.add_event(_TOLD, describe_goodput(self.describe()), **figures)
+        figures = self.describe()
+        if figures["ratio"] is not None and not self._record.has(_TOLD):
+            told = {"state": state.value} | figures
+            self._record.add_event(_TOLD, describe_goodput(figures), **told)
 
     def on_event(self, event: Json) -> None:
         """An event was recorded."""
@@ -124,34 +128,42 @@ class GoodputWatch:
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
-        before = self._ledger.last_step
-        self._ledger.commit(report.step, self._find_moment(report), report.phases_s)
+        before, line = self._ledger.last_step, self._record.newest_step
+        assert line is not None, "it has just been recorded"
+        self._take_step(line)
         if before // KEEP_EVERY < report.step // KEEP_EVERY:
             self._keep(report)
 
-    def _find_moment(self, report: StepReport) -> int:
-        """Return when a step was committed: as the rank says, if its clock can be right."""
-        at_ns, now_ns = _to_ns(report.committed_at_s), _to_ns(self._clock.unix_s())
-        return at_ns if self._ledger.mark_ns <= at_ns <= now_ns else now_ns
+    def _take_step(self, line: Json) -> None:
+        """Take a step as it is recorded, so that a new coordinator comes to the same."""
+        told_ns = _to_ns(line["committed_at_s"])
+        # Earlier releases didn't say when they had heard of it.
+        heard_ns = _to_ns(line["heard_at_s"]) if "heard_at_s" in line else told_ns
+        at_ns = place_moment(told_ns, self._ledger.mark_ns, heard_ns)
+        self._ledger.commit(line["step"], at_ns, line.get("phases_s", {}))
+
+    def _charged_ns(self) -> dict[str, int]:
+        """Return what went into the causes until now."""
+        return self._ledger.charged_until(_to_ns(self._clock.unix_s()))
 
     def _show(self) -> None:
-        """Add to the counters what has come to the causes since."""
+        """Add to the counters what has come to the causes since.
+
+        What the ledger takes back of a cause stays in its counter, and the next that goes into the
+        cause is not shown until it has made up for that.
+        """
+        charged_ns = self._charged_ns()
         for cause in CAUSES:
             if cause != PRODUCTIVE:
-                new_ns = self._ledger.charged_ns[cause] - self._shown_ns[cause]
+                before_ns = self._before_ns[cause] = min(self._before_ns[cause], charged_ns[cause])
+                new_ns = max(0, charged_ns[cause] - before_ns - self._shown_ns[cause])
                 self._export.add(metrics.BADPUT, new_ns / NS_PER_S, cause=cause)
-        self._shown_ns = dict(self._ledger.charged_ns)
-        ratio = self._ledger.goodput_ratio
+                self._shown_ns[cause] += new_ns
+        ratio = find_goodput(charged_ns)
         if ratio is not None:
             self._export.show(metrics.GOODPUT, ratio)
 
     # Going on from an earlier coordinator
-
-    def _find_shown(self) -> dict[str, int]:
-        """Return what went into the causes before now, which this coordinator's counters lack."""
-        ledger = Ledger.from_json(self._ledger.to_json())
-        ledger.advance(_to_ns(self._clock.unix_s()))
-        return ledger.charged_ns
 
     def _keep(self, report: StepReport) -> None:
         kept = {
@@ -179,13 +191,12 @@ class GoodputWatch:
             except (OSError, ValueError, KeyError):
                 logger.exception("%s is damaged: the ledger begins anew", self._path)
         self._last_event, self._submitted_s = kept["event"], kept["submitted_s"]
-        events = ((event["at_s"], event) for event in self._record.events_since(kept["event"]))
-        steps = ((line["committed_at_s"], line) for line in self._steps_after(kept))
-        for at_s, each in heapq.merge(events, steps, key=lambda one: one[0]):
+        events = self._record.read_events_since(kept["event"])
+        for each in _merge(events, self._steps_after(kept)):
             if "kind" in each:
                 self.on_event(each)
             else:
-                self._ledger.commit(each["step"], _to_ns(at_s), each.get("phases_s", {}))
+                self._take_step(each)
 
     def _steps_after(self, kept: Json) -> Iterator[Json]:
         """Yield the recorded steps after the one with which the ledger was kept, in their order."""
@@ -195,6 +206,21 @@ class GoodputWatch:
         if next(after, None) is None:
             return iter(lines)  # nothing was kept, or it is older than what is in memory
         return after
+
+
+def _merge(events: Sequence[Json], steps: Iterable[Json]) -> Iterator[Json]:
+    """Yield events and steps in the order in which they were recorded."""
+    times_s = [event["at_s"] for event in events]
+
+    def place(each: Json) -> tuple[int, bool]:
+        if "kind" in each:
+            return each["number"], False
+        if "after_event" in each:
+            return each["after_event"], True
+        num_before = bisect_right(times_s, each["committed_at_s"])  # of an earlier release
+        return events[num_before - 1]["number"] if num_before else 0, True
+
+    return heapq.merge(events, steps, key=place)
 
 
 def describe_goodput(goodput: Json) -> str:

@@ -1,11 +1,16 @@
 """Follow a recovery from the first word of a loss to the step that ends it, and record it.
 
+What ranks did is told by their own clocks, as exactly as these agree with the coordinator's. Where
+one can't be right, its step was when it was heard of, and its state was there as long before that
+as the rank says.
+
 Process: coordinator.  Thread: its event loop.
 """
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.epoch_former import FormedEpoch
+from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Loss
 from trainflow.epochs import INITIAL_EPOCH
@@ -23,7 +28,7 @@ class RecoveryLog:
         self._clock = clock
         self._loss: Loss | None = None
         self._epoch = INITIAL_EPOCH
-        self._early: list[StepReport] = []
+        self._early: list[tuple[StepReport, float]] = []  # and when each was heard of
 
     @property
     def is_under_way(self) -> bool:
@@ -44,33 +49,41 @@ class RecoveryLog:
             return
         base_step = formed.plan.base.step
         loss.asked_at_s, loss.begun_at_s = formed.asked_at_s, formed.begun_at_s
+        loss.planned_at_s = formed.planned_at_s
         loss.freed_s = max(report.freed_s for report in formed.reports)
         loss.connected_s = max(report.connected_s for report in formed.reports)
         loss.parked_s = max(report.parked_s for report in formed.reports)
         loss.base_step = base_step
         loss.steps_lost = max(0, formed.committed_step - base_step)
         loss.awaited = frozenset(range(formed.plan.spec.world_size))
-        for report in early:
-            self.on_joined(report)
+        for report, heard_at_s in early:
+            self._take(report, heard_at_s)
 
     def on_joined(self, report: StepReport) -> bool:
         """A rank has committed its first step of the epoch; True if it was the last to do so."""
+        return self._take(report, self._clock.unix_s())
+
+    def _take(self, report: StepReport, heard_at_s: float) -> bool:
         loss = self._loss
         assert report.joined is not None, "the caller looked"
         if report.epoch > self._epoch:
-            self._early.append(report)
+            self._early.append((report, heard_at_s))
         if loss is None or report.epoch != self._epoch or report.rank not in loss.awaited:
             return False
-        loss.healed_at_s = max(loss.healed_at_s, report.joined.healed_at_s)
+        since_s = loss.planned_at_s
+        committed_at_s = place_moment(report.committed_at_s, since_s, heard_at_s)
+        wrong_by_s = report.committed_at_s - committed_at_s  # 0 if that can be right
+        healed_at_s = max(since_s, report.joined.healed_at_s - wrong_by_s)
+        loss.healed_at_s = max(loss.healed_at_s, min(healed_at_s, committed_at_s))
         loss.awaited -= {report.rank}
         if loss.awaited:
             return False
         self._loss = None
-        self._write(loss, report)
+        self._write(loss, report, committed_at_s)
         return True
 
-    def _write(self, loss: Loss, report: StepReport) -> None:
-        took_s = report.committed_at_s - loss.noticed_at_s
+    def _write(self, loss: Loss, report: StepReport, committed_at_s: float) -> None:
+        took_s = committed_at_s - loss.noticed_at_s
         self._record.add_event(
             "recovered",
             f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the "
@@ -82,7 +95,7 @@ class RecoveryLog:
             asked_at_s=loss.asked_at_s,
             begun_at_s=loss.begun_at_s,
             healed_at_s=loss.healed_at_s,
-            committed_at_s=report.committed_at_s,
+            committed_at_s=committed_at_s,
             freed_s=loss.freed_s,
             connected_s=loss.connected_s,
             parked_s=loss.parked_s,

@@ -52,8 +52,8 @@ class RunMonitor:
         """Have followed what the job asks for."""
         record, clock, settings = self._record, self._clock, job.monitoring
         events = [*record.lasting_events, *record.events_since(0)]
-        steps = record.steps_since(record.last_step - 1)
-        stepped_at_s = steps[-1].get("committed_at_s", 0.0) if steps else 0.0
+        step = record.newest_step or {}
+        stepped_at_s = step.get("heard_at_s", step.get("committed_at_s", 0.0))
         make_metrics = partial(RunMetrics, job, export, clock, events, stepped_at_s)
         self._metrics = self._open(make_metrics, "RunMetrics")
         self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")

@@ -129,10 +129,14 @@ class RunRecord:
         """The newest that has formed an epoch; 0 before the first."""
         return max((epoch.incarnation for epoch, _ in self.beginnings), default=0)
 
+    @property
+    def _newest_event(self) -> int:
+        """Number of the newest event; 0 before the first."""
+        return self._events[-1]["number"] if self._events else 0
+
     def add_event(self, kind: str, text: str, **data: Any) -> None:  # noqa: ANN401  JSON
         """Append an event."""
-        number = self._events[-1]["number"] + 1 if self._events else 1
-        event = asdict(Event(number, self._clock.unix_s(), kind, text, data))
+        event = asdict(Event(self._newest_event + 1, self._clock.unix_s(), kind, text, data))
         self._keep(event)
         if kind == "submitted":
             self.contacts.begin()
@@ -144,7 +148,11 @@ class RunRecord:
         self._followers.add(follower)
 
     def add_step(self, report: StepReport) -> None:
-        """Append a committed step; one that is known is dropped, and one of a void history."""
+        """Append a committed step; one that is known is dropped, and one of a void history.
+
+        Beside what the rank tells, its line has ``heard_at_s``, by this machine's CLOCK_REALTIME,
+        and ``after_event``, the number of the newest event then: ranks' clocks may be wrong.
+        """
         if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
@@ -156,6 +164,7 @@ class RunRecord:
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
+        line |= {"heard_at_s": self._clock.unix_s(), "after_event": self._newest_event}
         self._steps.append(line)
         self._world_sizes.add(report.world_size)
         self._note_trouble(self._steps_file.append(line))
@@ -283,10 +292,21 @@ class RunRecord:
         """Return the events after ``number``, the oldest of very many left out."""
         return [event for event in self._events if event["number"] > number]
 
+    def read_events_since(self, number: int) -> list[dict[str, Any]]:
+        """Return all events after ``number``, from the file if some are not in memory."""
+        is_whole = not self._events or self._events[0]["number"] <= number + 1
+        events = self._events if is_whole else self._events_file.read()
+        return [event for event in events if event["number"] > number]
+
     @property
     def lasting_events(self) -> list[dict[str, Any]]:
         """All events, the oldest too, by which it is known what still holds."""
         return list(self._lasting)
+
+    @property
+    def newest_step(self) -> dict[str, Any] | None:
+        """The step that was recorded last, also of a history that is void by now."""
+        return self._steps[-1] if self._steps else None
 
     def steps_since(self, step: int) -> list[dict[str, Any]]:
         """Return the committed steps after ``step``, the oldest of very many left out."""

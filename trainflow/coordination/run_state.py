@@ -53,6 +53,7 @@ class Loss:
         noticed_at_s: CLOCK_REALTIME when the first of its causes was heard of.
         causes: in words.
         asked_at_s: when the members were asked to form the epoch that ended it.
+        planned_at_s: before which none was released into it.
         begun_at_s: when they were released into it.
         freed_s: longest time a member needed to leave its old group.
         connected_s: until it was connected to the new one.
@@ -64,6 +65,7 @@ class Loss:
     noticed_at_s: float
     causes: list[str]
     asked_at_s: float = 0.0
+    planned_at_s: float = 0.0
     begun_at_s: float = 0.0
     freed_s: float = 0.0
     connected_s: float = 0.0

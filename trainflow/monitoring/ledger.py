@@ -79,6 +79,12 @@ class Account:
     cause: str
 
 
+def find_goodput(charged_ns: Mapping[str, int]) -> float | None:
+    """Return what share of the workers' time was productive; None while there was none."""
+    total_ns = sum(charged_ns.values())
+    return charged_ns[PRODUCTIVE] / total_ns if total_ns else None
+
+
 class Ledger:
     """One run's. Times are nanoseconds of one clock, say since 1970.
 
@@ -114,11 +120,20 @@ class Ledger:
         training = sum(self._mark_ns - begun_ns for begun_ns in self._members.values())
         return self._closed_ns + waiting + training
 
-    @property
-    def goodput_ratio(self) -> float | None:
-        """Share of the workers' time that was productive; None while there was none."""
-        total = sum(self.charged_ns.values())
-        return self.charged_ns[PRODUCTIVE] / total if total else None
+    def charged_until(self, at_ns: int) -> dict[str, int]:
+        """Return by cause what is charged, with what was spent since, up to a moment.
+
+        Of members only what recovers and waits is in it. What they have tried since the newest step
+        was a step or wasted, which may be heard late even if the epoch is lost. So little is taken
+        back by what is heard later: of recovering the time between a step and the word of it.
+        """
+        charged_ns = dict(self.charged_ns)
+        for account in self._accounts.values():
+            charged_ns[account.cause] += max(0, at_ns - account.charged_ns)
+        spent_ns = self._split(max(self._mark_ns, at_ns), WASTED)
+        for cause in spent_ns.keys() - {WASTED}:
+            charged_ns[cause] += len(self._members) * spent_ns[cause]
+        return charged_ns
 
     # What happens
 
@@ -202,14 +217,10 @@ class Ledger:
             self._charge_members(at_ns, WASTED)
             self._mode = Mode.WAITING
 
-    def advance(self, at_ns: int) -> None:
-        """Charge those without a rank up to a moment."""
-        for account in self._accounts.values():
-            self._charge_account(account, at_ns)
-
     def end(self, at_ns: int, *, is_failed: bool) -> None:
         """The run is over, and with it every worker; a later attempt may go on with the ledger."""
-        self.advance(at_ns)
+        for account in self._accounts.values():
+            self._charge_account(account, at_ns)
         self._charge_members(at_ns, WASTED if is_failed else CHECKPOINT)
         self._closed_ns = self.wall_ns
         self._accounts, self._members, self._mode = {}, {}, Mode.TRAINING

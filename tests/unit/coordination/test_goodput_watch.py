@@ -1,5 +1,6 @@
 """Where a run's time goes, from what it records; also past a coordinator that died."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from trainflow.monitoring import metrics
 IDS = ["slot0-1.0", "slot1-1.1", "slot2-1.2"]
 SPARE = "slot3-1.3"
 LOST = "lost slot1-1.1 (rank 1): its actor exited"
+CUT, CUT_COST = "a collective failed on slot0-1.0", "recovery_collective"
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +70,12 @@ class Run:
         self.tell("failure", 0.5, LOST, worker=IDS[1], rank=1)
         self.form(0.5, [IDS[0], SPARE, IDS[2]], base=self.record.last_step)
 
+    def show_after(self, passed_s: float, cause: str) -> float | None:
+        """Return a cause's counter, once some time has passed."""
+        self.clock.now_s += passed_s
+        self.watch.tick()
+        return self.export.value(metrics.BADPUT, cause=cause)
+
     def seconds(self) -> dict[str, float]:
         return self.watch.describe()["seconds"]
 
@@ -115,6 +123,20 @@ def test_one_that_was_kept_never_is_made_from_all_that_is_recorded(run: Run):
     run.steps(3)
     before = run.watch._ledger.to_json()
     assert not (run.record.directory / "ledger.json").exists()
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
+@pytest.mark.parametrize("num_before", [3, 9])
+def test_events_that_are_too_many_for_memory_lose_nobody(run: Run, num_before: int):
+    """Also if the ledger was kept before all of them, or never."""
+    run.steps(num_before)
+    run.fail_over()
+    for number in range(1100):
+        run.tell("noise", 0.0, str(number))
+    before = run.watch._ledger.to_json()
+    assert len(before["members"]) == len(IDS)
+    assert (run.record.directory / "ledger.json").exists() == (num_before > 4)
     run.open()
     assert run.watch._ledger.to_json() == before
 
@@ -178,11 +200,56 @@ def test_steps_that_are_void_were_wasted(run: Run):
     assert (run.seconds()["productive"], run.seconds()["wasted"]) == (18.0, 12.0)
 
 
-@pytest.mark.parametrize("wrong_by_s", [-3600.0, 3600.0])
-def test_a_rank_whose_clock_is_wrong_changes_nothing(run: Run, wrong_by_s: float):
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("wrong_by_s", [-3600.0, -5.0, 0.0, 5.0, 3600.0])
+def test_a_rank_whose_clock_is_wrong_changes_nothing(
+    run: Run, wrong_by_s: float, *, is_restarted: bool, is_kept: bool
+):
     for step in range(1, 11):
-        run.steps(step, committed_at_s=run.clock.now_s + wrong_by_s)
-    assert run.seconds()["productive"] == 30.0
+        run.steps(step, committed_at_s=run.clock.now_s + 1.0 + wrong_by_s)
+    run.fail_over()
+    for step in range(11, 14):
+        run.steps(step, committed_at_s=run.clock.now_s + 1.0 + wrong_by_s)
+    if not is_kept:
+        (run.record.directory / "ledger.json").unlink()
+    if is_restarted:
+        run.open()
+    assert run.seconds() == {
+        "waiting": 8.0,
+        "start": 3 * 10.0 + 8.0,
+        "productive": 3 * 10.0 + 3 * 2.0,
+        "wasted": 3 * 0.5,
+        "recovery_died": 2 * 0.5 + 3.0,
+        "idle": 2.0 + 11.0,
+    }
+
+
+def test_a_coordinator_whose_clock_is_behind_comes_to_the_same_as_the_next(run: Run):
+    run.steps(3)
+    run.clock.now_s -= 3600.0
+    run.open()
+    run.fail_over()
+    run.steps(6)
+    before = run.watch._ledger.to_json()
+    (run.record.directory / "ledger.json").unlink()
+    run.open()
+    assert run.watch._ledger.to_json() == before
+
+
+def test_steps_of_an_earlier_release_count_when_the_rank_says(run: Run):
+    run.steps(10)
+    run.fail_over()
+    run.steps(13)
+    before = run.watch._ledger.to_json()
+    path = run.record.directory / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["heard_at_s"], line["after_event"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.record.directory / "ledger.json").unlink()
+    run.open()
+    assert run.watch._ledger.to_json() == before
 
 
 def test_steps_that_waited_for_a_coordinator_count_when_they_were_committed(run: Run):
@@ -210,6 +277,60 @@ def test_badput_is_shown_by_cause_now_and_then(run: Run):
     run.clock.now_s += 10.0
     run.watch.tick()
     assert run.export.value(metrics.BADPUT, cause="idle") == 10.0, "the first one showed the rest"
+
+
+def test_what_nothing_commits_in_is_shown_as_it_passes(run: Run):
+    run.steps(4)
+    run.tell("failure", 0.5, LOST, worker=IDS[1])
+    run.tell("waiting", 1.5, "training waits for workers: 1 of 3 are warm")
+    ratios: list[float] = []
+    for hours in range(1, 4):
+        assert run.show_after(3600.0, "waiting") == 8.0 + 2 * 3600.0 * hours
+        assert run.export.value(metrics.BADPUT, cause="recovery_died") == 2 * 1.5
+        assert run.seconds()["waiting"] == 8.0 + 2 * 3600.0 * hours
+        assert run.watch.describe()["worker_s"] == sum(run.seconds().values())
+        ratios.append(run.export.value(metrics.GOODPUT) or 0.0)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > ratios[-1] == run.watch.describe()["ratio"]
+
+
+def test_what_one_coordinator_has_shown_the_next_does_not_show_again(run: Run):
+    run.steps(4)
+    run.tell("waiting", 2.0, "training waits for workers: 2 of 3 are warm")
+    assert run.show_after(3600.0, "waiting") == 8.0 + 3 * 3600.0
+    run.open()
+    assert run.show_after(10.0, "waiting") == 3 * 10.0
+    run.form(0.0, IDS, base=4)
+    assert run.show_after(5.0, "waiting") == 3 * 10.0
+
+
+def test_a_step_that_is_heard_late_takes_nothing_off_a_counter(run: Run):
+    """It was committed 8 s after the loss was heard of, which is known 3 s after that."""
+    run.steps(4)
+    run.tell("failure", 1.0, CUT, epoch="1.1")
+    late = {"step": 5, "epoch": EpochId(1, 1), "committed_at_s": run.clock.now_s + 8.0}
+    assert run.show_after(11.0, CUT_COST) == 3 * 11.0
+    run.record.add_step(replace(STEP, **late))
+    assert run.show_after(5.0, CUT_COST) == 3 * 11.0
+    assert run.seconds()[CUT_COST] == 3 * 8.0
+    assert run.show_after(5.0, CUT_COST) == run.seconds()[CUT_COST] == 3 * 13.0
+
+
+def test_what_only_seemed_to_recover_while_there_was_no_coordinator_does_not_lack_later(run: Run):
+    """A recovery that goes on when the next one begins is over, once its steps are heard of."""
+    run.steps(4)
+    run.tell("failure", 0.0, CUT, epoch="1.1")
+    run.form(1.0, IDS, base=4)
+    begun_at_s = run.clock.now_s
+    run.clock.now_s += 100.0
+    run.open()
+    for step in (5, 6):
+        values = {"epoch": EpochId(1, 2), "committed_at_s": begun_at_s + step - 4}
+        run.record.add_step(replace(STEP, step=step, **values))
+    assert run.show_after(0.0, CUT_COST) == 0.0
+    assert run.seconds()[CUT_COST] == 3 * 2.0
+    run.tell("failure", 0.0, CUT, epoch="1.2")
+    assert run.show_after(9.0, CUT_COST) == 3 * 9.0
 
 
 def test_the_end_is_told_once_with_what_took_most(run: Run):

@@ -1,8 +1,11 @@
 """What is left of what follows a run where nothing is to."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock
@@ -68,10 +71,14 @@ def test_what_workers_take_is_shown_with_the_next_look(tmp_path: Path):
     export.return_value.show.assert_any_call(metrics.WORKER_MEMORY, 900, statistic="min")
 
 
-def test_a_new_coordinator_knows_when_the_newest_step_was_committed(tmp_path: Path):
+@pytest.mark.parametrize("wrong_by_s", [0.0, 3600.0, -3600.0])
+def test_a_new_coordinator_knows_when_the_newest_step_was_committed(
+    tmp_path: Path, wrong_by_s: float
+):
     clock = FakeClock()
-    RunRecord(tmp_path, clock).add_step(STEP)
-    clock.now_s = STEP.committed_at_s + 30.0
+    report = replace(STEP, committed_at_s=clock.now_s + wrong_by_s)
+    RunRecord(tmp_path, clock).add_step(report)
+    clock.now_s += 30.0
     with mock.patch.object(run_monitor, "RayExport") as export:
         monitor = RunMonitor("job-1", make_job(), RunRecord(tmp_path, clock), clock)
         monitor.tick(world_size=2, num_spares=0)

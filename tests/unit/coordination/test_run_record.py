@@ -87,8 +87,21 @@ def test_a_step_is_kept_as_it_was_reported(record: RunRecord):
     assert line["epoch"] == "1.2"
     assert line["scalars"] == {"accuracy": 0.5}
     told_elsewhere = {"joined", "pausing", "compute_by_rank", "odd_norm"}
-    assert line.keys() == {*STEP.__dataclass_fields__} - told_elsewhere
+    heard = {"heard_at_s": 1000.0, "after_event": 0}
+    assert line.keys() == {*STEP.__dataclass_fields__, *heard} - told_elsewhere
+    assert line | heard == line
     assert record.step_times_s(5) == [0.5]
+
+
+def test_a_step_s_line_says_what_was_recorded_before_it(record: RunRecord):
+    slow = replace(STEP, sums=GradientSums(1, 0.0, 0.0, 0.0, slow_kernels=True))
+    record.add_event("epoch", "epoch 1.1")
+    record.add_step(slow)
+    record.add_step(replace(slow, step=2))
+    assert [event["kind"] for event in record.events_since(0)] == ["epoch", "compression_slow"]
+    assert [line["after_event"] for line in record.steps_since(0)] == [2, 2]
+    assert open_record(record.directory).newest_step == record.newest_step
+    assert record.newest_step == record.steps_since(1)[0]
 
 
 def test_why_a_step_was_skipped_for_its_norm_is_kept_with_it(record: RunRecord):
@@ -223,6 +236,17 @@ def test_what_happened_long_ago_is_still_known(tmp_path: Path):
         assert known.evaluations_of("loss") == {3: 0.5}
         assert known.steps_of("checkpoint") == [3]
         assert known.num_failures == 1
+
+
+@pytest.mark.parametrize("num_events", [3, 1000, 1001, 1500])
+def test_events_that_are_no_longer_in_memory_are_read(tmp_path: Path, num_events: int):
+    record = open_record(tmp_path)
+    for number in range(num_events):
+        record.add_event("noise", str(number))
+    for known in (record, open_record(tmp_path)):
+        for since in (0, 1, 2, num_events):
+            numbers = [event["number"] for event in known.read_events_since(since)]
+            assert numbers == [*range(since + 1, num_events + 1)]
 
 
 def test_what_compression_was_chosen_is_told_with_its_reasons(tmp_path: Path):

@@ -23,7 +23,7 @@ _COUNTER_BITS = 32
 _WORKER_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
 _MAX_DEPTH = 3
 # What names a step, rather than measures it.
-_NO_METRICS = frozenset({"step", "epoch", "rank", "committed_at_s"})
+_NO_METRICS = frozenset({"step", "epoch", "rank", "committed_at_s", "heard_at_s", "after_event"})
 
 Line = Mapping[str, Any]
 

@@ -58,7 +58,8 @@ def test_what_a_database_would_refuse_is_replaced():
 def test_a_step_is_read_with_all_its_numbers():
     sums = {"link_s": 0.5, "residual_ratio": None, "slow_kernels": False}
     more = {"rank": 0, "applied": True, "digest": "ab", "scalars": {"accuracy": 1}, "sums": sums}
-    point = lines.parse_step(STEP | more | {"grad_norm": math.inf})
+    heard = {"heard_at_s": 5.5, "after_event": 7}
+    point = lines.parse_step(STEP | more | heard | {"grad_norm": math.inf})
     assert point is not None
     assert (point.last_step, point.last_epoch, point.committed_at_s) == (3, 1 << 32 | 2, 5.0)
     assert point.metrics == {
