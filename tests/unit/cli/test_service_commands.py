@@ -195,8 +195,33 @@ def test_a_token_reads_unless_told_otherwise_and_may_expire(
         ["revoke", "nobody"],
         ["create", ""],
         ["create", "a", "--days=0"],
+        ["create", "a", "--days=36501"],
+        ["create", "a", "--days=4000000"],
+        ["create", "a", "--days=1e10"],
+        ["create", "a", "--days=inf"],
+        ["create", "a", "--days=nan"],
         ["create", "a", "--scope=all"],
     ],
 )
 def test_a_wrong_token_command_is_refused(arguments: list[str], home: Path, call_main: CallMain):
     assert call_main("token", *arguments) == 2
+    with open_history() as history:
+        assert not history.tokens.list()
+
+
+def test_a_token_lasts_a_hundred_years_at_most(
+    home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("token", "create", "ci", "--days=36500", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["expires"].startswith("21")
+
+
+@pytest.mark.parametrize("expires_at_s", [3.5e11, 1e300])
+def test_tokens_are_listed_whatever_was_kept_of_them(
+    expires_at_s: float, home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    with open_history() as history:
+        history.tokens.create("odd", {Scope.READ}, expires_at_s=expires_at_s)
+    assert call_main("token", "list", "-o", "json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["expires"] == f"{expires_at_s:g} s after 1970"
