@@ -203,7 +203,8 @@ def events(
         last = after
 
         def come_back() -> str:
-            return f"trainflow events {chosen} -f --after {last}{place.option()}"
+            form = "" if output is Output.TABLE else f" -o {output}"
+            return f"trainflow events {chosen} -f --after {last}{form}{place.option()}"
 
         with detachable(chosen, come_back):
             if not follow:
@@ -247,14 +248,14 @@ def logs(
 
     _require_one_log(worker, offset)
     place = find_service(server, os.environ)
-    chosen_worker = "" if worker is None else f" --worker {worker}"
     with open_client(place) as client:
         chosen = ServiceJobs(client).choose(job_id)
-        reached = offset
+        reached, whose = offset, worker
 
-        def come_back() -> str:
+        def come_back() -> str:  # by the worker's id: its rank may be another one's by then
+            option = "" if whose is None else f" --worker {whose}"
             begin = "" if worker == _ALL else f" --offset {reached}"
-            return f"trainflow logs {chosen}{chosen_worker} -f{begin}{place.option()}"
+            return f"trainflow logs {chosen}{option} -f{begin}{place.option()}"
 
         with detachable(chosen, come_back):
             if worker == _ALL:
@@ -263,7 +264,7 @@ def logs(
             pieces = client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
             for piece in pieces:
                 typer.echo(piece.data, nl=False)
-                reached = piece.end
+                reached, whose = piece.end, piece.worker
 
 
 def _require_one_log(worker: str | None, offset: int) -> None:

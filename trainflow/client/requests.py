@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
+from trainflow.coordination.log_segments import Piece
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.profile_documents import ProfileDocument, ProfilesDocument
 from trainflow.service.record_documents import (
@@ -63,6 +64,17 @@ class Request(Generic[Answer]):
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     may_repeat: bool = True
     is_patient: bool = False
+
+
+@dataclass(frozen=True)
+class LogPiece(Piece):
+    """Bytes of a log.
+
+    Attributes:
+        worker: whose they are, by its id; None: the driver's.
+    """
+
+    worker: str | None = None
 
 
 def _reader(model: type[Answer]) -> Callable[[bytes], Answer]:

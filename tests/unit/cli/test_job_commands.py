@@ -22,9 +22,9 @@ from trainflow.cli.following import detachable
 from trainflow.cli.service_jobs import is_lost
 from trainflow.client import TrainFlowClient
 from trainflow.client.problems import Problem, as_error
-from trainflow.client.requests import unreachable
+from trainflow.client.requests import LogPiece, unreachable
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.log_segments import Piece, append_to_log
+from trainflow.coordination.log_segments import append_to_log
 from trainflow.coordination.run_state import RunState
 from trainflow.service.cluster import DriverState
 from trainflow.service.documents import JobDetails, describe_briefly
@@ -352,8 +352,9 @@ class Interrupted(TrainFlowClient):
     def events(self, job_id: str, *, after: int = 0, follow: bool = True) -> Iterator[Any]:
         yield from self._first_two(super().events(job_id, after=after, follow=False))
 
-    def log_pieces(self, job_id: str, **_: object) -> Iterator[Any]:
-        yield from self._first_two(iter([Piece(0, b"abc"), Piece(3, b"de"), Piece(5, b"f")]))
+    def log_pieces(self, job_id: str, **chosen: Any) -> Iterator[Any]:
+        found = list(super().log_pieces(job_id, **(chosen | {"follow": False})))
+        yield from self._first_two(iter([*found, LogPiece(3, b"de", found[-1].worker)]))
 
     def _first_two(self, found: Iterator[Any]) -> Iterator[Any]:
         yield next(found)
@@ -362,20 +363,33 @@ class Interrupted(TrainFlowClient):
 
 
 @pytest.mark.parametrize(
-    ("command", "back"), [("events", "-f --after 2\n"), ("logs", "-f --offset 5\n")]
+    ("typed", "back"),
+    [
+        ("events", "-f --after 2\n"),
+        ("events -o json", "-f --after 2 -o json\n"),
+        ("events -o yaml", "-f --after 2 -o yaml\n"),
+        ("logs", "-f --offset 5\n"),
+        ("logs --worker 0", "--worker slot0-1.0 -f --offset 5\n"),
+        ("logs --worker slot0-1.0", "--worker slot0-1.0 -f --offset 5\n"),
+    ],
 )
 def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back(
-    command: str,
+    typed: str,
     back: str,
     ready: Service,
     call_main: CallMain,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Captured,
 ):
-    record(ready).happen(3)
+    run = record(ready)
+    run.happen(3)
+    (run.directory / "driver.log").write_bytes(b"abc")
+    append_to_log(run.directory / "logs" / "slot0-1.0", b"abc")
+    run.form("slot0-1.0")
     ready.ingester.catch_up()
     monkeypatch.setattr("trainflow.client.TrainFlowClient", Interrupted)
-    assert call_main(command, ID, "-f") == ExitCode.DETACHED
+    command, *options = typed.split()
+    assert call_main(command, ID, "-f", *options) == ExitCode.DETACHED
     error = capsys.readouterr().err
     assert f"{ID} goes on. Come back with: trainflow {command} {ID} {back}" in error
     assert ready.cluster.stopped == []
