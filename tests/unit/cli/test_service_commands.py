@@ -84,6 +84,16 @@ def test_a_head_of_its_own_lives_as_long_as_the_service(
     assert "there is no token yet" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("options", "cpus"), [([], os.cpu_count()), (["--cpus=1"], 1), (["--cpus=0"], 0)]
+)
+def test_a_head_declares_its_cores_or_what_it_is_told_none_included(
+    options: list[str], cpus: int, fake: FakeServing, call_main: CallMain
+):
+    assert call_main("serve", *options) == 0
+    assert fake.calls[0] == f"head {cpus}"
+
+
 def test_on_a_cluster_it_may_be_left(fake: FakeServing, call_main: CallMain):
     assert call_main("serve", "--address=10.0.0.1:6379", "--detach") == 0
     assert fake.calls == ["connect 10.0.0.1:6379", "deploy 8000", "disconnect"]
@@ -104,6 +114,10 @@ def test_that_everybody_may_ask_is_said(
         ([OFF, "--set=http.host=0.0.0.0"], "others could run code"),
         (["--detach"], "--detach: got it without an address"),
         (["--address=10.0.0.1:6379", "--cpus=2"], "--cpus: got 2"),
+        (["--address=10.0.0.1:6379", "--cpus=0"], "--cpus: got 0"),
+        (["--cpus=-1"], "--cpus"),
+        (["--cpus=1.5"], "--cpus"),  # Ray counts a node's in whole ones
+        (["--cpus=nan"], "--cpus"),
         (["--config=absent.yaml"], "No such file"),
         (["--set=http.port=many"], "http.port"),
     ],
