@@ -112,6 +112,18 @@ def test_the_job_is_drawn_and_told_in_figures(serve: Serve, run: WatchedRun, ope
         expect(page.locator("#figure-goodput")).to_have_text("93.1 %")
 
 
+def test_spares_are_those_of_the_whole_run_also_once_it_has_ended(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    run.learn([21])
+    run.end()
+    with serve() as served:
+        drawing = open_page(served.job_url(JOB)).get_by_role("slider", name="World and spares,")
+        told = re.compile("spares from .*: lowest 0, highest 1, now 1")
+        expect(drawing).to_have_attribute("aria-label", told)
+        expect(drawing.locator(".line.series-2")).to_have_attribute("d", re.compile("V"))
+
+
 def test_a_job_that_ends_and_is_resumed_goes_on_being_shown(
     serve: Serve, run: WatchedRun, open_page: OpenPage
 ):

@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -143,8 +143,13 @@ class RunRecord:
         """Tell a follower of each event and step that is recorded from now on."""
         self._followers.add(follower)
 
-    def add_step(self, report: StepReport) -> None:
-        """Append a committed step; one that is known is dropped, and one of a void history."""
+    def add_step(self, report: StepReport, count_spares: Callable[[], int] | None = None) -> None:
+        """Append a committed step; one that is known is dropped, and one of a void history.
+
+        Args:
+            report: what was told of it.
+            count_spares: tells how many workers stand by now; None: it is long past.
+        """
         if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
@@ -153,6 +158,8 @@ class RunRecord:
         line["epoch"] = str(report.epoch)
         if report.odd_norm is None:
             del line["odd_norm"]
+        if count_spares is not None:
+            line["num_spares"] = count_spares()
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
