@@ -325,13 +325,14 @@ class AsyncTrainFlowClient:
                 await self._sleep(pause_s)
 
     async def _ask_once(self, request: Request[Answer]) -> Answer:
+        content, headers = request.encode()
         try:
             answer = await self._http.request(
                 request.method,
                 request.path,
                 params=dict(request.query),
-                json=request.body,
-                headers=dict(request.headers),
+                content=content,
+                headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreachable(str(self._http.base_url), error) from error

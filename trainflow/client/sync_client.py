@@ -312,13 +312,14 @@ class TrainFlowClient:
                 self._clock.sleep(pause_s)
 
     def _ask_once(self, request: Request[Answer]) -> Answer:
+        content, headers = request.encode()
         try:
             answer = self._http.request(
                 request.method,
                 request.path,
                 params=dict(request.query),
-                json=request.body,
-                headers=dict(request.headers),
+                content=content,
+                headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreachable(str(self._http.base_url), error) from error

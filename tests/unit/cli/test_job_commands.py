@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -74,6 +75,20 @@ def test_a_job_is_submitted_once_by_its_key_and_what_comes_next_is_said(
     call_main("submit", job_file, *options, "-o", "json")
     assert json.loads(capsys.readouterr().out)["job_id"] == job_id
     assert len(ready.cluster.drivers) == 1
+
+
+def test_a_job_may_have_numbers_and_dates_that_json_lacks(
+    ready: Service, call_main: CallMain, tmp_path: Path, capsys: Captured
+):
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'name = "tiny"\nentrypoint = "tiny_job:train"\ndata = {dataset = "tiny_job:points"}\n'
+        "training = {max_steps = 1, global_batch_size = 8, microbatch_size = 2}\n"
+        "workers = {minimum = 1, target = 2}\nargs = {most = inf, since = 2026-01-02}\n"
+    )
+    assert call_main("submit", file) == ExitCode.SUCCESS
+    sent = tmp_path / "home" / "submissions" / capsys.readouterr().out.strip() / "job.json"
+    assert json.loads(sent.read_text())["args"] == {"most": math.inf, "since": "2026-01-02"}
 
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch, loss: BaseException) -> None:
