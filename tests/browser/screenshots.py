@@ -58,7 +58,7 @@ def wait_drawn(page: Page) -> None:
     expect(page.locator("#figure-recoveries")).to_contain_text("median", timeout=WITHIN_MS)
     expect(page.locator("#figure-goodput")).to_contain_text("%", timeout=WITHIN_MS)
     for name in DRAWN:
-        line = page.get_by_role("img", name=name).locator(".line").first
+        line = page.get_by_role("slider", name=name).locator(".line").first
         expect(line).to_have_attribute("d", re.compile("L"), timeout=WITHIN_MS)
     expect(page.locator(".notice:visible")).to_have_count(0)
 

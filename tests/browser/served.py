@@ -90,7 +90,8 @@ class WatchedRun(RecordedRun):
                 wait_s=0.12 + 0.02 * math.cos(step / 3),
                 shortest_wait_s=0.07,
             )
-            self.record.add_step(replace(report, **changes))
+            spares = self._status.get("spares", 0)
+            self.record.add_step(replace(report, **changes), lambda spares=spares: spares)
 
     def publish(self, *, age_s: float = 0.0, **status: Any) -> None:
         """Publish a status, with what it was before where nothing else is given."""

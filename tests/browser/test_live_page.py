@@ -103,13 +103,25 @@ def test_the_job_is_drawn_and_told_in_figures(serve: Serve, run: WatchedRun, ope
         expect(page.locator("#figure-checkpoint")).to_contain_text("5 steps behind")
         expect(page.locator("#figure-age")).to_contain_text("old")
         for title in ("Loss", "Gradient norm", "Step time by phase", "World and spares"):
-            drawing = page.get_by_role("img", name=f"{title},")
+            drawing = page.get_by_role("slider", name=f"{title},")
             expect(drawing.locator(".line.series-1")).not_to_have_attribute("d", "")
         expect(rows_of(page, "Workers")).to_have_count(4)
         expect(rows_of(page, "Checkpoints").locator("td").first).to_have_text("15")
         expect(page.locator("#figure-goodput")).to_be_hidden()
         run.publish(goodput={"ratio": 0.931, "worker_s": 10.0, "seconds": {"productive": 9.31}})
         expect(page.locator("#figure-goodput")).to_have_text("93.1 %")
+
+
+def test_spares_are_those_of_the_whole_run_also_once_it_has_ended(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    run.learn([21])
+    run.end()
+    with serve() as served:
+        drawing = open_page(served.job_url(JOB)).get_by_role("slider", name="World and spares,")
+        told = re.compile("spares from .*: lowest 0, highest 1, now 1")
+        expect(drawing).to_have_attribute("aria-label", told)
+        expect(drawing.locator(".line.series-2")).to_have_attribute("d", re.compile("V"))
 
 
 def test_a_job_that_ends_and_is_resumed_goes_on_being_shown(
@@ -360,7 +372,7 @@ def test_a_very_long_run_is_drawn_with_few_points(
     with serve() as served:
         page = open_page(served.job_url(JOB))
         expect(page.locator("#figure-step")).to_contain_text("6,020", timeout=30_000)
-        drawing = page.get_by_role("img", name="Loss,")
+        drawing = page.get_by_role("slider", name="Loss,")
         whole = re.compile("to step 6,020:")
         expect(drawing).to_have_attribute("aria-label", whole, timeout=30_000)
         path = drawing.locator(".line").get_attribute("d") or ""

@@ -128,8 +128,9 @@ def test_a_chart_is_read_point_by_point_with_keys(
     with serve() as served:
         page = open_job(open_page, served)
         chart = page.locator("figure", has=page.get_by_role("heading", name="Loss"))
-        drawing, readout = chart.get_by_role("img"), chart.locator("output")
+        drawing, readout = chart.get_by_role("slider"), chart.locator("output")
         expect(drawing).to_have_attribute("aria-label", re.compile("from step 1 to step 20:"))
+        expect(drawing).to_have_attribute("aria-valuetext", "no point chosen")
         drawing.focus()
         for key, step in (
             ("End", 20),
@@ -138,11 +139,30 @@ def test_a_chart_is_read_point_by_point_with_keys(
             ("Home", 1),
             ("ArrowLeft", 1),
             ("ArrowRight", 2),
+            ("ArrowUp", 3),
+            ("ArrowDown", 2),
+            ("PageUp", 12),
+            ("PageDown", 2),
         ):
             page.keyboard.press(key)
             expect(readout).to_contain_text(f"step {step}: loss")
+            # As a screen reader has it, which passes arrow keys to a slider, and to no image.
+            told = {"valuemin": "1", "valuemax": "20", "valuenow": str(step)}
+            told["valuetext"] = readout.inner_text()
+            for name, value in told.items():
+                expect(drawing).to_have_attribute(f"aria-{name}", value)
         page.keyboard.press("Escape")
         expect(readout).to_have_text("")
+        expect(drawing).to_have_attribute("aria-valuetext", "no point chosen")
+
+
+def test_a_chart_of_nothing_says_so(serve: Serve, open_page: OpenPage, home: Path):
+    del home
+    WatchedRun(JOB)
+    with serve() as served:
+        drawing = open_page(served.job_url(JOB)).get_by_role("slider", name="Loss,")
+        expect(drawing).to_have_attribute("aria-valuetext", "Nothing yet")
+        expect(drawing).to_be_disabled()
 
 
 def test_the_numbers_of_a_chart_are_beside_it(serve: Serve, run: WatchedRun, open_page: OpenPage):

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, TextIO, cast
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+DRIVER_LOG = "driver.log"
+"""What a run's driver has printed, in the run's folder."""
+
 
 class CopyingBuffer(io.BufferedIOBase):
     """Bytes for a stream, of which a file gets a copy."""

@@ -3,7 +3,8 @@
 Process: driver.  Thread: main.  Blocks: until the run has ended.
 """
 
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
@@ -13,14 +14,17 @@ from trainflow.cli.display import DriverConsole, choose_display
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.head import own_head, refuse_second_head
 from trainflow.cli.home import require_home
+from trainflow.cli.kept_output import DRIVER_LOG, keep_output
 from trainflow.cli.output import say
 from trainflow.cli.progress import Answer, Progress
 from trainflow.cli.stop_signals import StopSignals
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config import JobConfig
-from trainflow.coordination import driver
+from trainflow.coordination import driver, names
 from trainflow.coordination.names import Attempt
-from trainflow.errors import UnreachableError
+from trainflow.errors import TrainFlowError, UnreachableError
+
+_RAY_SUBMISSION = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what Ray's job submission alone sets
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,33 @@ def _run_on(
         driver.make_room(attempt.job_id)
     run = driver.start_run(job, attempt=attempt)
     signals.second_interrupts = True
+    if attempt is None and is_ray_submission(os.environ):
+        return _stay_kept(cluster, job, run, signals)
+    return _stay(cluster, job, run, signals)
+
+
+def is_ray_submission(env: Mapping[str, str]) -> bool:
+    """Whether Ray's job submission has started this process, and so holds what it prints."""
+    return _RAY_SUBMISSION in env
+
+
+def _stay_kept(
+    cluster: ReachedCluster, job: JobConfig, run: driver.Run, signals: StopSignals
+) -> int:
+    """Stay with a run, and keep what is printed with it: Ray's own copy goes with the head."""
+    with ExitStack() as exits:
+        try:
+            exits.enter_context(keep_output(names.run_directory(run.job_id) / DRIVER_LOG))
+        except OSError as error:
+            say(f"what is printed here is not kept with the run ({error})", err=True)
+        try:
+            return _stay(cluster, job, run, signals)
+        except TrainFlowError as error:
+            say(f"trainflow: {error}", err=True)
+            return error.exit_code
+
+
+def _stay(cluster: ReachedCluster, job: JobConfig, run: driver.Run, signals: StopSignals) -> int:
     say(f"run {run.job_id} on the cluster at {cluster.address}")
     with closing(choose_display(DriverConsole())) as display:
         attached = AttachedRun(

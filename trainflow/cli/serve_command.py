@@ -36,8 +36,12 @@ Address = Annotated[
     ),
 ]
 Cpus = Annotated[
-    float | None,
-    typer.Option(min=0, help="CPUs that this machine's own head declares; its cores if not given."),
+    int | None,
+    typer.Option(
+        min=0,
+        help="CPUs that this machine's own head declares; its cores if not given. With 0, workers "
+        "that reserve CPUs are for nodes that join it.",
+    ),
 ]
 Detach = Annotated[
     bool, typer.Option("--detach", help="With an address: leave once the service answers.")
@@ -66,7 +70,7 @@ def serve(
     raise typer.Exit(_serve(settings, address, cpus, detach=detach))
 
 
-def _require_sense(address: str | None, cpus: float | None, *, detach: bool) -> None:
+def _require_sense(address: str | None, cpus: int | None, *, detach: bool) -> None:
     from trainflow.errors import ConfigError  # noqa: PLC0415
 
     if address is None and detach:
@@ -76,7 +80,7 @@ def _require_sense(address: str | None, cpus: float | None, *, detach: bool) -> 
         )
     if address is not None and cpus is not None:
         raise ConfigError(
-            f"--cpus: got {cpus:g} with the cluster at {address}, expected none: its nodes have "
+            f"--cpus: got {cpus} with the cluster at {address}, expected none: its nodes have "
             "declared theirs; leave --cpus out"
         )
 
@@ -109,7 +113,7 @@ def announce_access(settings: "ServiceSettings") -> None:
 
 
 def _serve(
-    settings: "ServiceSettings", address: str | None, cpus: float | None, *, detach: bool
+    settings: "ServiceSettings", address: str | None, cpus: int | None, *, detach: bool
 ) -> int:
     from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
     from trainflow.cli.stop_signals import StopSignals  # noqa: PLC0415
@@ -151,7 +155,7 @@ def wait_until_asked(
 
 
 @contextmanager
-def _reach(address: str | None, cpus: float | None) -> Generator[Callable[[], None]]:
+def _reach(address: str | None, cpus: int | None) -> Generator[Callable[[], None]]:
     """Connect to a cluster, or start one; gives what raises once it is gone."""
     from trainflow.cli.head import serving_head  # noqa: PLC0415
     from trainflow.coordination import driver  # noqa: PLC0415
@@ -164,7 +168,8 @@ def _reach(address: str | None, cpus: float | None) -> Generator[Callable[[], No
         require = require_nothing
         if address is None:
             say("starting a head on this machine; it ends with the service, and jobs with it")
-            own = exits.enter_context(serving_head(cpus or float(os.cpu_count() or 1)))
+            declared = (os.cpu_count() or 1) if cpus is None else cpus
+            own = exits.enter_context(serving_head(declared))
             address = own.address
 
             def require_head() -> None:

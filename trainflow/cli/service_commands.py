@@ -4,12 +4,16 @@ Process: driver.  Blocks: until the service answers; those that follow, until th
 """
 
 import os
+import secrets
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.job_commands import JobId
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
@@ -22,12 +26,14 @@ from trainflow.cli.tables import (
     write_answer,
 )
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.errors import ConfigError
+from trainflow.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
+    from trainflow.client import ServiceError
     from trainflow.service.record_documents import EventDocument
 
 _ALL = "all"
+_REFUSALS = range(400, 500)
 
 Server = Annotated[
     str | None,
@@ -91,11 +97,45 @@ def submit(
     place = find_service(server, os.environ)
     config = read_submission(job_file, overrides or [])
     folder = None if working_directory is None else str(Path(working_directory).absolute())
-    with open_client(place) as client:
+    key = key or secrets.token_hex(16)
+    with open_client(place) as client, _repeatable(key):
         job = client.submit(config, working_directory=folder, key=key)
     write_answer(job.model_dump(mode="json"), job.job_id, output)
     if output is Output.TABLE:
         say(describe_next(job.job_id, place), err=True)
+
+
+@contextmanager
+def _repeatable(key: str) -> Generator[None]:
+    """Say how to submit again, without a second job, where it is open whether there is one.
+
+    Raises:
+        typer.Exit: with 130 after Ctrl-C.
+    """
+    from trainflow.client import ServiceError  # noqa: PLC0415
+
+    advice = (
+        "the job may have been taken all the same; so that it runs once, submit it again as "
+        f"before, with --idempotency-key {key}"
+    )
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(f"left; {advice}", err=True)
+        raise typer.Exit(ExitCode.DETACHED) from interrupt
+    except ServiceError as error:
+        if may_have_been_taken(error):
+            say(advice, err=True)
+        raise
+
+
+def may_have_been_taken(error: "ServiceError") -> bool:
+    """Whether the service may have done what it was asked: it didn't refuse that in so many words.
+
+    One that is too busy may have taken the same request before, and lost its answer.
+    """
+    is_refusal = isinstance(error, ConfigError) or error.problem.status in _REFUSALS
+    return isinstance(error, UnreachableError) or not is_refusal
 
 
 def read_submission(job_file: Path, overrides: list[str]) -> dict[str, Any]:
@@ -163,7 +203,8 @@ def events(
         last = after
 
         def come_back() -> str:
-            return f"trainflow events {chosen} -f --after {last}{place.option()}"
+            form = "" if output is Output.TABLE else f" -o {output}"
+            return f"trainflow events {chosen} -f --after {last}{form}{place.option()}"
 
         with detachable(chosen, come_back):
             if not follow:
@@ -207,14 +248,14 @@ def logs(
 
     _require_one_log(worker, offset)
     place = find_service(server, os.environ)
-    chosen_worker = "" if worker is None else f" --worker {worker}"
     with open_client(place) as client:
         chosen = ServiceJobs(client).choose(job_id)
-        reached = offset
+        reached, whose = offset, worker
 
-        def come_back() -> str:
+        def come_back() -> str:  # by the worker's id: its rank may be another one's by then
+            option = "" if whose is None else f" --worker {whose}"
             begin = "" if worker == _ALL else f" --offset {reached}"
-            return f"trainflow logs {chosen}{chosen_worker} -f{begin}{place.option()}"
+            return f"trainflow logs {chosen}{option} -f{begin}{place.option()}"
 
         with detachable(chosen, come_back):
             if worker == _ALL:
@@ -223,7 +264,7 @@ def logs(
             pieces = client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
             for piece in pieces:
                 typer.echo(piece.data, nl=False)
-                reached = piece.end
+                reached, whose = piece.end, piece.worker
 
 
 def _require_one_log(worker: str | None, offset: int) -> None:

@@ -9,15 +9,13 @@ Process: driver, mostly of Ray's job submission.  Thread: main.  Blocks: until t
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainflow.cli.kept_output import keep_output
+from trainflow.cli.kept_output import DRIVER_LOG, keep_output
 from trainflow.cli.output import say
 from trainflow.cli.preflight import check_job
 from trainflow.config import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.names import Attempt
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError, TrainFlowError
-
-DRIVER_LOG = "driver.log"
 
 
 def run_submitted(

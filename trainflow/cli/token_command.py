@@ -6,6 +6,7 @@ Process: any.  Blocks: on the database, and on the disk for a token that goes to
 """
 
 import errno
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 token_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Access tokens of the service."
 )
+
+_MOST_DAYS = 36_500.0
 
 _COLUMNS = {
     "TOKEN": "token_id",
@@ -59,7 +62,8 @@ Scopes = Annotated[
     ),
 ]
 Days = Annotated[
-    float | None, typer.Option("--days", min=0.001, help="Days after which it is refused.")
+    float | None,
+    typer.Option("--days", min=0.001, max=_MOST_DAYS, help="Days after which it is refused."),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -94,6 +98,11 @@ def create(
 
     expires_at_s = None
     if days is not None:
+        if math.isnan(days):  # which is within any range
+            raise ConfigError(
+                f"--days: got {days}, expected a number of days up to {_MOST_DAYS:g}; mend it, or "
+                "leave --days out"
+            )
         expires_at_s = SYSTEM_CLOCK.unix_s() + timedelta(days=days).total_seconds()
     scopes = {Scope(str(each)) for each in scope or [ScopeName.READ]}
     with _tokens(config) as tokens:
@@ -163,4 +172,9 @@ def _describe(token: "Token") -> dict[str, str | None]:
 
 
 def _time(at_s: float | None) -> str | None:
-    return None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%SZ}"
+    if at_s is None:
+        return None
+    try:
+        return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (ArithmeticError, OSError, ValueError):  # beyond the calendar, or no number
+        return f"{at_s:g} s after 1970"

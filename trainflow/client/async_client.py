@@ -14,10 +14,9 @@ import httpx
 import trainflow.client.requests as api
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
-from trainflow.client.requests import Answer, Request, decide_pause, error_in, unreachable
+from trainflow.client.requests import Answer, LogPiece, Request, decide_pause, error_in, unreachable
 from trainflow.client.trace_source import TraceSource
 from trainflow.clock import SYSTEM_CLOCK, Clock
-from trainflow.coordination.log_segments import Piece
 from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
 from trainflow.service.profile_documents import ProfileDocument
 from trainflow.service.record_documents import (
@@ -226,11 +225,11 @@ class AsyncTrainFlowClient:
 
     async def log_pieces(
         self, job_id: str, *, worker: str | None = None, offset: int = 0, follow: bool = False
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncIterator[LogPiece]:
         """Yield as `logs` does, with the numbers of bytes, by which a log is taken up again.
 
         Of a worker's log only the newest part is kept: numbers may jump. Asked for by a rank, it
-        stays the log of the worker that had it at first.
+        stays the log of the worker that had it at first, whose id each piece has.
         """
 
         def begin(headers: Mapping[str, str]) -> None:
@@ -246,7 +245,7 @@ class AsyncTrainFlowClient:
             request = api.log_stream(job_id, worker, offset, follow=follow)
             request = replace(request, is_patient=has_begun)
             async for data in self._stream(request, begin):
-                yield Piece(offset, data)
+                yield LogPiece(offset, data, worker)
                 offset += len(data)
             has_begun = True
             if offset > before:
@@ -326,13 +325,14 @@ class AsyncTrainFlowClient:
                 await self._sleep(pause_s)
 
     async def _ask_once(self, request: Request[Answer]) -> Answer:
+        content, headers = request.encode()
         try:
             answer = await self._http.request(
                 request.method,
                 request.path,
                 params=dict(request.query),
-                json=request.body,
-                headers=dict(request.headers),
+                content=content,
+                headers=headers,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise unreachable(str(self._http.base_url), error) from error

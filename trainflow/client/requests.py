@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
+from trainflow.coordination.log_segments import Piece
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.profile_documents import ProfileDocument, ProfilesDocument
 from trainflow.service.record_documents import (
@@ -63,6 +65,28 @@ class Request(Generic[Answer]):
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     may_repeat: bool = True
     is_patient: bool = False
+
+    def encode(self) -> tuple[bytes | None, dict[str, str]]:
+        """Return what is sent, and with which headers.
+
+        A job may have what strict JSON lacks: infinity and NaN go as Python writes them, dates as
+        text.
+        """
+        if self.body is None:
+            return None, dict(self.headers)
+        content = to_json(self.body, inf_nan_mode="constants")
+        return content, {"Content-Type": "application/json", **self.headers}
+
+
+@dataclass(frozen=True)
+class LogPiece(Piece):
+    """Bytes of a log.
+
+    Attributes:
+        worker: whose they are, by its id; None: the driver's.
+    """
+
+    worker: str | None = None
 
 
 def _reader(model: type[Answer]) -> Callable[[bytes], Answer]:

@@ -6,7 +6,7 @@ Process: any.  Blocks: on reading one local file.
 import json
 import re
 import tomllib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,10 @@ from trainflow.config.problems import Problem, section_model, show
 ENVIRONMENT_PREFIX = "TRAINFLOW__"
 _LEVEL_SEPARATOR = "__"
 _VARIABLES = ("runtime_env", "env_vars")  # whose values may be secrets
+_MOST_LEVELS = 100  # what is nested deeper can't be written out as JSON everywhere
+_TOO_DEEP = f"what is nested too deeply (more than {_MOST_LEVELS} levels, or a ring)"
+_YAML_TAGS = "tag:yaml.org,2002:"
+_CORE_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
 Settings = dict[str, Any]
 
@@ -50,7 +54,7 @@ def read_file(path: Path) -> Settings | Problem:
     if parse is None:
         return _file_problem(path, show(path.suffix), f"a {', '.join(parsers)} file", "rename it")
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = _parse(parse, path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
         return _file_problem(path, reason, "a file that can be read", "check the path")
@@ -61,6 +65,15 @@ def read_file(path: Path) -> Settings | Problem:
     if not isinstance(content, dict | None):
         return _file_problem(path, show(content), "a section of keys and values", "add the keys")
     return cast("Settings", content or {})
+
+
+def _parse(parse: Callable[[str], object], text: str) -> object:
+    try:
+        content = parse(text)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    require_shallow(content)
+    return content
 
 
 def _file_problem(path: Path, got: str, expected: str, change: str) -> Problem:
@@ -119,28 +132,90 @@ def describe_error(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def require_shallow(value: object) -> None:
+    """Raise ValueError if sections and lists stand in each other more than 100 deep, or in a ring.
+
+    YAML can name one value in many places: each is looked into once on a level.
+    """
+    level: dict[int, object] = {0: value}
+    for _ in range(_MOST_LEVELS):
+        level = {id(inner): inner for outer in level.values() for inner in _values_in(outer)}
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _values_in(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[object, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
 def parse_yaml(text: str) -> object:
-    """Return the value of a YAML document; raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_JobFileLoader)
+    """Return the value of a YAML document: what JSON has, but that any scalar may be a key.
+
+    Raises:
+        yaml.YAMLError: it is none; says where, if that is one place.
+    """
+    loader = _JobFileLoader(text)
+
+    def read(_text: str) -> object:
+        try:
+            return loader.get_single_data()
+        except (ArithmeticError, ValueError) as error:  # a number in an escape or a directive
+            reason = f"{describe_error(error)} (line {loader.line + 1})"
+            raise yaml.YAMLError(reason) from error
+
+    try:
+        return _parse(read, text)
+    except ValueError as error:
+        raise yaml.YAMLError(str(error)) from error
 
 
 class _JobFileLoader(yaml.SafeLoader):
-    """YAML with the scalars of version 1.2, and without duplicate keys.
+    """YAML with the scalars and tags of version 1.2's core schema, and without duplicate keys.
 
-    Version 1.1, PyYAML's own, reads ``3e-4`` as text, ``no`` as false and ``12:30`` as 750.
+    Version 1.1, PyYAML's own, reads ``3e-4`` as text, ``no`` as false and ``12:30`` as 750. Its
+    other tags make what no job can be sent with, such as sets, or more than any machine holds.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  starts empty: drops the resolvers of version 1.1
+    yaml_constructors = {  # noqa: RUF012  as PyYAML's own is
+        tag: yaml.SafeLoader.yaml_constructors[tag]
+        for tag in (None, *(f"{_YAML_TAGS}{kind}" for kind in _CORE_TAGS))
+    }
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001  PyYAML's
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:  # noqa: FBT001  PyYAML's
+        """Build a value; raises ConstructorError where it is not what its tag says."""
+        try:
+            return cast("object", super().construct_object(node, deep=deep))  # pyright: ignore[reportUnknownMemberType]  untyped there
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise _refuse_tagged(node) from error
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001  PyYAML's
         """Build a mapping; raises ConstructorError at a key's second appearance."""
+        if not isinstance(node, yaml.MappingNode):
+            raise _refuse_tagged(node)
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refuse(key, "a section or list stands where a key should")
             if key.value in seen:
-                message = f"the key {key.value!r} stands a second time"
-                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                raise _refuse(key, f"the key {key.value!r} stands a second time")
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge nothing: version 1.2 has no merges."""
+
+
+def _refuse(node: yaml.Node, message: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+
+
+def _refuse_tagged(node: yaml.Node) -> yaml.constructor.ConstructorError:
+    """Refuse a value without showing it: it may be a secret."""
+    return _refuse(node, f"what is tagged {node.tag.removeprefix(_YAML_TAGS)} is none")
 
 
 def _construct_int(_loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -160,8 +235,8 @@ _SCALARS = {
     ),
 }
 for _name, (_pattern, _first) in _SCALARS.items():
-    _tag = f"tag:yaml.org,2002:{_name}"
+    _tag = f"{_YAML_TAGS}{_name}"
     _JobFileLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  untyped there
         _tag, re.compile(rf"(?:{_pattern})\Z"), _first
     )
-_JobFileLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_JobFileLoader.add_constructor(f"{_YAML_TAGS}int", _construct_int)

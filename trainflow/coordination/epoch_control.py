@@ -185,7 +185,7 @@ class EpochControl:
 
     def on_step(self, report: StepReport) -> None:
         """A member committed a step."""
-        self._record.add_step(report)
+        self._record.add_step(report, lambda: self.num_spares)
         if report.joined is not None and self._recovery.on_joined(report):
             self._settled.set()
         # In the first step of an epoch every rank reports, and so says that all pause.

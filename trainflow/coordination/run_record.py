@@ -10,16 +10,14 @@ Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
 import contextlib
-import json
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from trainflow.checkpointing.whole_files import replace_file
 from trainflow.clock import Clock
 from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
 from trainflow.computation.reports import (
@@ -31,6 +29,7 @@ from trainflow.computation.reports import (
     WorkDescribed,
 )
 from trainflow.config.job import JobConfig
+from trainflow.coordination import ending_file
 from trainflow.coordination.anomaly_history import AnomalyHistory
 from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.hang_history import HangHistory
@@ -41,7 +40,7 @@ from trainflow.coordination.messages import Event
 from trainflow.coordination.profile_list import describe_outcome
 from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
-from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.run_state import Ending
 from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import EpochId, Version
 
@@ -57,7 +56,7 @@ _LASTING = frozenset(
     | {"detector_off", "detector_on", "link_cut", "link_cut_over", _WORK}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
-_EVENTS, _RESULT = "events.jsonl", "result.json"
+_EVENTS = "events.jsonl"
 
 
 def has_record(directory: Path) -> bool:
@@ -121,7 +120,9 @@ class RunRecord:
         if attempt <= self.attempt:
             return
         with contextlib.suppress(FileNotFoundError):
-            (self.directory / _RESULT).rename(self.directory / f"result-a{self.attempt}.json")
+            (self.directory / ending_file.FILE).rename(
+                self.directory / f"result-a{self.attempt}.json"
+            )
         self.add_event("attempt", f"attempt {attempt} of the job begins", attempt=attempt)
 
     @property
@@ -147,11 +148,15 @@ class RunRecord:
         """Tell a follower of each event and step that is recorded from now on."""
         self._followers.add(follower)
 
-    def add_step(self, report: StepReport) -> None:
+    def add_step(self, report: StepReport, count_spares: Callable[[], int] | None = None) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history.
 
         Beside what the rank tells, its line has ``heard_at_s``, by this machine's CLOCK_REALTIME,
         and ``after_event``, the number of the newest event then: ranks' clocks may be wrong.
+
+        Args:
+            report: what was told of it.
+            count_spares: tells how many workers stand by now; None: it is long past.
         """
         if report.step <= self.last_step or self.is_void(report.version):
             return
@@ -161,6 +166,8 @@ class RunRecord:
         line["epoch"] = str(report.epoch)
         if report.odd_norm is None:
             del line["odd_norm"]
+        if count_spares is not None:
+            line["num_spares"] = count_spares()
         if report.sums is not None and report.sums.slow_kernels and not self.has(_SLOW):
             text = "some rank compresses in plain torch, several times slower: its log says why"
             self.add_event(_SLOW, text, since_step=report.step)
@@ -357,27 +364,17 @@ class RunRecord:
 
     def write_ending(self, job_id: str, ending: Ending) -> None:
         """Write how the run ended; whole or not at all. A full disk is told by an event."""
-        result = {"job_id": job_id, "state": str(ending.state), "reason": ending.reason}
-        result |= {"exit_code": ending.exit_code, "ended_at_s": self._clock.unix_s()}
-        text = json.dumps(result, indent=1) + "\n"
-        path = self.directory / _RESULT
         try:
-            replace_file(path, text.encode())
+            ending_file.write_ending(self.directory, job_id, ending, self._clock.unix_s())
         except OSError as error:
-            logger.exception("result.json could not be written")
+            logger.exception("%s could not be written", ending_file.FILE)
+            path = self.directory / ending_file.FILE
             text = f"{path} could not be written ({error}), and what came last may be missing there"
             self.add_event("record_incomplete", text)
 
     def read_ending(self) -> Ending | None:
-        """Return how the run ended, if it has: one that comes back must not begin anew."""
-        path = self.directory / _RESULT
-        if not path.exists():
-            return None
-        try:
-            result = json.loads(path.read_text())
-            return Ending(RunState(result["state"]), result["reason"], result["exit_code"])
-        except (ValueError, KeyError, TypeError) as error:
-            return Ending(RunState.FAILED, f"it has ended, but {path} is damaged: {error}", 1)
+        """Return how the run ended, if it has."""
+        return ending_file.read_ending(self.directory)
 
     def _note_unfollowed(self, names: list[str]) -> None:
         """Say who follows the run no more."""

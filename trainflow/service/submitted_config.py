@@ -15,7 +15,7 @@ import yaml
 from trainflow.config import JobConfig
 from trainflow.config.checking import check_settings
 from trainflow.config.problems import Problem, show
-from trainflow.config.sources import Settings, describe_error, parse_yaml
+from trainflow.config.sources import Settings, describe_error, parse_yaml, require_shallow
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.problems import ProblemError, ProblemItem, ProblemType
 
@@ -63,10 +63,8 @@ def fingerprint(request: SubmitRequest) -> str:
 def _parse(text: str) -> Settings:
     try:
         content = parse_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise _refuse(describe_error(error), "valid YAML") from error
-    except RecursionError as error:
-        raise _refuse("YAML that is nested too deeply", "a job file") from error
     if not isinstance(content, dict):
         raise _refuse(show(content), "a section of keys and values")
     return cast("Settings", content)
@@ -78,6 +76,10 @@ def _require_plain(content: Settings) -> None:
     YAML can name one value in many places, each of them in many places: a page of text stands for
     more values than any machine holds.
     """
+    try:
+        require_shallow(content)
+    except ValueError as error:
+        raise _refuse(str(error), "a job file") from error
     waiting: list[object] = [content]
     num_values = 0
     while waiting:

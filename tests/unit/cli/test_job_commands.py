@@ -2,7 +2,9 @@
 
 import errno
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,11 +22,13 @@ from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.following import detachable
 from trainflow.cli.service_jobs import is_lost
 from trainflow.client import TrainFlowClient
+from trainflow.client.problems import Problem, as_error
+from trainflow.client.requests import LogPiece, unreachable
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.log_segments import Piece, append_to_log
+from trainflow.coordination.log_segments import append_to_log
 from trainflow.coordination.run_state import RunState
 from trainflow.service.cluster import DriverState
-from trainflow.service.documents import describe_briefly
+from trainflow.service.documents import JobDetails, describe_briefly
 from trainflow.service.history.records import Job
 
 __all__ = ["service"]
@@ -71,6 +75,97 @@ def test_a_job_is_submitted_once_by_its_key_and_what_comes_next_is_said(
     call_main("submit", job_file, *options, "-o", "json")
     assert json.loads(capsys.readouterr().out)["job_id"] == job_id
     assert len(ready.cluster.drivers) == 1
+
+
+def test_a_job_may_have_numbers_and_dates_that_json_lacks(
+    ready: Service, call_main: CallMain, tmp_path: Path, capsys: Captured
+):
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'name = "tiny"\nentrypoint = "tiny_job:train"\ndata = {dataset = "tiny_job:points"}\n'
+        "training = {max_steps = 1, global_batch_size = 8, microbatch_size = 2}\n"
+        "workers = {minimum = 1, target = 2}\nargs = {most = inf, since = 2026-01-02}\n"
+    )
+    assert call_main("submit", file) == ExitCode.SUCCESS
+    sent = tmp_path / "home" / "submissions" / capsys.readouterr().out.strip() / "job.json"
+    assert json.loads(sent.read_text())["args"] == {"most": math.inf, "since": "2026-01-02"}
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch, loss: BaseException) -> None:
+    """Have the service take jobs, and its answers lost."""
+
+    class Losing(TrainFlowClient):
+        def submit(self, *given: Any, **options: Any) -> JobDetails:
+            super().submit(*given, **options)
+            raise loss
+
+    monkeypatch.setattr("trainflow.client.TrainFlowClient", Losing)
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        (unreachable("http://here", OSError("reset")), ExitCode.UNREACHABLE),
+        (as_error(Problem("cluster-unreachable", 503, "no")), ExitCode.UNREACHABLE),
+        (as_error(Problem("too-many-requests", 429, "not now")), ExitCode.UNREACHABLE),
+        (as_error(Problem("internal", 500, "oh")), ExitCode.FAILED),
+        (as_error(Problem("", 504, "a proxy's")), ExitCode.UNREACHABLE),
+        (KeyboardInterrupt(), ExitCode.DETACHED),
+    ],
+)
+def test_a_job_that_may_have_been_taken_is_submitted_again_by_the_key_that_is_told(
+    loss: BaseException,
+    code: ExitCode,
+    ready: Service,
+    call_main: CallMain,
+    job_file: Path,
+    capsys: Captured,
+):
+    with pytest.MonkeyPatch.context() as patch:
+        lose_answers(patch, loss)
+        assert call_main("submit", job_file) == code
+    captured = capsys.readouterr()
+    told = re.search(r"submit it again as before, with (--idempotency-key) (\S+)\n", captured.err)
+    assert captured.out == ""
+    assert told is not None
+    assert call_main("submit", job_file, *told.groups()) == ExitCode.SUCCESS
+    assert len(ready.cluster.drivers) == 1
+    assert capsys.readouterr().out.strip() in str(list(ready.cluster.drivers))
+
+
+def test_the_key_that_was_given_is_told_again(
+    ready: Service,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+):
+    lose_answers(monkeypatch, KeyboardInterrupt())
+    call_main("submit", job_file, "--idempotency-key", "mine")
+    assert "with --idempotency-key mine\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Problem("invalid-configuration", 422, "no"),
+        Problem("idempotency-key-reused", 409, "no"),
+        Problem("cluster-refused", 502, "no"),
+        Problem("forbidden", 403, "no"),
+        Problem("", 404, "none of TrainFlow's"),
+    ],
+)
+def test_of_a_job_that_was_refused_no_key_is_told(
+    refusal: Problem,
+    ready: Service,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+):
+    lose_answers(monkeypatch, as_error(refusal))
+    assert call_main("submit", job_file) != ExitCode.SUCCESS
+    assert "idempotency-key" not in capsys.readouterr().err
 
 
 def test_the_environment_changes_a_submitted_job_as_it_does_one_that_is_run(
@@ -272,8 +367,9 @@ class Interrupted(TrainFlowClient):
     def events(self, job_id: str, *, after: int = 0, follow: bool = True) -> Iterator[Any]:
         yield from self._first_two(super().events(job_id, after=after, follow=False))
 
-    def log_pieces(self, job_id: str, **_: object) -> Iterator[Any]:
-        yield from self._first_two(iter([Piece(0, b"abc"), Piece(3, b"de"), Piece(5, b"f")]))
+    def log_pieces(self, job_id: str, **chosen: Any) -> Iterator[Any]:
+        found = list(super().log_pieces(job_id, **(chosen | {"follow": False})))
+        yield from self._first_two(iter([*found, LogPiece(3, b"de", found[-1].worker)]))
 
     def _first_two(self, found: Iterator[Any]) -> Iterator[Any]:
         yield next(found)
@@ -282,20 +378,33 @@ class Interrupted(TrainFlowClient):
 
 
 @pytest.mark.parametrize(
-    ("command", "back"), [("events", "-f --after 2\n"), ("logs", "-f --offset 5\n")]
+    ("typed", "back"),
+    [
+        ("events", "-f --after 2\n"),
+        ("events -o json", "-f --after 2 -o json\n"),
+        ("events -o yaml", "-f --after 2 -o yaml\n"),
+        ("logs", "-f --offset 5\n"),
+        ("logs --worker 0", "--worker slot0-1.0 -f --offset 5\n"),
+        ("logs --worker slot0-1.0", "--worker slot0-1.0 -f --offset 5\n"),
+    ],
 )
 def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back(
-    command: str,
+    typed: str,
     back: str,
     ready: Service,
     call_main: CallMain,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Captured,
 ):
-    record(ready).happen(3)
+    run = record(ready)
+    run.happen(3)
+    (run.directory / "driver.log").write_bytes(b"abc")
+    append_to_log(run.directory / "logs" / "slot0-1.0", b"abc")
+    run.form("slot0-1.0")
     ready.ingester.catch_up()
     monkeypatch.setattr("trainflow.client.TrainFlowClient", Interrupted)
-    assert call_main(command, ID, "-f") == ExitCode.DETACHED
+    command, *options = typed.split()
+    assert call_main(command, ID, "-f", *options) == ExitCode.DETACHED
     error = capsys.readouterr().err
     assert f"{ID} goes on. Come back with: trainflow {command} {ID} {back}" in error
     assert ready.cluster.stopped == []

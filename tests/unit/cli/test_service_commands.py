@@ -84,6 +84,16 @@ def test_a_head_of_its_own_lives_as_long_as_the_service(
     assert "there is no token yet" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("options", "cpus"), [([], os.cpu_count()), (["--cpus=1"], 1), (["--cpus=0"], 0)]
+)
+def test_a_head_declares_its_cores_or_what_it_is_told_none_included(
+    options: list[str], cpus: int, fake: FakeServing, call_main: CallMain
+):
+    assert call_main("serve", *options) == 0
+    assert fake.calls[0] == f"head {cpus}"
+
+
 def test_on_a_cluster_it_may_be_left(fake: FakeServing, call_main: CallMain):
     assert call_main("serve", "--address=10.0.0.1:6379", "--detach") == 0
     assert fake.calls == ["connect 10.0.0.1:6379", "deploy 8000", "disconnect"]
@@ -104,6 +114,10 @@ def test_that_everybody_may_ask_is_said(
         ([OFF, "--set=http.host=0.0.0.0"], "others could run code"),
         (["--detach"], "--detach: got it without an address"),
         (["--address=10.0.0.1:6379", "--cpus=2"], "--cpus: got 2"),
+        (["--address=10.0.0.1:6379", "--cpus=0"], "--cpus: got 0"),
+        (["--cpus=-1"], "--cpus"),
+        (["--cpus=1.5"], "--cpus"),  # Ray counts a node's in whole ones
+        (["--cpus=nan"], "--cpus"),
         (["--config=absent.yaml"], "No such file"),
         (["--set=http.port=many"], "http.port"),
     ],
@@ -195,8 +209,33 @@ def test_a_token_reads_unless_told_otherwise_and_may_expire(
         ["revoke", "nobody"],
         ["create", ""],
         ["create", "a", "--days=0"],
+        ["create", "a", "--days=36501"],
+        ["create", "a", "--days=4000000"],
+        ["create", "a", "--days=1e10"],
+        ["create", "a", "--days=inf"],
+        ["create", "a", "--days=nan"],
         ["create", "a", "--scope=all"],
     ],
 )
 def test_a_wrong_token_command_is_refused(arguments: list[str], home: Path, call_main: CallMain):
     assert call_main("token", *arguments) == 2
+    with open_history() as history:
+        assert not history.tokens.list()
+
+
+def test_a_token_lasts_a_hundred_years_at_most(
+    home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("token", "create", "ci", "--days=36500", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["expires"].startswith("21")
+
+
+@pytest.mark.parametrize("expires_at_s", [3.5e11, 1e300])
+def test_tokens_are_listed_whatever_was_kept_of_them(
+    expires_at_s: float, home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    with open_history() as history:
+        history.tokens.create("odd", {Scope.READ}, expires_at_s=expires_at_s)
+    assert call_main("token", "list", "-o", "json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["expires"] == f"{expires_at_s:g} s after 1970"

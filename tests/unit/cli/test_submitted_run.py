@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from tests.full_disk import room_for
 from tests.unit.cli.conftest import CallMain
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending
 from trainflow.cli.kept_output import keep_output
 from trainflow.cli.output import silence
+from trainflow.cli.run_command import is_ray_submission
 from trainflow.coordination import driver
 from trainflow.coordination.names import Attempt
-from trainflow.errors import ConflictError
+from trainflow.errors import ConflictError, CoordinationError
 
 ADDRESS = "--address=10.0.0.1:6379"
 
@@ -54,6 +56,49 @@ def test_the_job_has_the_given_id_and_what_is_printed_is_kept(
     assert kept == "".join(capfd.readouterr())
     assert "succeeded: so it ended" in kept
     assert stat.S_IMODE((folder / "driver.log").stat().st_mode) == 0o600
+
+
+def test_what_ray_job_submission_has_started_is_kept_with_the_run(
+    run: FakeRun,
+    home: Path,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    path = home / "runs" / "tiny-abcdef" / "driver.log"
+    assert call_main("run", job_file, ADDRESS) == 0
+    assert not path.exists()
+    capfd.readouterr()
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert call_main("run", job_file, ADDRESS) == 0
+    assert path.read_text() == "".join(capfd.readouterr())
+    assert path.read_text().startswith("run tiny-abcdef on the cluster at ")
+    assert "succeeded: so it ended" in path.read_text()
+    run.answers = [CoordinationError("it is gone for good")]
+    assert call_main("run", job_file, ADDRESS) == 1
+    assert "trainflow: it is gone for good\n" in path.read_text()
+
+
+def test_a_run_goes_on_where_what_is_printed_can_not_be_kept(
+    run: FakeRun,
+    home: Path,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    (home / "runs" / "tiny-abcdef" / "driver.log").mkdir(parents=True)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert call_main("run", job_file, ADDRESS) == 0
+    out, err = capfd.readouterr()
+    assert "succeeded: so it ended" in out
+    assert "not kept with the run" in err
+
+
+def test_the_variable_is_what_ray_sets():
+    assert is_ray_submission({RAY_JOB_CONFIG_JSON_ENV_VAR: "{}"})
+    assert not is_ray_submission({"RAY_ADDRESS": "10.0.0.1:6379"})
 
 
 def test_a_job_that_is_refused_has_ended(

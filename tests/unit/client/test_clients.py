@@ -185,12 +185,14 @@ def test_the_log_of_a_rank_stays_that_of_one_worker_while_it_is_followed(
     append_to_log(run.directory / "logs" / "slot1-1.0", b"of another\n" * 50_000)
     run.form("slot0-1.0")
     service.ingester.catch_up()
-    pieces = client.logs(run.job_id, worker="0", follow=True)
-    begin = next(pieces)
+    pieces = client.log_pieces(run.job_id, worker="0", follow=True)
+    begun = next(pieces)
     run.form("slot1-1.0")
     run.end()
     service.ingester.catch_up()
-    assert begin + b"".join(pieces) == log
+    found = [begun, *pieces]
+    assert b"".join(piece.data for piece in found) == log
+    assert {piece.worker for piece in found} == {"slot0-1.0"}
     assert next(client.logs(run.job_id, worker="0")).startswith(b"of another")
 
 

@@ -1,16 +1,20 @@
 """From a file, the environment and options to a configuration, or to all that is wrong with it."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.unit.config.odd_yaml import NO_VALUES
 from trainflow.config import load_job
-from trainflow.config.sources import parse_yaml
+from trainflow.config.problems import Problem
+from trainflow.config.sources import Override, parse_yaml, read_options
 from trainflow.errors import ConfigError
 
 YAML = """
@@ -30,6 +34,8 @@ training = {max_steps = 10, global_batch_size = 8, microbatch_size = 2, clip_nor
 data = {url = "file:///corpus"}
 workers = {minimum = 1, target = 2}
 """
+
+DEEP = "[" * 20_000
 
 WriteJob = Callable[[str], Path]
 
@@ -121,6 +127,52 @@ def test_infinity_and_not_a_number_have_a_spelling():
     assert math.isnan(float(str(parse_yaml(".nan"))))
 
 
+def test_a_value_may_stand_a_hundred_levels_deep():
+    assert parse_yaml(f"{'[' * 100}{']' * 100}") is not None
+    with pytest.raises(yaml.YAMLError, match="nested too deeply"):
+        parse_yaml(f"{'[' * 101}{']' * 101}")
+
+
+_CORE = ["null", "bool", "int", "float", "str", "seq", "map"]
+_BEYOND = ["set", "omap", "pairs", "binary", "timestamp", "merge", "value"]
+
+
+def _tagged(node: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    tags = st.sampled_from(["", "!mine ", "&a ", "! ", *(f"!!{kind} " for kind in _CORE + _BEYOND)])
+    return st.builds("{}{}".format, tags, node)
+
+
+_TEXTS = st.sampled_from(["", "''", "foo", "yes", "0x", "1:2:3", "010", ".nan", "<<", "=", "*a"])
+_NODES = st.recursive(
+    _tagged(_TEXTS | st.text("ab01:-_.eE~'\"\\UN*&!%?", max_size=12)),
+    lambda node: _tagged(
+        st.lists(node, max_size=3).map(lambda each: f"[{', '.join(each)}]")
+        | st.lists(st.tuples(node, node), max_size=3).map(
+            lambda each: f"{{{', '.join(f'? {key} : {value}' for key, value in each)}}}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(_NODES)
+@example("%YAML 9.9\n--- a")
+def test_any_yaml_is_a_value_as_json_has_them_or_a_problem(text: str):
+    (found,) = read_options([f"args.x={text}"])
+    if isinstance(found, Override):
+        assert isinstance(json.dumps(found.value), str)
+    else:
+        assert isinstance(found, Problem)
+        assert found.expected == "a YAML value"
+
+
+@pytest.mark.parametrize("text", ["!!bool s3cret", "{? s3cret : 1, ? [s3cret] : 2}"])
+def test_a_variable_that_cannot_be_read_is_not_shown(text: str, write_job: WriteJob):
+    message = refusal_of(write_job(YAML), f"runtime_env.env_vars.KEY={text}")
+    assert "got text (" in message
+    assert "s3cret" not in message
+
+
 def test_a_float_in_exponent_notation_fits_a_float_setting(write_job: WriteJob):
     assert load_job(write_job(YAML), ["training.clip_norm=5e-1"], {}).training.clip_norm == 0.5
 
@@ -148,6 +200,11 @@ def test_other_variables_are_none_of_our_business(write_job: WriteJob):
         ("job.json", '{"a": }', "line 1", "valid json"),
         ("job.ini", "{}", "'.ini'", ".yaml, .yml, .toml, .json"),
         ("job", "{}", "''", ".yaml, .yml, .toml"),
+        *(("job.yaml", text, got, "valid yaml") for text, got in NO_VALUES.items()),
+        ("job.yaml", DEEP, "nested too deeply", "valid yaml"),
+        ("job.json", DEEP, "nested too deeply", "valid json"),
+        ("job.toml", f"a = {DEEP}", "nested too deeply", "valid toml"),
+        ("job.json", f'{{"args": {"[" * 300}{"]" * 300}}}', "nested too deeply", "valid json"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(

@@ -145,6 +145,8 @@ def test_a_lost_member_is_replaced_in_a_new_epoch_and_the_recovery_is_recorded(p
     assert recovered["kind"] == "recovered"
     assert recovered["data"]["causes"] == ["lost in a test"]
     assert recovered["data"]["steps_lost"] == 0
+    steps = scene.record.steps_since(0)
+    assert [(line["world_size"], line["num_spares"]) for line in steps] == [(3, 1), (3, 0)]
 
 
 def test_a_step_that_rank_0_did_not_live_to_report_is_known_before_the_next_epoch_begins(

@@ -104,6 +104,15 @@ def test_a_step_s_line_says_what_was_recorded_before_it(record: RunRecord):
     assert record.newest_step == record.steps_since(1)[0]
 
 
+def test_how_many_spares_there_were_is_kept_with_a_new_step_where_it_is_known(record: RunRecord):
+    told = iter([2, 1])
+    for step, count_spares in ((1, None), (2, lambda: next(told)), (2, lambda: next(told))):
+        record.add_step(replace(STEP, step=step), count_spares)
+    lines = open_record(record.directory).steps_since(0)
+    assert [line.get("num_spares") for line in lines] == [None, 2]
+    assert next(told) == 1, "none are counted for a step that is known"
+
+
 def test_why_a_step_was_skipped_for_its_norm_is_kept_with_it(record: RunRecord):
     record.add_step(replace(STEP, applied=False, odd_norm=OddNorm(1.0, 40.0, 2)))
     (line,) = open_record(record.directory).steps_since(0)

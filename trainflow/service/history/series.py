@@ -23,7 +23,7 @@ class MetricSeries:
     """The metrics of all jobs' committed steps.
 
     A metric's name is that of its field in ``metrics.jsonl``: ``loss``, ``grad_norm``, ``lr``,
-    ``compute_s``, ``wait_s``, ``weight``, ``world_size``, ``wire_bytes``, ...; ``scalars.NAME`` is
+    ``compute_s``, ``wait_s``, ``weight``, ``world_size``, ``num_spares``, ...; ``scalars.NAME`` is
     what the training function logs as NAME, and ``sums.link_s`` a field of another.
     """
 

@@ -1,10 +1,13 @@
 """What is answered of metrics, events and checkpoints."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from tests.unit.coordination.test_run_record import STEP
 from tests.unit.service.history.records import JOB_ID, Home
+from trainflow.epochs import EpochId
 from trainflow.errors import ConfigError, JobNotFoundError
 from trainflow.service.history.events import MAX_EVENTS
 from trainflow.service.history.history import History
@@ -23,6 +26,17 @@ def test_a_series_goes_on_after_a_step_with_the_metrics_that_are_wanted(
         (3, {"loss"}),
     ]
     assert history.series.since(JOB_ID, 3) == ()
+
+
+def test_spares_are_told_of_the_steps_that_have_them_recorded(history: History, home: Home):
+    run = home.run().event("submitted").steps(1)
+    for step, spares in ((2, 2), (3, 1)):
+        report = replace(STEP, step=step, epoch=EpochId(1, 1))
+        run.record.add_step(report, lambda spares=spares: spares)
+    home.take(history)
+    points = history.series.since(JOB_ID, metrics=["world_size", "num_spares"])
+    told = [point.values["num_spares"].mean for point in points if len(point.values) > 1]
+    assert (len(points), told) == (3, [2.0, 1.0])
 
 
 def test_a_series_that_is_too_long_is_told_in_fewer_points(history: History, home: Home):

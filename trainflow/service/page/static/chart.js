@@ -1,5 +1,6 @@
 // A chart: lines or stacked areas over steps or time, with its words and its numbers beside it.
-// Arrow keys (with Shift ten points at once), Home and End, or a pointer, read single points.
+// Arrow keys (with Shift ten points at once), Page Up and Down, Home and End, or a pointer, read single
+// points. To screen readers it is a slider over its points: to an image they would pass no such keys.
 
 import { bandPath, linePath, stack } from "./chart_marks.js";
 import { chartTable, describeValue } from "./chart_table.js";
@@ -12,6 +13,7 @@ const HEIGHT = 240;
 const PLOT = { left: 64, right: 606, top: 12, bottom: 204 };
 const POINTS_AT_ONCE = 10;
 const DAY_S = 86_400;
+const NOTHING = "Nothing yet";
 
 /**
  * Return a chart.
@@ -28,13 +30,15 @@ export class Chart {
   #yScale = null;
   #svg = drawn("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-    role: "img",
+    role: "slider",
     tabindex: "0",
     "aria-label": "",
+    "aria-roledescription": "chart slider",
   });
   #cursor = drawn("path", { class: "cursor" });
   #find;
-  #readout = element("output", { class: "readout", "aria-live": "polite" });
+  // What it says is the slider's value, too, which is read aloud already.
+  #readout = element("output", { class: "readout", "aria-live": "off" });
   #table;
 
   constructor(options) {
@@ -77,7 +81,8 @@ export class Chart {
     if (xs === null || ys === null) {
       this.#xScale = null;
       const middle = { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" };
-      this.#svg.replaceChildren(drawn("text", middle, "Nothing yet"));
+      this.#svg.replaceChildren(drawn("text", middle, NOTHING));
+      this.#point(this.#at);
       return;
     }
     const { stacked, fromZero } = this.#options;
@@ -125,15 +130,30 @@ export class Chart {
     ];
   }
 
-  #onKey(event) {
-    const points = this.#series.find((each) => each.length > 0);
-    if (points === undefined) {
-      return;
-    }
+  /** Return the points that keys go through, and the place of the one that is told, or of the last. */
+  #place() {
+    const points = this.#series.find((each) => each.length > 0) ?? [];
     const last = points.length - 1;
     const now = this.#at === null ? last : points.indexOf(nearestTo(points, this.#at));
+    return { points, last, now };
+  }
+
+  #onKey(event) {
+    const { points, last, now } = this.#place();
+    if (points.length === 0) {
+      return;
+    }
     const by = event.shiftKey ? POINTS_AT_ONCE : 1;
-    const places = { ArrowLeft: now - by, ArrowRight: now + by, Home: 0, End: last };
+    const places = {
+      ArrowLeft: now - by,
+      ArrowDown: now - by,
+      ArrowRight: now + by,
+      ArrowUp: now + by,
+      PageDown: now - POINTS_AT_ONCE,
+      PageUp: now + POINTS_AT_ONCE,
+      Home: 0,
+      End: last,
+    };
     if (Object.hasOwn(places, event.key)) {
       event.preventDefault();
       this.#point(points[Math.min(last, Math.max(0, places[event.key]))].x);
@@ -159,7 +179,7 @@ export class Chart {
     const first = near.find((point) => point !== null);
     if (first === undefined || this.#xScale === null) {
       this.#cursor.setAttribute("d", "");
-      setText(this.#readout, "");
+      this.#tell("");
       return;
     }
     const place = this.#xScale(first.x);
@@ -167,7 +187,22 @@ export class Chart {
     const told = near.flatMap((point, index) =>
       point === null ? [] : [`${this.#options.names[index]} ${describeValue(point)}`],
     );
-    setText(this.#readout, `${this.#nameX(first.x)}: ${told.join(", ")}`);
+    this.#tell(`${this.#nameX(first.x)}: ${told.join(", ")}`);
+  }
+
+  #tell(text) {
+    setText(this.#readout, text);
+    const { points, now } = this.#place();
+    const value = {
+      "aria-valuemin": Math.min(1, points.length),
+      "aria-valuemax": points.length,
+      "aria-valuenow": now + 1,
+      "aria-valuetext": text || (points.length === 0 ? NOTHING : "no point chosen"),
+      "aria-disabled": points.length === 0,
+    };
+    for (const [name, each] of Object.entries(value)) {
+      this.#svg.setAttribute(name, each);
+    }
   }
 
   #nameX(x) {

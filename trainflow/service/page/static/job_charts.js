@@ -4,8 +4,6 @@ import { Chart } from "./chart.js";
 import { element } from "./dom.js";
 import { lagBehind, pick, splitStepTime } from "./series.js";
 
-const MOST_SAMPLES = 2000;
-
 /** Names of the metrics that the charts need. */
 export const METRICS = [
   "loss",
@@ -14,6 +12,7 @@ export const METRICS = [
   "wait_s",
   "shortest_wait_s",
   "world_size",
+  "num_spares",
   "copy_lag",
 ];
 
@@ -23,7 +22,6 @@ const WIDER =
 
 /** All charts of one job. */
 export class JobCharts {
-  #spares = [];
   #loss = new Chart({
     title: "Loss",
     unit: "mean over the batch",
@@ -53,7 +51,7 @@ export class JobCharts {
     names: ["world", "spares"],
     stepped: true,
     fromZero: true,
-    note: "The world is that of each committed step; spares are shown since this page was opened.",
+    note: "As of each committed step.",
   });
   #lag = new Chart({
     title: "Checkpoint lag",
@@ -68,25 +66,14 @@ export class JobCharts {
     this.element = element("div", { class: "charts" }, ...charts.map((chart) => chart.element));
   }
 
-  /** Take how many spares there were at a time, in seconds since 1970. */
-  noteSpares(atS, count) {
-    const [before, last] = this.#spares.slice(-2);
-    if (last !== undefined && last.y === count && before.y === count) {
-      last.x = Math.max(last.x, atS);
-    } else if (last === undefined || atS > last.x) {
-      this.#spares.push({ x: atS, y: count, odd: 0 });
-    }
-    this.#spares.splice(0, this.#spares.length - MOST_SAMPLES);
-  }
-
   /** Draw what is known now. */
   update(points, checkpoints) {
     const { compute, communicate, wait } = splitStepTime(points);
     this.#loss.update([pick(points, "loss")]);
     this.#gradNorm.update([pick(points, "grad_norm")]);
     this.#stepTime.update([compute, communicate, wait]);
-    const world = pick(points, "world_size", (point) => point.committed_at_s);
-    this.#world.update([world, [...this.#spares]]);
+    const overTime = (name) => pick(points, name, (point) => point.committed_at_s);
+    this.#world.update([overTime("world_size"), overTime("num_spares")]);
     this.#lag.update([lagBehind(points, checkpoints), pick(points, "copy_lag")]);
   }
 }

@@ -145,9 +145,6 @@ export class JobView {
     const job = await ask(jobPath(this.jobId), signal);
     this.#job = job;
     this.#receivedMs = performance.now();
-    if (job.status !== null && !hasEnded(job)) {
-      this.#charts.noteSpares(job.published_at_s, job.status.spares ?? null);
-    }
     this.#draw();
     return this.#pace(EVERY_S);
   }
