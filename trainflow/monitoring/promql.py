@@ -10,6 +10,10 @@ Pure.
 from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
 
 
+_GAP = "10m"
+"""For how long Prometheus may hear nothing of a series that goes on."""
+
+
 class Queries:
     """Makes queries of the jobs that a selector chooses, over one window unless told otherwise."""
 
@@ -44,10 +48,11 @@ class Queries:
         """Return how much came to a counter, with what it began at.
 
         ``increase`` alone sees nothing of a series that begins, as that of a first failure does.
+        A series begins if there was none for a while before: a scrape that fails ends none.
         """
         assert metric.kind is Kind.COUNTER, metric.name
         series, over = self.series(metric, where), window or self._window
-        begun = f"({series} unless {series} offset {over})"
+        begun = f"({series} unless last_over_time({series}[{_GAP}] offset {over}))"
         return f"sum by ({_labels(by)}) ({begun} or increase({series}[{over}]))"
 
     def total(self, metric: Metric, *by: str, where: str = "") -> str:

@@ -107,7 +107,8 @@ TRAINING = (
     AlertRule(
         "GoodputLow",
         Severity.WARNING,
-        f"{_ASK.rate(metrics.BADPUT, where=_NOT_STANDING_BY, window='30m')} "
+        # What a recovery, or a wait for room, took may come at once, and be all there is so far.
+        f"{_ASK.new(metrics.BADPUT, where=_NOT_STANDING_BY, window='30m')} / {30 * 60} "
         "/ max by (job) "
         f"(avg_over_time({_ASK.series(metrics.WORLD_SIZE)}[30m])) > {_MOST_BADPUT_SHARE:g}",
         900,

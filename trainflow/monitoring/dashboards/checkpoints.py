@@ -71,9 +71,10 @@ _KEEPING = (
     ),
     Panel(
         "Workers' time for checkpoints",
-        "How many workers' time goes into copying the state out? One is a worker that does nothing "
-        "else.",
-        curve(ASK.rate(metrics.BADPUT, where='cause="checkpoint"'), "workers"),
+        "How much of the workers' time went into copying the state out? Seconds of all workers, in "
+        "the time that a point spans.",
+        curve(ASK.new(metrics.BADPUT, where='cause="checkpoint"'), "workers' seconds"),
+        Look(unit=Unit.SECONDS),
     ),
     Panel(
         "Lag of copies on other nodes",

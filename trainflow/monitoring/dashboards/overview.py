@@ -62,13 +62,13 @@ _COST = (
     ),
     Panel(
         "What failures cost",
-        "How many workers' time goes into recovering, into steps that have to be done again, and "
-        "into waiting for room? One is a worker that does nothing else.",
+        "How much of the workers' time went into recovering, into steps that have to be done "
+        "again, and into waiting for room? Seconds of all workers, in the time that a point spans.",
         curve(
-            ASK.rate(metrics.BADPUT, "cause", where='cause=~"recovery_.*|wasted|waiting"'),
+            ASK.new(metrics.BADPUT, "cause", where='cause=~"recovery_.*|wasted|waiting"'),
             "{{job}} {{cause}}",
         ),
-        Look(is_stacked=True),
+        Look(unit=Unit.SECONDS, is_stacked=True),
     ),
     Panel(
         "A recovery",

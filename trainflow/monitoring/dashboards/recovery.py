@@ -91,10 +91,10 @@ _RECOVERING = (
 _GOODPUT = (
     Panel(
         "What workers do that does not count",
-        "Where do the workers go? One is a worker that does nothing else; `idle` are spares that "
-        "stand by.",
-        curve(ASK.rate(metrics.BADPUT, "cause"), "{{cause}}"),
-        Look(width=24, is_stacked=True),
+        "Where does the workers' time go? Seconds of all workers, in the time that a point spans; "
+        "`idle` are spares that stand by.",
+        curve(ASK.new(metrics.BADPUT, "cause"), "{{cause}}"),
+        Look(unit=Unit.SECONDS, width=24, is_stacked=True),
     ),
     Panel(
         "Cost so far, by cause",

@@ -63,7 +63,7 @@ _LEARNING = (
     Panel(
         "Steps not applied",
         "What share of steps had a loss or a gradient that was not finite, or was too large?",
-        curve(f"{ASK.rate(metrics.STEPS_SKIPPED)} / {_STEPS}"),
+        curve(f"{ASK.new(metrics.STEPS_SKIPPED)} / {ASK.new(metrics.STEPS_COMMITTED)}"),
         Look(unit=Unit.SHARE),
     ),
 )

@@ -4,13 +4,24 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.unit.monitoring.alerts.cases import CASES, JOB, Case, Series
+from tests.unit.monitoring.alerts.cases import (
+    CASES,
+    DIED,
+    JOB,
+    SPIKE,
+    WASTED,
+    WORLD,
+    WRONG,
+    Case,
+    Series,
+)
 from trainflow.monitoring.alerts.alerts_page import render_page
 from trainflow.monitoring.alerts.rule import AlertRule, Severity, write_duration
 from trainflow.monitoring.alerts.rules import ALL_RULES
@@ -64,14 +75,38 @@ def test_every_alert_has_a_case():
     assert all(case.fires and case.silent for case in CASES.values())
 
 
-@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.suffix)
-def test_an_alert_fires_with_what_it_is_for_and_with_nothing_else(rule: AlertRule, tmp_path: Path):
-    path = tmp_path / "test.yml"
-    tests = list(checks_of(rule, CASES[rule.suffix]))
+def run_checks(tests: list[dict[str, Any]], path: Path) -> None:
     content = {"rule_files": [str(FILE)], "evaluation_interval": "30s", "tests": tests}
     path.write_text(yaml.safe_dump(content))
     done = run_tool("promtool", "test", "rules", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.suffix)
+def test_an_alert_fires_with_what_it_is_for_and_with_nothing_else(rule: AlertRule, tmp_path: Path):
+    run_checks(list(checks_of(rule, CASES[rule.suffix])), tmp_path / "test.yml")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "series", "window_minutes"),
+    [("WorkerLost", DIED, 5), ("LossAnomaly", SPIKE, 10), ("WrongBits", WRONG, 60)],
+)
+def test_what_is_long_past_is_no_news_after_a_scrape_that_failed(
+    suffix: str, series: str, window_minutes: int, tmp_path: Path
+):
+    rule = next(rule for rule in ALL_RULES if rule.suffix == suffix)
+    failed_at = 100
+    past = {series: f"7x{failed_at - 1} stale stale 7x90"}
+    looks = [f"{failed_at + window_minutes + late}m" for late in (0, 1, 2)]
+    tests = [one_check(rule, replace(CASES[suffix], at=at), past, []) for at in looks]
+    run_checks(tests, tmp_path / "test.yml")
+
+
+def test_a_lump_that_begins_a_series_is_much_that_does_not_count(tmp_path: Path):
+    rule = next(rule for rule in ALL_RULES if rule.suffix == "GoodputLow")
+    case = replace(CASES["GoodputLow"], value="50%")
+    lump = one_check(rule, case, {WASTED: "_x40 3600x50", WORLD: "4x90"}, [expected(rule, case)])
+    run_checks([lump], tmp_path / "test.yml")
 
 
 def test_the_file_is_made_from_the_table():
