@@ -21,7 +21,13 @@ Act = Callable[[], Coroutine[Any, Any, None]]
 OFF, ON = "detector_off", "detector_on"
 
 # What follows the record is left out by the record itself.
-_FOLLOWERS = {"AnomalyWatch": Detector.ANOMALIES}
+_FOLLOWERS = {
+    "AnomalyWatch": Detector.ANOMALIES,
+    "RunMetrics": Detector.METRICS,
+    "RunMetrics.tick": Detector.METRICS,
+    "GoodputWatch": Detector.GOODPUT,
+    "GoodputWatch.tick": Detector.GOODPUT,
+}
 
 
 class DetectorGuard:

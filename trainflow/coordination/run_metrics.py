@@ -13,7 +13,6 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
-from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.failure_causes import FailureCount
 from trainflow.monitoring.flops import find_utilization
 from trainflow.monitoring.slow_nodes import PLACES, find_slowest
@@ -73,12 +72,8 @@ class RunMetrics:
             "rewound": self._on_rewound,
             "work": self._on_work_told,
             "anomaly": self._on_anomaly,
-            "detector_off": self._on_detector,
-            "detector_on": self._on_detector,
             "checkpoint": self._on_checkpoint,
         }
-        for detector in Detector:
-            export.show(metrics.DETECTOR_OFF, 0.0, detector=detector.value)
         for event in events:
             self._failures.take(event)  # those are counted, but for one that may yet be explained
             if event["kind"] == "checkpoint":
@@ -138,10 +133,6 @@ class RunMetrics:
     def _on_rewound(self, event: Event) -> None:
         self._export.add(metrics.REWINDS)
         self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
-
-    def _on_detector(self, event: Event) -> None:
-        is_off = float(event["kind"] == "detector_off")
-        self._export.show(metrics.DETECTOR_OFF, is_off, detector=event["data"]["detector"])
 
     def _on_checkpoint(self, event: Event) -> None:
         self._export.add(metrics.CHECKPOINTS)

@@ -16,6 +16,7 @@ from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.annotation_feed import AnnotationFeed
 from trainflow.coordination.anomaly_watch import AnomalyWatch
+from trainflow.coordination.detector_gauges import DetectorGauges
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
 from trainflow.coordination.keeper import Heartbeat
@@ -25,6 +26,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
 from trainflow.coordination.webhook_feed import WebhookFeed
+from trainflow.monitoring.detectors import Detector
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class RunMonitor:
         self._record = record
         self._clock = clock
         self._failed: set[str] = set()
+        self._detectors: DetectorGauges | None = None
         self._metrics: RunMetrics | None = None
         self._goodput: GoodputWatch | None = None
         self._anomalies: AnomalyWatch | None = None
@@ -54,6 +57,7 @@ class RunMonitor:
         events = [*record.lasting_events, *record.events_since(0)]
         step = record.newest_step or {}
         stepped_at_s = step.get("heard_at_s", step.get("committed_at_s", 0.0))
+        self._detectors = self._open(lambda: DetectorGauges(export), "DetectorGauges")
         make_metrics = partial(RunMetrics, job, export, clock, events, stepped_at_s)
         self._metrics = self._open(make_metrics, "RunMetrics")
         self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
@@ -95,9 +99,9 @@ class RunMonitor:
     def tick(self, world_size: int, num_spares: int) -> None:
         """Look at what changes with time alone; called about twice a second."""
         metrics = self._metrics
-        if metrics is not None:
+        if metrics is not None and not self._is_off(Detector.METRICS):
             self._try("RunMetrics.tick", lambda: metrics.tick(world_size, num_spares))
-        if self._goodput is not None:
+        if self._goodput is not None and not self._is_off(Detector.GOODPUT):
             self._try("GoodputWatch.tick", self._goodput.tick)
         if self._sinks is not None:
             self._try("SinkFeed.tick", self._sinks.tick)
@@ -132,6 +136,10 @@ class RunMonitor:
         await asyncio.gather(*waits)
         for number, feed in enumerate(feeds):
             self._try(f"{type(feed).__name__}.tell_end {number}", feed.tell_end)
+
+    def _is_off(self, detector: Detector) -> bool:
+        """Whether it knows no more what happens; what it would show is wrong."""
+        return self._detectors is not None and self._detectors.is_off(detector)
 
     def _post(self, make: Callable[[], WebhookFeed | AnnotationFeed]) -> None:
         """Begin to tell a receiver."""

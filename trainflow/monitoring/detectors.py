@@ -19,6 +19,8 @@ class Detector(StrEnum):
         CUTS: finds nodes that can't reach each other.
         ROOM: finds room for more workers.
         ANOMALIES: finds losses and gradient norms that are wrong.
+        METRICS: shows what there is of the run for Prometheus.
+        GOODPUT: keeps the ledger of where the time goes.
     """
 
     STRAGGLERS = "stragglers"
@@ -31,6 +33,8 @@ class Detector(StrEnum):
     CUTS = "cuts"
     ROOM = "room"
     ANOMALIES = "anomalies"
+    METRICS = "metrics"
+    GOODPUT = "goodput"
 
 
 @dataclass(frozen=True)
@@ -63,4 +67,6 @@ DUTIES: Mapping[Detector, Duty] = {
     Detector.CUTS: Duty("nodes that can't reach each other", _STEADY_S),
     Detector.ROOM: Duty("room for workers that are wanted", _STEADY_S),
     Detector.ANOMALIES: Duty("losses and gradient norms that are wrong"),
+    Detector.METRICS: Duty("what metrics show, which stand still or are wrong"),
+    Detector.GOODPUT: Duty("where the time goes"),
 }

@@ -9,7 +9,6 @@ Pure.
 
 from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
 
-
 _GAP = "10m"
 """For how long Prometheus may hear nothing of a series that goes on."""
 

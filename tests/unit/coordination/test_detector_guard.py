@@ -126,11 +126,15 @@ def test_tasks_that_fail_are_told_of_too(guard: DetectorGuard, record: RunRecord
 def test_one_that_follows_the_record_and_is_left_out_is_off(
     guard: DetectorGuard, record: RunRecord
 ):
-    record.add_event("monitoring_failed", "GoodputWatch is left out", follower="GoodputWatch")
+    record.add_event("monitoring_failed", "SinkFeed is left out", follower="SinkFeed")
     assert guard.describe() == []
-    record.add_event("monitoring_failed", "AnomalyWatch is left out", follower="AnomalyWatch")
-    (off,) = guard.describe()
-    assert (off["detector"], off["error"]) == ("anomalies", "AnomalyWatch is left out")
+    for name in ("AnomalyWatch", "RunMetrics.tick", "GoodputWatch"):
+        record.add_event("monitoring_failed", f"{name} is left out", follower=name)
+    assert [(off["detector"], off["error"]) for off in guard.describe()] == [
+        ("anomalies", "AnomalyWatch is left out"),
+        ("metrics", "RunMetrics.tick is left out"),
+        ("goodput", "GoodputWatch is left out"),
+    ]
 
 
 def test_a_new_coordinator_looks_again_and_says_so(guard: DetectorGuard, record: RunRecord):

@@ -385,15 +385,3 @@ def test_every_metric_of_the_table_can_be_made_in_ray():
                 export.show(metric, math.nan, **labels)
             case Kind.HISTOGRAM:
                 export.observe(metric, 1.0, **labels)
-
-
-def test_a_detector_that_is_off_is_shown_until_it_looks_again(shown: Shown):
-    def values() -> list[float | None]:
-        names = ("hangs", "stragglers")
-        return [shown.export.value(metrics.DETECTOR_OFF, detector=each) for each in names]
-
-    assert values() == [0, 0]
-    shown.tell("detector_off", detector="hangs")
-    assert values() == [1, 0]
-    shown.tell("detector_on", detector="hangs")
-    assert values() == [0, 0]

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.fakes import FakeClock, guard_of
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import WorkDescribed
 from trainflow.coordination import run_monitor
@@ -83,6 +83,19 @@ def test_a_new_coordinator_knows_when_the_newest_step_was_committed(
         monitor = RunMonitor("job-1", make_job(), RunRecord(tmp_path, clock), clock)
         monitor.tick(world_size=2, num_spares=0)
     export.return_value.show.assert_any_call(metrics.STEP_AGE, 30.0)
+
+
+def test_metrics_that_have_failed_show_no_age_that_grows(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+        guard_of(record)
+        export.return_value.add.side_effect = KeyError("unforeseen")
+        record.add_event("epoch", "epoch 1.1")
+        monitor.tick(world_size=2, num_spares=0)
+    shown = [call.args[0] for call in export.return_value.show.call_args_list]
+    assert metrics.STEP_AGE not in shown
+    export.return_value.show.assert_any_call(metrics.DETECTOR_OFF, 1.0, detector="metrics")
 
 
 def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
