@@ -33,6 +33,7 @@ from trainflow.errors import (
 )
 from trainflow.service.cluster import Cluster, Driver, DriverState
 from trainflow.service.documents import SubmitRequest
+from trainflow.service.heard_of import SILENT_S, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus, Submission
@@ -184,7 +185,7 @@ class JobDesk:
 
         Raises:
             JobNotFoundError: there is none.
-            ConflictError: it has ended otherwise.
+            ConflictError: it has ended otherwise, or may be at work on another cluster.
             UnreachableError: the cluster doesn't answer.
         """
         found = self.history.jobs.get(job_id)
@@ -206,6 +207,7 @@ class JobDesk:
 
         Nobody else would tell that it was stopped. A driver that takes longer has a coordinator.
         """
+        self._require_gone(job, "stop it where it runs, by `trainflow stop --address ...`, or wait")
         submission_id = names.submission_id(job.job_id, job.attempt)
         self.cluster.stop_driver(submission_id)
         deadline_s = self.clock.monotonic_s() + _DRIVER_ENDS_WITHIN_S
@@ -254,7 +256,7 @@ class JobDesk:
 
         Raises:
             JobNotFoundError: there is none.
-            ConflictError: it goes on already, or has succeeded.
+            ConflictError: it goes on already, maybe on another cluster, or has succeeded.
             ProblemError: NOT_RESUMABLE; or its working directory is no longer allowed.
             UnreachableError: the cluster doesn't answer.
             CoordinationError: the cluster refuses the job.
@@ -319,6 +321,12 @@ class JobDesk:
                 f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
                 "stop it, and wait until it has stopped"
             )
+        if not job.is_finished:
+            self._require_gone(
+                job,
+                "stop it where it runs, by `trainflow stop --address ...`; if its cluster is gone, "
+                "try again",
+            )
         if job.config.get("checkpoint", {}).get("url") is None:
             raise ProblemError(
                 ProblemType.NOT_RESUMABLE,
@@ -331,6 +339,27 @@ class JobDesk:
         if self.cluster.has_coordinator(job.job_id):
             return True
         return self._is_at_work(names.submission_id(job.job_id, job.attempt))
+
+    def _require_gone(self, job: records.Job, change: str) -> None:
+        """Refuse a job that has no coordinator here, and may have one on another cluster.
+
+        A record has one writer: who ends or begins an attempt must know that nobody else does. Where
+        the cluster knows the driver, the job is nowhere else.
+
+        Args:
+            job: the job; unfinished.
+            change: what to do about it, before the time in which it counts as heard of.
+        """
+        driver, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
+        if driver is not DriverState.UNKNOWN:
+            return
+        attempts = self.history.jobs.attempts(job.job_id)
+        if is_heard_of(job, attempts, self.clock.unix_s()):
+            raise ConflictError(
+                f"job {job.job_id}: got one that is {job.state}, and heard of, but not on this "
+                f"cluster; expected one that is here, or of which nothing was heard for {SILENT_S:g} "
+                f"s; {change} for so long"
+            )
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a finished job, its record and what was submitted.
