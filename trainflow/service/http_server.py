@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from trainflow.errors import ConfigError, ConflictError, TrainFlowError
-from trainflow.service.http_protocol import BoundedHttpProtocol
+from trainflow.service.http_protocol import BoundedHttpProtocol, bound_protocol
 from trainflow.service.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,16 @@ def require_free_port(http: HttpSettings) -> None:
 class HttpServer:
     """A server that answers from when it is made until it is closed."""
 
-    def __init__(self, app: ASGIApp, http: HttpSettings):
+    def __init__(
+        self, app: ASGIApp, http: HttpSettings, stalled_s: float = BoundedHttpProtocol.stalled_s
+    ):
         """Listen.
 
         Args:
             app: what answers.
             http: where to listen.
+            stalled_s: after two to three times as many seconds, a connection is broken off whose
+                client takes nothing of what it is answered. A stream's is closed by the app before.
 
         Raises:
             OSError: the port is taken by somebody who doesn't share it.
@@ -88,7 +92,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 lifespan="on",
-                http=BoundedHttpProtocol,
+                http=bound_protocol(stalled_s),
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -76,7 +76,8 @@ class LimitSettings(Section):
     hold of a stream that its client doesn't read."""
 
     stalled_s: PositiveFloat = 30.0
-    """Seconds for which a stream's client may take nothing before it is dropped."""
+    """Seconds for which a stream's client may take nothing before it is dropped. Any connection is
+    broken off whose client takes nothing of an answer for two to three times as long."""
 
     heartbeat_s: PositiveFloat = 15.0
     """Seconds of silence after which a stream of events sends a comment. One that follows a log has

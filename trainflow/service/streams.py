@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from trainflow.errors import TrainFlowError
 from trainflow.service.problem_responses import respond
@@ -83,24 +83,33 @@ class StreamResponse(Response):
             sending.result()
 
     async def _send_all(self, send: Send) -> None:
-        limits = self._streams.limits
+        stalled_s = self._streams.limits.stalled_s
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        num_bytes = 0
         try:
             async with aclosing(self._pieces) as pieces:
-                async for piece in pieces:
-                    num_bytes += len(piece)
-                    async with asyncio.timeout(limits.stalled_s):
-                        await send(_body(piece, more=True))
-                    if num_bytes >= limits.stream_bytes:
-                        break
+                await _send_within(stalled_s, send, start)
+                await self._send_pieces(send, pieces)
+                await _send_within(stalled_s, send, _body(b"", more=False))
         except TimeoutError:
-            logger.warning("dropped a stream whose client took nothing for %g s", limits.stalled_s)
-            return
+            logger.warning("dropped a stream whose client took nothing for %g s", stalled_s)
+
+    async def _send_pieces(self, send: Send, pieces: AsyncGenerator[bytes]) -> None:
+        limits = self._streams.limits
+        num_bytes = 0
+        try:
+            async for piece in pieces:
+                num_bytes += len(piece)
+                await _send_within(limits.stalled_s, send, _body(piece, more=True))
+                if num_bytes >= limits.stream_bytes:
+                    return
         except TrainFlowError as error:
             logger.warning("a stream ends, to be taken up again: %s", error)
-        await send(_body(b"", more=False))
+
+
+async def _send_within(stalled_s: float, send: Send, message: Message) -> None:
+    """Send, once the client has taken enough of what was sent before; raises TimeoutError."""
+    async with asyncio.timeout(stalled_s):
+        await send(message)
 
 
 async def _wait_left(receive: Receive) -> None:

@@ -66,7 +66,7 @@ class Api:
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)
         app = create_app(settings, self._history, RayCluster(SYSTEM_CLOCK))
-        self._server = HttpServer(app, settings.http)
+        self._server = HttpServer(app, settings.http, settings.limits.stalled_s)
 
     def check_health(self) -> None:
         """Raise if it answers no more; called by Serve, which then starts another."""
