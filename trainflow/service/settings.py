@@ -66,7 +66,8 @@ class LimitSettings(Section):
 
     refusals_per_minute: PositiveInt = 30
     """Refused tokens a minute from one address; beyond, only those are looked at that were let in
-    before: clients behind a proxy share an address."""
+    before: clients behind a proxy share an address. Requests without any token have the same bound,
+    counted by themselves."""
 
     streams: PositiveInt = 2000
     """Streams of events and logs at once; one more is refused."""

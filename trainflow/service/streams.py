@@ -3,6 +3,7 @@
 A client that takes nothing is dropped after a while. That is seen where this process writes to the
 client itself; where a proxy stands between, which takes all it is given, a stream ends after
 so many bytes: who reads takes it up again where it ended, and who doesn't costs no more than that.
+A stream whose token has ended ends a minute later at most, before it tells anything more.
 
 Process: a replica of the service.  Thread: its event loop.
 """
@@ -16,6 +17,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from trainflow.errors import TrainFlowError
+from trainflow.service.admission import Caller
+from trainflow.service.permits import Permit
 from trainflow.service.problem_responses import respond
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.settings import LimitSettings
@@ -66,12 +69,16 @@ class StreamResponse(Response):
             return
         self._streams.num_open += 1
         try:
-            await self._send_while_wanted(receive, send)
+            caller: Caller | None = scope.get("state", {}).get("caller")
+            permit = None if caller is None else caller.permit
+            await self._send_while_wanted(receive, send, permit)
         finally:
             self._streams.num_open -= 1
 
-    async def _send_while_wanted(self, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+    async def _send_while_wanted(
+        self, receive: Receive, send: Send, permit: Permit | None
+    ) -> None:
+        sending = asyncio.ensure_future(self._send_all(send, permit))
         leaving = asyncio.ensure_future(_wait_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,23 +89,27 @@ class StreamResponse(Response):
         if not sending.cancelled():
             sending.result()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, permit: Permit | None) -> None:
         stalled_s = self._streams.limits.stalled_s
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             async with aclosing(self._pieces) as pieces:
                 await _send_within(stalled_s, send, start)
-                await self._send_pieces(send, pieces)
+                await self._send_pieces(send, pieces, permit)
                 await _send_within(stalled_s, send, _body(b"", more=False))
         except TimeoutError:
             logger.warning("dropped a stream whose client took nothing for %g s", stalled_s)
 
-    async def _send_pieces(self, send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    async def _send_pieces(
+        self, send: Send, pieces: AsyncGenerator[bytes], permit: Permit | None
+    ) -> None:
         limits = self._streams.limits
         num_bytes = 0
         try:
             async for piece in pieces:
                 num_bytes += len(piece)
+                if permit is not None:
+                    await permit.require()
                 await _send_within(limits.stalled_s, send, _body(piece, more=True))
                 if num_bytes >= limits.stream_bytes:
                     return
