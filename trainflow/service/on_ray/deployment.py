@@ -51,6 +51,10 @@ class HistoryReplica:
         )
         self._keeping.start()
 
+    def check_health(self) -> None:
+        """Raise if it keeps the history no more; called by Serve, which then starts another."""
+        self._keeping.require_running()
+
     def __del__(self) -> None:
         """End in order, when Serve asks for it."""
         self._keeping.stop()
