@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -91,7 +90,7 @@ def wait_step(service: Service, job_id: str, step: int) -> dict[str, Any]:
 
 def resume_lost(service: Service, job_id: str) -> dict[str, Any]:
     """Resume a job once its silence tells that it is on no other cluster."""
-    answers: list[httpx.Response] = []
+    answers: list[Any] = []
 
     def resume() -> bool:
         answers.append(service.client.post(f"/v1/jobs/{job_id}/resume"))

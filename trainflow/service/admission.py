@@ -62,6 +62,12 @@ class Caller:
         return "" if self.token is None else self.token.token_id
 
 
+def find_permit(scope: Scope) -> Permit | None:
+    """Return what an answer that goes on needs; None if it needs none."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    return None if caller is None else caller.permit
+
+
 def needed_scope(method: str) -> records.Scope:
     """Return what a token must allow for a request. Pure."""
     return records.Scope.READ if method in _READING else records.Scope.SUBMIT
@@ -129,7 +135,9 @@ class Admission:
         self._refusals = RateLimit(
             limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute
         )
-        self._unnamed = RateLimit(limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute)
+        self._unnamed = RateLimit(
+            limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute
+        )
         self._welcome = Welcome()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

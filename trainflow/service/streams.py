@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from trainflow.errors import TrainFlowError
-from trainflow.service.admission import Caller
+from trainflow.service.admission import find_permit
 from trainflow.service.permits import Permit
 from trainflow.service.problem_responses import respond
 from trainflow.service.problems import ProblemError, ProblemType
@@ -69,15 +69,11 @@ class StreamResponse(Response):
             return
         self._streams.num_open += 1
         try:
-            caller: Caller | None = scope.get("state", {}).get("caller")
-            permit = None if caller is None else caller.permit
-            await self._send_while_wanted(receive, send, permit)
+            await self._send_while_wanted(receive, send, find_permit(scope))
         finally:
             self._streams.num_open -= 1
 
-    async def _send_while_wanted(
-        self, receive: Receive, send: Send, permit: Permit | None
-    ) -> None:
+    async def _send_while_wanted(self, receive: Receive, send: Send, permit: Permit | None) -> None:
         sending = asyncio.ensure_future(self._send_all(send, permit))
         leaving = asyncio.ensure_future(_wait_left(receive))
         try:

@@ -1,6 +1,5 @@
 """When a connection is broken off: by what its client takes, look by look."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,9 +18,8 @@ class Connection:
         self.num_waiting = 0
         self.is_aborted = False
         self._due: list[Callable[[], None]] = []
-        transport = cast("asyncio.Transport", self)
-        loop = cast("asyncio.AbstractEventLoop", self)
-        self.watched = WatchedTransport(transport, loop, 30.0)
+        both = cast("Any", self)
+        self.watched = WatchedTransport(both, both, 30.0)
 
     def write(self, data: bytes) -> None:
         self.num_waiting += len(data)
