@@ -9,6 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from anyio import to_thread
 from starlette.datastructures import MutableHeaders
@@ -19,8 +20,10 @@ from trainflow.errors import HistoryError, TokenRefusedError, TokenScopeError
 from trainflow.service.asgi import read_header, read_peer
 from trainflow.service.history import records
 from trainflow.service.history.records import Token
+from trainflow.service.history.tokens import require_scope
 from trainflow.service.host_checks import check_host, check_origin
 from trainflow.service.page.files import PAGE_PATHS
+from trainflow.service.permits import Permit
 from trainflow.service.problem_responses import respond
 from trainflow.service.problems import ProblemError, ProblemType, as_problem
 from trainflow.service.rate_limits import RateLimit
@@ -36,7 +39,9 @@ _MINUTE_S = 60.0
 _MOST_WELCOME = 10_000
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trainflow"'}
 
-CheckToken = Callable[[str, records.Scope], Token]
+_PROXYS = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+
+CheckToken = Callable[[str], Token]
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,22 @@ class Caller:
 
     Attributes:
         token: that was sent; None where none is needed.
+        permit: for an answer that goes on; None where no token is needed.
     """
 
     token: Token | None
+    permit: Permit | None = None
 
     @property
     def owner(self) -> str:
         """What idempotency keys of this caller go by."""
         return "" if self.token is None else self.token.token_id
+
+
+def find_permit(scope: Scope) -> Permit | None:
+    """Return what an answer that goes on needs; None if it needs none."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    return None if caller is None else caller.permit
 
 
 def needed_scope(method: str) -> records.Scope:
@@ -122,6 +135,9 @@ class Admission:
         self._refusals = RateLimit(
             limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute
         )
+        self._unnamed = RateLimit(
+            limits.refusals_per_minute / _MINUTE_S, limits.refusals_per_minute
+        )
         self._welcome = Welcome()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,25 +161,35 @@ class Admission:
         peer = read_peer(scope)
         if not self._settings.needs_tokens:
             _require_local(peer)
+            _require_no_proxy(scope)
             self._count(f"peer {peer}")
             return Caller(None)
         if scope["path"] in OPEN_PATHS:
             return Caller(None)
-        token = await self._authenticate(scope, peer)
+        secret = self._find_secret(scope, peer)
+        token = await self._authenticate(secret, peer)
         self._count(f"token {token.token_id}")
-        return Caller(token)
-
-    async def _authenticate(self, scope: Scope, peer: str | None) -> Token:
-        secret = read_bearer(read_header(scope, b"authorization"))
-        wait_s = self._refusals.wait_s(f"{peer}", self._clock.monotonic_s())
-        if wait_s > 0 and secret not in self._welcome:
-            per_s = self._settings.limits.refusals_per_minute / _MINUTE_S
-            raise _too_many("refused tokens", per_s, wait_s)
         try:
-            needed = needed_scope(scope["method"])
-            token = await to_thread.run_sync(self._check_token, secret, needed)
+            require_scope(token, needed_scope(scope["method"]))
         except TokenScopeError as error:
             raise ProblemError(ProblemType.FORBIDDEN, str(error)) from error
+        return Caller(token, Permit(partial(self._check_token, secret), self._clock))
+
+    def _find_secret(self, scope: Scope, peer: str | None) -> str:
+        try:
+            return read_bearer(read_header(scope, b"authorization"))
+        except ProblemError:
+            wait_s = self._unnamed.take(f"{peer}", self._clock.monotonic_s())
+            if wait_s > 0:
+                raise self._too_many_refused("requests without a token", wait_s) from None
+            raise
+
+    async def _authenticate(self, secret: str, peer: str | None) -> Token:
+        wait_s = self._refusals.wait_s(f"{peer}", self._clock.monotonic_s())
+        if wait_s > 0 and secret not in self._welcome:
+            raise self._too_many_refused("refused tokens", wait_s)
+        try:
+            token = await to_thread.run_sync(self._check_token, secret)
         except TokenRefusedError as error:
             self._welcome.remove(secret)
             self._refusals.take(f"{peer}", self._clock.monotonic_s())
@@ -174,6 +200,10 @@ class Admission:
             raise as_problem(error) from error
         self._welcome.add(secret)
         return token
+
+    def _too_many_refused(self, what: str, wait_s: float) -> ProblemError:
+        per_s = self._settings.limits.refusals_per_minute / _MINUTE_S
+        return _too_many(what, per_s, wait_s)
 
     def _count(self, client: str) -> None:
         wait_s = self._requests.take(client, self._clock.monotonic_s())
@@ -200,6 +230,18 @@ def _require_local(peer: str | None) -> None:
             f"client: got {peer}, expected one on this machine, since authentication is off; set "
             "authentication to tokens",
         )
+
+
+def _require_no_proxy(scope: Scope) -> None:
+    """Refuse what a proxy on this machine has passed on: whom for isn't known."""
+    for name in _PROXYS:
+        if read_header(scope, name) is not None:
+            raise ProblemError(
+                ProblemType.NOT_LOCAL,
+                f"client: got a request with the header {name.decode().title()}, which a proxy has "
+                "passed on, expected one straight from this machine, since authentication is off; "
+                "set authentication to tokens, or take the proxy away",
+            )
 
 
 def _too_many(what: str, per_s: float, wait_s: float) -> ProblemError:

@@ -61,6 +61,10 @@ class Cluster(Protocol):
         """Ask a driver to end; False if there is none that could."""
         ...
 
+    def find_begin_s(self) -> float | None:
+        """Return when the cluster began, CLOCK_REALTIME of its head; None if it doesn't say."""
+        ...
+
     def has_coordinator(self, job_id: str) -> bool:
         """Whether a job's coordinator is there, at work or with a result to tell."""
         ...

@@ -10,6 +10,7 @@ import logging
 import threading
 
 from trainflow.clock import Clock
+from trainflow.errors import TrainFlowError
 from trainflow.service.cluster import Cluster
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
@@ -42,6 +43,16 @@ class HistoryKeeping:
         """Begin."""
         self._reading.start()
         self._watching.start()
+
+    def require_running(self) -> None:
+        """Raise TrainFlowError if one of its threads has ended."""
+        running = {"reads": self._reading.is_running, "watches": self._watching.is_alive()}
+        ended = [does for does, is_running in running.items() if not is_running]
+        if ended:
+            raise TrainFlowError(
+                f"the history is no longer kept: the thread has ended that {' and '.join(ended)}; "
+                "its log says why"
+            )
 
     def stop(self) -> None:
         """End, and wait for what is under way."""

@@ -1,7 +1,8 @@
 """HTTP as the service speaks it: uvicorn's, with bounds of what comes before a request is asked.
 
 No token has been looked at while a request's head comes: whoever reaches the port can send one
-that never ends, or slowly. Both are refused here, and what is no HTTP, as problems.
+that never ends, or slowly. Both are refused here, and what is no HTTP, as problems. So is the
+connection broken off of whoever takes no answer.
 
 Process: a replica of the service.  Thread: its event loop; each connection has one of these.
 """
@@ -9,10 +10,12 @@ Process: a replica of the service.  Thread: its event loop; each connection has 
 import asyncio
 import json
 import sys
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from trainflow.service.problems import MEDIA_TYPE, ProblemError, ProblemType, describe
+from trainflow.service.watched_transport import WatchedTransport
 
 HEAD_BYTES = 64 * 1024
 HEAD_WITHIN_S = 30.0
@@ -25,6 +28,12 @@ class HeadTooLargeError(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
+    stalled_s = 30.0
+    """Seconds between two looks whether its client takes what it is answered."""
+
+    _watched: WatchedTransport | None = None
+    """What looks."""
+
     _told_bytes = 0
     """Bytes of this head, or of what follows a body, that the parser has told of."""
 
@@ -36,12 +45,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first head."""
-        super().connection_made(transport)
+        self._watched = WatchedTransport(transport, self.loop, self.stalled_s)
+        super().connection_made(cast("asyncio.Transport", self._watched))
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_waiting()
+        if self._watched is not None:
+            self._watched.stop_watching()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -147,6 +159,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % each for each in headers.items()]
         self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", body]))
         self.transport.close()
+
+
+def bound_protocol(stalled_s: float) -> type[BoundedHttpProtocol]:
+    """Return the protocol with a bound for clients that take nothing.
+
+    Args:
+        stalled_s: see `BoundedHttpProtocol`; one is given up after two to three times as long.
+    """
+    return type("BoundedHttpProtocol", (BoundedHttpProtocol,), {"stalled_s": stalled_s})
 
 
 def _too_large() -> ProblemError:

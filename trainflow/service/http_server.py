@@ -5,9 +5,10 @@ connection to one of them: no process stands between that every request would pa
 takes its connections along; the next ones go to the others.
 
 Process: a replica of the service.  Thread: one of its own, with the app's event loop.  Fails: the
-thread ends; `require_running` tells.
+thread ends, or is held up; `require_running` tells.
 """
 
+import asyncio
 import logging
 import socket
 import ssl
@@ -17,10 +18,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from trainflow.errors import ConfigError, ConflictError, TrainFlowError
-from trainflow.service.http_protocol import BoundedHttpProtocol
+from trainflow.service.http_protocol import BoundedHttpProtocol, bound_protocol
 from trainflow.service.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
+
+STIRS_WITHIN_S = 5.0
+"""Seconds for which the event loop may be held up before it counts as dead."""
 
 _BACKLOG = 2048
 _IDLE_FOR_S = 75  # longer than clients and proxies keep a connection, so that they close it
@@ -63,15 +67,34 @@ def require_free_port(http: HttpSettings) -> None:
         ) from error
 
 
+class _LoopServer(uvicorn.Server):
+    """A server whose loop others can ask for a sign.
+
+    Attributes:
+        loop: that it runs in; None until it does.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until it is to end."""
+        self.loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+
 class HttpServer:
     """A server that answers from when it is made until it is closed."""
 
-    def __init__(self, app: ASGIApp, http: HttpSettings):
+    def __init__(
+        self, app: ASGIApp, http: HttpSettings, stalled_s: float = BoundedHttpProtocol.stalled_s
+    ):
         """Listen.
 
         Args:
             app: what answers.
             http: where to listen.
+            stalled_s: after two to three times as many seconds, a connection is broken off whose
+                client takes nothing of what it is answered. A stream's is closed by the app before.
 
         Raises:
             OSError: the port is taken by somebody who doesn't share it.
@@ -84,11 +107,11 @@ class HttpServer:
             backlog=_BACKLOG,
             reuse_port=True,
         )
-        self._server = uvicorn.Server(
+        self._server = _LoopServer(
             uvicorn.Config(
                 app,
                 lifespan="on",
-                http=BoundedHttpProtocol,
+                http=bound_protocol(stalled_s),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -104,9 +127,23 @@ class HttpServer:
         self._thread.start()
 
     def require_running(self) -> None:
-        """Raise TrainFlowError if it answers no more."""
+        """Raise TrainFlowError if it answers no more; blocks for some seconds if it is held up.
+
+        A loop that is held up keeps its share of new connections, since the kernel gives them.
+        """
+        loop, stirs = self._server.loop, threading.Event()
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(stirs.set)
+        except RuntimeError:  # it is closed
+            self._thread.join(STIRS_WITHIN_S)
         if not self._thread.is_alive():
             raise TrainFlowError("the HTTP server has ended; its log says why")
+        if loop is not None and not stirs.wait(STIRS_WITHIN_S):
+            raise TrainFlowError(
+                f"the HTTP server's event loop has given no sign for {STIRS_WITHIN_S:g} s, "
+                "expected one at once; it is held up, or the machine is overloaded"
+            )
 
     def close(self) -> None:
         """Answer what was asked, end streams, and listen no more; nothing if it has ended."""

@@ -32,7 +32,9 @@ from trainflow.errors import (
     UnreachableError,
 )
 from trainflow.service.cluster import Cluster, Driver, DriverState
+from trainflow.service.disk_faults import telling_disk_faults
 from trainflow.service.documents import SubmitRequest
+from trainflow.service.heard_of import SILENT_S, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus, Submission
@@ -94,7 +96,7 @@ class JobDesk:
 
         Raises:
             SettingsError: its configuration is wrong.
-            ProblemError: so is something else of the request.
+            ProblemError: so is something else of the request; or the disk takes nothing.
             UnreachableError: the cluster doesn't answer. The job may run all the same: repeat the
                 request with the same key.
             CoordinationError: the cluster refuses the job.
@@ -108,7 +110,8 @@ class JobDesk:
                 raise
             return made, False
         job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
-        kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
+        with telling_disk_faults():
+            kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
         self._begin(job_id, job_file.config)
         found = self.history.jobs.get(job_id)
         if found.job.attempt == 1 and found.job.state is RunState.PENDING:
@@ -184,7 +187,8 @@ class JobDesk:
 
         Raises:
             JobNotFoundError: there is none.
-            ConflictError: it has ended otherwise.
+            ConflictError: it has ended otherwise, or may be at work on another cluster.
+            ProblemError: the disk takes nothing.
             UnreachableError: the cluster doesn't answer.
         """
         found = self.history.jobs.get(job_id)
@@ -206,6 +210,7 @@ class JobDesk:
 
         Nobody else would tell that it was stopped. A driver that takes longer has a coordinator.
         """
+        self._require_gone(job)
         submission_id = names.submission_id(job.job_id, job.attempt)
         self.cluster.stop_driver(submission_id)
         deadline_s = self.clock.monotonic_s() + _DRIVER_ENDS_WITHIN_S
@@ -216,7 +221,8 @@ class JobDesk:
         if self.cluster.has_coordinator(job.job_id):  # which was just being started
             self.cluster.stop_job(job.job_id)
         else:
-            record_ending(Attempt(job.job_id, job.attempt), STOPPED)
+            with telling_disk_faults():
+                record_ending(Attempt(job.job_id, job.attempt), STOPPED)
 
     def _is_at_work(self, submission_id: str) -> bool:
         return self.cluster.driver_state(submission_id)[0] in _AT_WORK
@@ -254,8 +260,9 @@ class JobDesk:
 
         Raises:
             JobNotFoundError: there is none.
-            ConflictError: it goes on already, or has succeeded.
-            ProblemError: NOT_RESUMABLE; or its working directory is no longer allowed.
+            ConflictError: it goes on already, maybe on another cluster, or has succeeded.
+            ProblemError: NOT_RESUMABLE; its working directory is no longer allowed; or the disk
+                takes nothing.
             UnreachableError: the cluster doesn't answer.
             CoordinationError: the cluster refuses the job.
         """
@@ -266,7 +273,8 @@ class JobDesk:
             kept = self._find_submission(job_id)
             before(job)
             # A later driver goes on with a record, and who might have written it is gone.
-            record_unbegun(job_id, job.reason or _NOTHING, self.clock)
+            with telling_disk_faults():
+                record_unbegun(job_id, job.reason or _NOTHING, self.clock)
             submission = Submission(job_id, job.name, job.config, job.directory)
             attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
             self._start(Attempt(job_id, attempt.number), kept)
@@ -301,7 +309,8 @@ class JobDesk:
 
     def _find_submission(self, job_id: str) -> KeptSubmission:
         try:
-            kept = read_or_adopt_submission(job_id)
+            with telling_disk_faults():
+                kept = read_or_adopt_submission(job_id)
         except ConflictError as error:
             raise ProblemError(ProblemType.NOT_RESUMABLE, str(error)) from error
         if kept.working_directory is not None:
@@ -319,6 +328,8 @@ class JobDesk:
                 f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
                 "stop it, and wait until it has stopped"
             )
+        if not job.is_finished:
+            self._require_gone(job)
         if job.config.get("checkpoint", {}).get("url") is None:
             raise ProblemError(
                 ProblemType.NOT_RESUMABLE,
@@ -331,6 +342,24 @@ class JobDesk:
         if self.cluster.has_coordinator(job.job_id):
             return True
         return self._is_at_work(names.submission_id(job.job_id, job.attempt))
+
+    def _require_gone(self, job: records.Job) -> None:
+        """Refuse an unfinished job without a coordinator here that may have one on another cluster.
+
+        A record has one writer: who ends or begins an attempt must know that nobody else does.
+        Where the cluster knows the driver, the job is nowhere else.
+        """
+        driver, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
+        if driver is not DriverState.UNKNOWN:
+            return
+        attempts = self.history.jobs.attempts(job.job_id)
+        if is_heard_of(job, attempts, self.clock.unix_s()):
+            raise ConflictError(
+                f"job {job.job_id}: got one that is {job.state}, and heard of, but not on this "
+                "cluster; expected one that is here, or of which nothing was heard for "
+                f"{SILENT_S:g} s; stop it where it runs (`trainflow stop --address ...`), or, if "
+                "its cluster is gone, ask again after that"
+            )
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a finished job, its record and what was submitted.

@@ -58,6 +58,7 @@ class ProblemType(Enum):
     CLUSTER_REFUSED = "cluster-refused", 502, "The cluster refuses it"
     CLUSTER_UNREACHABLE = "cluster-unreachable", 503, "The cluster does not answer"
     HISTORY_UNAVAILABLE = "history-unavailable", 503, "The history of jobs does not answer"
+    DISK_UNAVAILABLE = "disk-unavailable", 503, "The service's disk takes nothing"
     TOO_MANY_STREAMS = "too-many-streams", 503, "Too many streams are open"
 
     def __init__(self, slug: str, status: int, title: str):

@@ -18,6 +18,7 @@ from trainflow.coordination.resumptions import count_resumptions, record_resumpt
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import ConflictError, HistoryError, TrainFlowError, UnreachableError
 from trainflow.service.cluster import Cluster, DriverState
+from trainflow.service.heard_of import SILENT_S, find_silence_s
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Job
 from trainflow.service.job_desk import JobDesk
@@ -25,7 +26,6 @@ from trainflow.service.problems import ProblemError
 
 logger = logging.getLogger(__name__)
 
-_SILENT_S = 60.0
 _FORGOTTEN_S = 7 * 86_400.0
 _GONE = frozenset({DriverState.ENDED, DriverState.UNKNOWN})
 
@@ -52,12 +52,11 @@ class Lost:
 def decide_resumption(lost: Lost) -> bool:
     """Whether to go on with a job now. Pure.
 
-    A coordinator publishes each second, and one that is restarted is back within some: what was not
-    heard of for a minute, and isn't on the cluster, is gone. What was silent for a week is left to
-    people: they may have forgotten it.
+    What was not heard of for a minute (`heard_of`), and isn't on the cluster, is gone. What was
+    silent for a week is left to people: they may have forgotten it.
     """
     is_gone = not lost.has_coordinator and lost.driver in _GONE
-    is_time = _SILENT_S <= lost.silent_s <= _FORGOTTEN_S
+    is_time = SILENT_S <= lost.silent_s <= _FORGOTTEN_S
     return is_gone and is_time and lost.num_resumed < lost.at_most
 
 
@@ -106,9 +105,8 @@ class ResumptionWatch:
     def _is_lost(self, job: Job) -> bool:
         if job.state is RunState.STOPPING or not self._was_begun_here(job):
             return False
-        heard_at_s = max(job.updated_at_s, job.published_at_s or 0.0)
-        silent_s = self._clock.unix_s() - heard_at_s
-        if silent_s < _SILENT_S:  # the usual case: nobody is asked
+        silent_s = find_silence_s(job, self._clock.unix_s())
+        if silent_s < SILENT_S:  # the usual case: nobody is asked
             return False
         driver, _ = self._cluster.driver_state(names.submission_id(job.job_id, job.attempt))
         lost = Lost(

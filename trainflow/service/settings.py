@@ -66,7 +66,8 @@ class LimitSettings(Section):
 
     refusals_per_minute: PositiveInt = 30
     """Refused tokens a minute from one address; beyond, only those are looked at that were let in
-    before: clients behind a proxy share an address."""
+    before: clients behind a proxy share an address. Requests without any token have the same bound,
+    counted by themselves."""
 
     streams: PositiveInt = 2000
     """Streams of events and logs at once; one more is refused."""
@@ -76,7 +77,8 @@ class LimitSettings(Section):
     hold of a stream that its client doesn't read."""
 
     stalled_s: PositiveFloat = 30.0
-    """Seconds for which a stream's client may take nothing before it is dropped."""
+    """Seconds for which a stream's client may take nothing before it is dropped. Any connection is
+    broken off whose client takes nothing of an answer for two to three times as long."""
 
     heartbeat_s: PositiveFloat = 15.0
     """Seconds of silence after which a stream of events sends a comment. One that follows a log has

@@ -3,6 +3,7 @@
 A client that takes nothing is dropped after a while. That is seen where this process writes to the
 client itself; where a proxy stands between, which takes all it is given, a stream ends after
 so many bytes: who reads takes it up again where it ended, and who doesn't costs no more than that.
+A stream whose token has ended ends a minute later at most, before it tells anything more.
 
 Process: a replica of the service.  Thread: its event loop.
 """
@@ -13,9 +14,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from trainflow.errors import TrainFlowError
+from trainflow.service.admission import find_permit
+from trainflow.service.permits import Permit
 from trainflow.service.problem_responses import respond
 from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.settings import LimitSettings
@@ -66,12 +69,12 @@ class StreamResponse(Response):
             return
         self._streams.num_open += 1
         try:
-            await self._send_while_wanted(receive, send)
+            await self._send_while_wanted(receive, send, find_permit(scope))
         finally:
             self._streams.num_open -= 1
 
-    async def _send_while_wanted(self, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+    async def _send_while_wanted(self, receive: Receive, send: Send, permit: Permit | None) -> None:
+        sending = asyncio.ensure_future(self._send_all(send, permit))
         leaving = asyncio.ensure_future(_wait_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,25 +85,38 @@ class StreamResponse(Response):
         if not sending.cancelled():
             sending.result()
 
-    async def _send_all(self, send: Send) -> None:
-        limits = self._streams.limits
+    async def _send_all(self, send: Send, permit: Permit | None) -> None:
+        stalled_s = self._streams.limits.stalled_s
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        num_bytes = 0
         try:
             async with aclosing(self._pieces) as pieces:
-                async for piece in pieces:
-                    num_bytes += len(piece)
-                    async with asyncio.timeout(limits.stalled_s):
-                        await send(_body(piece, more=True))
-                    if num_bytes >= limits.stream_bytes:
-                        break
+                await _send_within(stalled_s, send, start)
+                await self._send_pieces(send, pieces, permit)
+                await _send_within(stalled_s, send, _body(b"", more=False))
         except TimeoutError:
-            logger.warning("dropped a stream whose client took nothing for %g s", limits.stalled_s)
-            return
+            logger.warning("dropped a stream whose client took nothing for %g s", stalled_s)
+
+    async def _send_pieces(
+        self, send: Send, pieces: AsyncGenerator[bytes], permit: Permit | None
+    ) -> None:
+        limits = self._streams.limits
+        num_bytes = 0
+        try:
+            async for piece in pieces:
+                num_bytes += len(piece)
+                if permit is not None:
+                    await permit.require()
+                await _send_within(limits.stalled_s, send, _body(piece, more=True))
+                if num_bytes >= limits.stream_bytes:
+                    return
         except TrainFlowError as error:
             logger.warning("a stream ends, to be taken up again: %s", error)
-        await send(_body(b"", more=False))
+
+
+async def _send_within(stalled_s: float, send: Send, message: Message) -> None:
+    """Send, once the client has taken enough of what was sent before; raises TimeoutError."""
+    async with asyncio.timeout(stalled_s):
+        await send(message)
 
 
 async def _wait_left(receive: Receive) -> None:

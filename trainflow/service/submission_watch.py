@@ -18,7 +18,10 @@ from trainflow.service.history.records import Attempt, Job
 
 logger = logging.getLogger(__name__)
 
-_ARRIVES_WITHIN_S = 60.0
+# Clearly longer than a submission takes whose folder is copied, and which goes on where whoever has
+# asked for it no longer waits.
+_ARRIVES_WITHIN_S = 600.0
+_IS_LOST_AFTER_S = 60.0
 _TELLS_WITHIN_S = 10.0
 
 
@@ -28,11 +31,13 @@ class Silence:
 
     Attributes:
         age_s: since then.
+        cluster_age_s: since the cluster began; None if that isn't known.
         driver: how its driver stands.
         ended_for_s: for how long the driver has been known to have ended; None if it has not.
     """
 
     age_s: float
+    cluster_age_s: float | None
     driver: DriverState
     ended_for_s: float | None
 
@@ -40,13 +45,21 @@ class Silence:
 def decide_failure(silence: Silence) -> str | None:
     """Return why an attempt has failed; None while it may still begin. Pure.
 
-    A driver that has ended may have left a record that the history has yet to read.
+    A driver may be on its way yet, unless the cluster is newer than the submission: who brought it
+    is gone with the one before. One that has ended may have left a record that the history has yet
+    to read.
     """
-    if silence.driver is DriverState.UNKNOWN and silence.age_s > _ARRIVES_WITHIN_S:
+    if silence.driver is DriverState.UNKNOWN and silence.age_s > _find_patience_s(silence):
         return "its driver is not known to the cluster, which was restarted or never heard of it"
     if silence.ended_for_s is not None and silence.ended_for_s > _TELLS_WITHIN_S:
         return "its driver ended before the job began"
     return None
+
+
+def _find_patience_s(silence: Silence) -> float:
+    cluster_age_s = silence.cluster_age_s
+    is_newer = cluster_age_s is not None and cluster_age_s < silence.age_s
+    return _IS_LOST_AFTER_S if is_newer else _ARRIVES_WITHIN_S
 
 
 class SubmissionWatch:
@@ -78,12 +91,15 @@ class SubmissionWatch:
         now_s = self._clock.unix_s()
         try:
             driver, said = self._cluster.driver_state(submission_id)
+            begin_s = self._cluster.find_begin_s()
         except TrainFlowError as error:
             logger.info("the driver of %s is not seen: %s", job.job_id, error)
             return
         ended_for_s = None
         if driver is DriverState.ENDED:
             ended_for_s = now_s - self._ended_at_s.setdefault(job.job_id, now_s)
-        reason = decide_failure(Silence(now_s - submitted_at_s, driver, ended_for_s))
+        cluster_age_s = None if begin_s is None else now_s - begin_s
+        silence = Silence(now_s - submitted_at_s, cluster_age_s, driver, ended_for_s)
+        reason = decide_failure(silence)
         if reason is not None:
             self._history.submissions.fail(job.job_id, attempt.number, f"{reason}: {said}"[:2000])

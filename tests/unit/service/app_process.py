@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ import httpx
 import psutil
 
 from tests.unit.service.fakes import FakeCluster
-from tests.unit.service.runs import listening
+from tests.unit.service.runs import find_port
 from trainflow.service.app import create_app
 from trainflow.service.history.history import open_history
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
+from trainflow.service.http_server import HttpServer
 from trainflow.service.settings import ServiceSettings
 
 LOOK_EVERY_S = 0.02
@@ -68,6 +69,12 @@ class AppProcess:
             resident = self.process.memory_info().rss
             return Cost(self.process.num_fds(), self.process.num_threads(), resident)
 
+    def count_connections(self) -> int:
+        """Return how many of its descriptors are connections of clients."""
+        connections = self.process.net_connections("tcp")
+        at_port = [each for each in connections if each.laddr.port == self.port]
+        return sum(each.status != psutil.CONN_LISTEN for each in at_port)
+
     def ask(self, path: str, **given: Any) -> httpx.Response:
         return httpx.get(f"http://{self.host}:{self.port}{path}", timeout=30, **given)
 
@@ -106,8 +113,10 @@ def main() -> None:
         keeping = IngestThread(ingester, settings.history.poll_every_s)
         keeping.start()
         try:
-            with listening(create_app(settings, history, FakeCluster())) as url:
-                print(url, flush=True)
+            http = settings.http.model_copy(update={"port": find_port()})
+            app = create_app(settings, history, FakeCluster())
+            with closing(HttpServer(app, http, settings.limits.stalled_s)):
+                print(f"http://127.0.0.1:{http.port}", flush=True)
                 sys.stdin.read()
         finally:
             keeping.stop()

@@ -34,6 +34,7 @@ class FakeCluster:
         states: of drivers, where they are not running.
         drivers_end: when they are asked to.
         error: raised by every call, if set.
+        begin_s: when it began.
         profiles: that were asked for: of which job, how many steps, of which ranks.
     """
 
@@ -43,6 +44,7 @@ class FakeCluster:
     states: dict[str, DriverState] = field(default_factory=dict)
     drivers_end: bool = False
     error: Exception | None = None
+    begin_s: float | None = None
     profiles: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
     def submit(self, driver: Driver) -> None:
@@ -60,6 +62,10 @@ class FakeCluster:
         if self.drivers_end:
             self.states[submission_id] = DriverState.ENDED
         return state in {DriverState.PENDING, DriverState.RUNNING}
+
+    def find_begin_s(self) -> float | None:
+        self._fail()
+        return self.begin_s
 
     def has_coordinator(self, job_id: str) -> bool:
         self._fail()

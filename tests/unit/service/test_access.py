@@ -142,6 +142,32 @@ async def test_requests_are_limited_by_token(
         assert (await client.get("/v1/jobs", headers=first)).status_code == 200
 
 
+async def test_requests_that_a_token_does_not_allow_are_limited_too(
+    open_client: OpenClient, history: History
+):
+    made = bearer(history.tokens.create("r", READ).secret)
+    limits = {"requests_per_s": 1.0, "burst": 2}
+    async with open_client(authentication="tokens", limits=limits) as client:
+        answers = [await client.post("/v1/jobs", headers=made) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [403, 403, 429]
+        assert (await client.get("/v1/jobs", headers=made)).status_code == 429
+
+
+async def test_requests_without_a_token_are_limited_by_address_and_shut_nobody_out(
+    open_client: OpenClient, history: History, clock: FakeClock
+):
+    made = bearer(history.tokens.create("r", READ).secret)
+    async with open_client(authentication="tokens", limits={"refusals_per_minute": 2}) as client:
+        given = [{}, {"Authorization": "Basic x"}, {}]
+        answers = [await client.get("/v1/jobs", headers=headers) for headers in given]
+        assert [answer.status_code for answer in answers] == [401, 401, 429]
+        assert "requests without a token: got too many" in answers[-1].json()["detail"]
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/v1/jobs", headers=made)).status_code == 200
+        clock.now_s += float(answers[-1].headers["retry-after"])
+        assert (await client.get("/v1/jobs")).status_code == 401
+
+
 @pytest.mark.parametrize(
     "host",
     [
@@ -202,6 +228,22 @@ async def test_without_tokens_only_this_machine_is_answered(
         transport = httpx.ASGITransport(app, client=(peer, 4000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/v1/jobs")).status_code == status
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via"])
+async def test_without_tokens_what_a_proxy_passes_on_is_refused(
+    header: str, open_client: OpenClient, history: History
+):
+    passed_on = {header: "127.0.0.1"}
+    async with open_client() as client:
+        for path in ("/v1/jobs", "/healthz", "/"):
+            answer = await client.get(path, headers=passed_on)
+            assert (answer.status_code, kind_of(answer)) == (403, "not-local")
+        assert f"the header {header}, which a proxy" in answer.json()["detail"]
+        assert "set authentication to tokens" in answer.json()["detail"]
+    async with open_client(authentication="tokens") as client:
+        headers = passed_on | bearer(history.tokens.create("r", READ).secret)
+        assert (await client.get("/v1/jobs", headers=headers)).status_code == 200
 
 
 async def test_a_body_that_is_announced_as_too_large_is_not_read(open_client: OpenClient):

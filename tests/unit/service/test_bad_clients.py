@@ -18,6 +18,7 @@ STREAM = {"Accept": "text/event-stream"}
 NUM_IDLE = 1000
 NUM_SLOW = 300
 MIB = 1024 * 1024
+LARGE = 1_900_000  # characters of an event, of which the system keeps one and a part at once
 # Threads of the pool that asks the history, and the database connections that they have.
 POOL_THREADS = 45
 POOL_DESCRIPTORS = 100
@@ -130,8 +131,33 @@ def test_clients_that_never_read_are_dropped_and_that_is_told(
             clients.enter_context(connected(service, ask_stream(), buffer_bytes=4096))
         wait_until(lambda: service.log.read_text().count("dropped a stream") == 20)
         assert stream_status(service) == 200
+        wait_until(lambda: service.count_connections() == 0)
         assert service.ask(JOB).status_code == 200
         assert service.measure().num_bytes - before.num_bytes < 100 * MIB
+
+
+def test_a_client_that_stops_reading_just_before_the_end_is_dropped(
+    serve: Serve, run: RecordedRun, clients: ExitStack
+):
+    run.happen(2, "x" * LARGE)  # of the second one the system keeps a part
+    with serve(streams=1, stalled_s=0.2, stream_bytes=2 * LARGE) as service:
+        client = clients.enter_context(connected(service, ask_stream(), buffer_bytes=4096))
+        assert b"id: 1\n" in read_until(client, b"id: 1\n")
+        wait_until(lambda: stream_status(service) == 200)
+        wait_until(lambda: service.count_connections() == 0)
+        assert service.log.read_text().count("dropped a stream") == 1
+
+
+def test_an_answer_that_is_never_taken_is_broken_off(
+    serve: Serve, run: RecordedRun, clients: ExitStack
+):
+    run.happen(6, "x" * LARGE)
+    with serve(stalled_s=0.2) as service:
+        asked = ask_stream().replace("Accept: text/event-stream\n", "")
+        for times in (1, 20):  # requests on a connection, the next ones before an answer
+            clients.enter_context(connected(service, asked * times, buffer_bytes=4096))
+        wait_until(lambda: service.log.read_text().count("broke off a connection") == 2)
+        wait_until(lambda: service.count_connections() == 0)
 
 
 def test_headers_that_never_end_hold_up_nobody(serve: Serve, clients: ExitStack):

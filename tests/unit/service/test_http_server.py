@@ -2,21 +2,27 @@
 
 import logging
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tests.unit.service.runs import find_port
 from trainflow.errors import ConfigError, ConflictError, TrainFlowError
+from trainflow.service import http_server
 from trainflow.service.http_server import HttpServer, require_certificate, require_free_port
 from trainflow.service.settings import HttpSettings
+
+WITHIN_S = 20.0
 
 
 @pytest.fixture
@@ -53,6 +59,31 @@ def test_both_answer_and_one_alone_once_the_other_has_ended(
     other.require_running()
     with pytest.raises(TrainFlowError, match="has ended"):
         one.require_running()
+
+
+def test_one_whose_loop_is_held_up_is_told_until_it_stirs_again(
+    http: HttpSettings, monkeypatch: pytest.MonkeyPatch
+):
+    entered, let_go = threading.Event(), threading.Event()
+
+    async def hold_up(request: Request) -> PlainTextResponse:
+        del request
+        entered.set()
+        let_go.wait(WITHIN_S)
+        return PlainTextResponse("at last")
+
+    app = Starlette(routes=[Route("/", hold_up)])
+    with closing(HttpServer(app, http)) as server, ThreadPoolExecutor(1) as pool:
+        server.require_running()
+        answer = pool.submit(ask, http)
+        assert entered.wait(WITHIN_S)
+        monkeypatch.setattr(http_server, "STIRS_WITHIN_S", 0.1)
+        with pytest.raises(TrainFlowError, match=r"no sign for 0\.1 s"):
+            server.require_running()
+        monkeypatch.setattr(http_server, "STIRS_WITHIN_S", WITHIN_S)
+        let_go.set()
+        server.require_running()
+        assert answer.result() == "at last"
 
 
 def test_an_address_is_free_again_once_all_have_ended(

@@ -30,6 +30,11 @@ class IngestThread:
         """Begin."""
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it still looks."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End, and wait for the pass that is under way."""
         self._stopping.set()

@@ -92,7 +92,8 @@ def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]
 
     The first event begins the first one, unless the service has submitted it; another is begun by
     an event that names its number. In a record without that, each ``submitted`` that follows an
-    ending begins one.
+    ending begins one. One that was told as ended by the service, which had waited for its beginning
+    for too short a time, has not ended once it begins.
     """
     told = parse_ending(event)
     if not attempts:
@@ -104,9 +105,12 @@ def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]
     newest = attempts[-1]
     number = _number_of(event)
     if number is None:  # if it has not ended, its coordinator died early, and begins again
-        number = newest.number if newest.ended_at_s is None else newest.number + 1
+        has_gone_by = newest.started_at_s is not None and newest.ended_at_s is not None
+        number = newest.number + 1 if has_gone_by else newest.number
     if number == newest.number and newest.started_at_s is None:
-        return [*attempts[:-1], replace(newest, started_at_s=event.at_s)]
+        begun = _begun(number, event)
+        submitted = {"submission_id": newest.submission_id, "submitted_at_s": newest.submitted_at_s}
+        return [*attempts[:-1], replace(begun, **submitted)]
     return [*attempts, _begun(number, event)] if number > newest.number else attempts
 
 

@@ -135,7 +135,9 @@ class Tokens:
             raise TokenRefusedError("token: got one that is unknown, expected one of this service")
         token = _to_token(row)
         now_s = self._clock.unix_s()
-        _require_valid(token, scope, now_s)
+        _require_valid(token, now_s)
+        if scope is not None:
+            require_scope(token, scope)
         self._note_use(token, now_s)
         return token
 
@@ -168,16 +170,25 @@ def _require_sound(
         raise ConfigError(f"expires: got {expires_at_s}, expected a time after now, {now_s:.0f}")
 
 
-def _require_valid(token: Token, scope: Scope | None, now_s: float) -> None:
+def _require_valid(token: Token, now_s: float) -> None:
     """Raise TokenRefusedError if a token that is known is not to be accepted."""
-    who = f"token: got {token.token_id} ({token.name})"
     if token.revoked_at_s is not None:
-        raise TokenRefusedError(f"{who}, which was revoked, expected one that is valid")
+        raise TokenRefusedError(f"{_show(token)}, which was revoked, expected one that is valid")
     if token.expires_at_s is not None and now_s >= token.expires_at_s:
-        raise TokenRefusedError(f"{who}, which has expired, expected one that is valid")
-    if scope is not None and scope not in token.scopes:
+        raise TokenRefusedError(f"{_show(token)}, which has expired, expected one that is valid")
+
+
+def require_scope(token: Token, scope: Scope) -> None:
+    """Raise TokenScopeError if a valid token does not allow something."""
+    if scope not in token.scopes:
         allowed = ", ".join(sorted(token.scopes))
-        raise TokenScopeError(f"{who}, which allows {allowed}, expected one that allows {scope}")
+        raise TokenScopeError(
+            f"{_show(token)}, which allows {allowed}, expected one that allows {scope}"
+        )
+
+
+def _show(token: Token) -> str:
+    return f"token: got {token.token_id} ({token.name})"
 
 
 def _digest(secret: str) -> str:

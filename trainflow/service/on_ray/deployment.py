@@ -51,6 +51,10 @@ class HistoryReplica:
         )
         self._keeping.start()
 
+    def check_health(self) -> None:
+        """Raise if it keeps the history no more; called by Serve, which then starts another."""
+        self._keeping.require_running()
+
     def __del__(self) -> None:
         """End in order, when Serve asks for it."""
         self._keeping.stop()
@@ -66,7 +70,7 @@ class Api:
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)
         app = create_app(settings, self._history, RayCluster(SYSTEM_CLOCK))
-        self._server = HttpServer(app, settings.http)
+        self._server = HttpServer(app, settings.http, settings.limits.stalled_s)
 
     def check_health(self) -> None:
         """Raise if it answers no more; called by Serve, which then starts another."""

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, TypeVar
 
 import ray
@@ -30,6 +31,7 @@ _CALLS_AT_ONCE = 16
 _DESCRIBED_EVERY_S = 1.0
 _STATES = {JobStatus.PENDING: DriverState.PENDING, JobStatus.RUNNING: DriverState.RUNNING}
 _ABSENT = "status code 404"
+_SESSION = "session_%Y-%m-%d_%H-%M-%S_%f"
 _SERVER_AT_FAULT = "status code 5"
 
 Answer = TypeVar("Answer")
@@ -82,6 +84,10 @@ class RayCluster:
         if self.driver_state(submission_id)[0] not in _STATES.values():
             return False
         return self._ask(lambda jobs: jobs.stop_job(submission_id))
+
+    def find_begin_s(self) -> float | None:
+        """Return when the cluster's session began."""
+        return read_session_begin_s(ray.get_runtime_context().get_session_name())
 
     def has_coordinator(self, job_id: str) -> bool:
         """Whether a job's coordinator is there."""
@@ -158,6 +164,18 @@ class RayCluster:
         if self._client is None:
             self._client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
         return self._client
+
+
+def read_session_begin_s(name: str) -> float | None:
+    """Return when a session of Ray began, by its name; None if that doesn't say.
+
+    Args:
+        name: as ``session_2026-01-31_12-00-00_000000_4242``, in this machine's time zone.
+    """
+    try:
+        return datetime.strptime(name.rpartition("_")[0], _SESSION).astimezone().timestamp()
+    except ValueError:
+        return None
 
 
 def _plain(resources: dict[str, Any]) -> dict[str, float]:

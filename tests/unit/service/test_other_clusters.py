@@ -1,0 +1,102 @@
+"""Jobs that are at work where the service doesn't see it: on another cluster than its own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.service.conftest import OpenClient
+from tests.unit.service.fakes import FakeClock, FakeCluster
+from tests.unit.service.history.records import RecordedRun
+from trainflow.config.checkpoint import CheckpointConfig
+from trainflow.coordination.line_file import read_lines
+from trainflow.coordination.names import run_directory
+from trainflow.service.cluster import DriverState
+from trainflow.service.heard_of import SILENT_S, find_silence_s, is_heard_of
+from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
+
+JOB_ID = "tiny-abcdef"
+Publish = Callable[[float], None]
+
+
+@pytest.fixture
+def publish(history: History, clock: FakeClock, home: Path) -> Publish:
+    """Have a job be begun, and publish its status so many seconds before now."""
+    del home  # the run is under it
+    run = RecordedRun(run_directory(JOB_ID))
+    run.keep_job(checkpoint=CheckpointConfig(url="/checkpoints")).event("submitted").event("epoch")
+    ingester = Ingester(history.database)
+
+    def publish(before_s: float) -> None:
+        run.publish()
+        ingester.catch_up()
+        clock.now_s = run.clock.now_s + before_s
+
+    return publish
+
+
+async def post(open_client: OpenClient, what: str) -> httpx.Response:
+    async with open_client() as client:
+        return await client.post(f"/v1/jobs/{JOB_ID}/{what}")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["stop", "resume"])
+async def test_a_job_that_is_heard_of_elsewhere_is_left_alone(
+    what: str, publish: Publish, open_client: OpenClient, cluster: FakeCluster
+):
+    publish(SILENT_S - 1)
+    refused = await post(open_client, what)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:trainflow:problem:conflict")
+    assert "heard of, but not on this cluster" in refused.json()["detail"]
+    assert "`trainflow stop --address ...`" in refused.json()["detail"]
+    assert (cluster.drivers, cluster.stopped) == ({}, [])
+    assert not (run_directory(JOB_ID) / "result.json").exists()
+    kinds = [line["kind"] for line in read_lines(run_directory(JOB_ID) / "events.jsonl")]
+    assert kinds == ["submitted", "epoch"]
+
+
+@pytest.mark.anyio
+async def test_a_job_of_which_nothing_was_heard_for_a_minute_is_stopped(
+    publish: Publish, open_client: OpenClient
+):
+    publish(SILENT_S)
+    assert (await post(open_client, "stop")).status_code == 202
+    assert (run_directory(JOB_ID) / "result.json").exists()
+
+
+@pytest.mark.anyio
+async def test_a_job_of_which_nothing_was_heard_for_a_minute_is_resumed(
+    publish: Publish, open_client: OpenClient, cluster: FakeCluster, root: Path
+):
+    publish(SILENT_S)
+    async with open_client(roots=["/", str(root)]) as client:
+        answer = await client.post(f"/v1/jobs/{JOB_ID}/resume")
+    assert answer.status_code == 202, answer.text
+    assert list(cluster.drivers) == [f"{JOB_ID}-a2"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["stop", "resume"])
+async def test_a_job_whose_driver_has_ended_here_is_nowhere_else(
+    what: str, publish: Publish, open_client: OpenClient, cluster: FakeCluster
+):
+    publish(1.0)
+    cluster.states[f"{JOB_ID}-a1"] = DriverState.ENDED
+    async with open_client(roots=["/"]) as client:
+        assert (await client.post(f"/v1/jobs/{JOB_ID}/{what}")).status_code == 202
+
+
+def test_what_was_heard_of_an_attempt_before_says_nothing_of_one_that_has_yet_to_begin(
+    publish: Publish, history: History
+):
+    publish(1.0)
+    job, attempts = history.jobs.get(JOB_ID).job, history.jobs.attempts(JOB_ID)
+    now_s = job.updated_at_s + 1
+    assert find_silence_s(job, now_s) == 1.0
+    assert is_heard_of(job, attempts, now_s)
+    assert not is_heard_of(job, [*attempts, replace(attempts[0], started_at_s=None)], now_s)
+    assert not is_heard_of(job, attempts, now_s + SILENT_S)

@@ -1,0 +1,36 @@
+"""Whether a job may be at work where the service doesn't see it: on another cluster. Pure.
+
+The service asks its own cluster alone, and runs' records lie where several write: a `trainflow run`
+with a head of its own, or a cluster that the service was on before. A coordinator publishes each
+second, and one that is restarted is back within some: what was not heard of for a minute, and isn't
+on the service's cluster either, is gone.
+"""
+
+from collections.abc import Sequence
+
+from trainflow.service.history.records import Attempt, Job
+
+SILENT_S = 60.0
+"""After so many seconds in which nothing was heard of it, a job that isn't here is gone."""
+
+
+def find_silence_s(job: Job, now_s: float) -> float:
+    """Return for how long nothing was heard of a job.
+
+    Args:
+        job: the job.
+        now_s: CLOCK_REALTIME.
+    """
+    return now_s - max(job.updated_at_s, job.published_at_s or 0.0)
+
+
+def is_heard_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> bool:
+    """Whether a job was begun, and heard of so lately that somebody must be at work.
+
+    Args:
+        job: the job; unfinished.
+        attempts: its attempts, the first one first.
+        now_s: CLOCK_REALTIME.
+    """
+    is_begun = any(each.started_at_s is not None for each in attempts[-1:])
+    return is_begun and find_silence_s(job, now_s) < SILENT_S
