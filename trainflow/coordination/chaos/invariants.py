@@ -31,13 +31,15 @@ class EndState:
         worker_id: who held the rank.
         rank: of the final world.
         shard: index and count of its part of the state.
-        digest: of the bits of all of it.
+        digest: of the bits of all of it; None: it could not be hashed.
+        reason: why not.
     """
 
     worker_id: str
     rank: int
     shard: tuple[int, int]
-    digest: str
+    digest: str | None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ def judge_ranks(found: Findings) -> Verdict:
         return Verdict(name, None, ("no rank has come to the end",))
     holders: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for end in ends:
-        holders[end.shard][end.digest].append(end.rank)
+        if end.digest is not None:
+            holders[end.shard][end.digest].append(end.rank)
     wrong = [
         "; ".join(f"ranks {_list(ranks)} hold {digest}" for digest, ranks in by_digest.items())
         for by_digest in holders.values()
@@ -232,7 +235,21 @@ def judge_ranks(found: Findings) -> Verdict:
     last = max(found.disturbed.steps, key=lambda line: line["step"], default=None)
     world_size = len(ends) if last is None else last["world_size"]
     wrong += [f"rank {rank} has not told" for rank in range(world_size) if rank not in there]
+    if not wrong and (unhashed := _tell_unhashed(found.disturbed)):
+        return Verdict(name, None, unhashed)
     return _judge(name, wrong, f"{len(ends)} ranks, digest {_list({e.digest for e in ends})}")
+
+
+def _tell_unhashed(run: RunEvidence) -> tuple[str, ...]:
+    """Say which ranks could not hash what they held, and why."""
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    for end in run.ends:
+        if end.digest is None:
+            by_reason[end.reason].append(end.rank)
+    return tuple(
+        f"{run.job_id}: ranks {_list(ranks)} could not hash what they held: {reason}"
+        for reason, ranks in by_reason.items()
+    )
 
 
 def judge_flips(found: Findings) -> Verdict:
@@ -279,12 +296,15 @@ def judge_sameness(found: Findings) -> Verdict:
     if parting.step is not None:
         more = f"trainflow bisect {one.job_id} {other.job_id} has more"
         wrong.append(f"they part at step {parting.step} ({more})")
+    unhashed = {end.shard for run in (one, other) for end in run.ends if end.digest is None}
     ours, theirs = ({end.shard: end.digest for end in run.ends} for run in (one, other))
     wrong += [
         f"the state's part {shard[0]} of {shard[1]}: {ours.get(shard)}, undisturbed {theirs[shard]}"
-        for shard in sorted(theirs)
+        for shard in sorted(theirs.keys() - unhashed)
         if ours.get(shard) != theirs[shard]
     ]
+    if unhashed and not wrong:
+        return Verdict(name, None, (*_tell_unhashed(one), *_tell_unhashed(other)))
     told = f"{len(parting.shared)} steps compared, and the state of {len(theirs)} parts"
     return _judge(name, wrong, told)
 

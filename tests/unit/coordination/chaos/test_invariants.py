@@ -238,6 +238,44 @@ def test_a_flip_is_told_as_named_if_an_event_has_its_rank():
         assert named.evidence == (f"1 flipped, {which == 'it':d} named with their rank",), which
 
 
+ODD = [replace(each, digest=None, reason="it is odd") for each in CLEAN.ends]
+
+
+@pytest.mark.parametrize(
+    ("invariant", "disturbed", "undisturbed", "told"),
+    [
+        ("ranks end bitwise equal", ODD, CLEAN.ends, ["tiny-abcdef: ranks 0, 1"]),
+        ("ranks end bitwise equal", [ODD[0], CLEAN.ends[1]], ODD, ["tiny-abcdef: ranks 0"]),
+        ("it ends as an undisturbed run", ODD, CLEAN.ends, ["tiny-abcdef: ranks 0, 1"]),
+        ("it ends as an undisturbed run", CLEAN.ends, ODD, ["tiny-ghijkl: ranks 0, 1"]),
+        (
+            "it ends as an undisturbed run",
+            ODD,
+            ODD,
+            ["tiny-abcdef: ranks 0, 1", "tiny-ghijkl: ranks 0, 1"],
+        ),
+    ],
+)
+def test_of_what_was_not_hashed_nothing_is_said_but_why(
+    invariant: str, disturbed: list[EndState], undisturbed: list[EndState], told: list[str]
+):
+    found = make_findings(ends=disturbed)
+    assert found.undisturbed is not None
+    found = replace(found, undisturbed=replace(found.undisturbed, ends=undisturbed))
+    judged = verdict(found, invariant)
+    assert judged.holds is None
+    why = "could not hash what they held: it is odd"
+    assert judged.evidence == tuple(f"{each} {why}" for each in told)
+
+
+def test_ranks_that_did_hash_are_compared_though_another_did_not():
+    steps = [line(step, world_size=3) for step in STEPS]
+    odd = replace(ODD[0], rank=2)
+    ends = [CLEAN.ends[0], replace(CLEAN.ends[1], digest="beef"), odd]
+    found = verdict(make_findings(ends=ends, steps=steps), "ranks end bitwise equal")
+    assert (found.holds, found.evidence) == (False, ("ranks 0 hold cafe; ranks 1 hold beef",))
+
+
 UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {
     "no flip": ("flipped bits are kept out", make_findings),
     "nobody told of samples": ("every sample is used once", lambda: make_findings(num_samples=0)),
