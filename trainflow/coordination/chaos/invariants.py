@@ -18,9 +18,11 @@ from trainflow.coordination.chaos.used_samples import (
 )
 from trainflow.coordination.chaos.worker_lives import compare_ledger
 from trainflow.data.order import OrderKind, SampleOrder
+from trainflow.epochs import EpochId
 
 _SHOWN = 5
 _LEDGER_WITHIN = 0.01
+_WRONG_GRADIENTS = "its gradients are wrong"
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def _tell_unhashed(run: RunEvidence) -> tuple[str, ...]:
 
 
 def judge_flips(found: Findings) -> Verdict:
-    """No step was committed with a bit that had flipped."""
+    """No step was committed with a bit that had flipped, and who held it was named."""
     name, run = "flipped bits are kept out", found.disturbed
     if not run.flips:
         return Verdict(name, None, ("no bit was flipped",))
@@ -264,8 +266,41 @@ def judge_flips(found: Findings) -> Verdict:
         for flip in run.flips
         if flip.epoch in committing.get(flip.step, ())
     ]
-    named = sum(any(_names(event, flip) for event in run.events) for flip in run.flips)
+    unnamed = [flip for flip in run.flips if not any(_names(event, flip) for event in run.events)]
+    wrong += [
+        f"step {flip.step}: rank {flip.rank} was not named, though most held other bits"
+        for flip in unnamed
+        if _can_be_named(flip, run)
+    ]
+    named = len(run.flips) - len(unnamed)
     return _judge(name, wrong, f"{len(run.flips)} flipped, {named} named with their rank")
+
+
+def _can_be_named(flip: Flip, run: RunEvidence) -> bool:
+    """Whether most ranks of its epoch held the right bits, and no other loss broke that."""
+    epochs = [event for event in run.events if event["kind"] == "epoch"]
+    key = str(EpochId(*flip.epoch))
+    place = next((n for n, event in enumerate(epochs) if event["data"]["epoch"] == key), None)
+    if place is None:
+        return False
+    begun = epochs[place]
+    over_s = epochs[place + 1]["at_s"] if place + 1 < len(epochs) else float("inf")
+    was_lost = any(begun["at_s"] <= event["at_s"] <= over_s for event in _find_losses(run.events))
+    same_try = {
+        other.rank for other in run.flips if (other.step, other.epoch) == (flip.step, flip.epoch)
+    }
+    return not was_lost and 2 * len(same_try) < len(begun["data"]["members"])
+
+
+def _find_losses(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the losses of ranks that had another cause than wrong gradients."""
+    return [
+        event
+        for event in events
+        if event["kind"] == "failure"
+        and event["data"].get("rank") is not None
+        and not event["data"].get("cause", "").startswith(_WRONG_GRADIENTS)
+    ]
 
 
 def _names(event: Mapping[str, Any], flip: Flip) -> bool:
