@@ -141,7 +141,9 @@ def describe(report: "Report") -> str:
 
 def _row_of(fault: "FallenFault") -> dict[str, Any]:
     victim = fault.victim
-    if victim is None:
+    if fault.undone is not None:
+        victim = fault.undone if victim is None else f"{victim}; {fault.undone}"
+    elif victim is None:
         victim = "it was never due" if fault.at_s is None else "nobody was there"
     recovered_s = None if fault.recovered_s is None else f"{fault.recovered_s:.2f}"
     return {

@@ -119,7 +119,8 @@ class _WatchedWork:
 
     def wait(self) -> bool:
         done = self._work.wait()
-        self._injector.on_summed(self._tensor)
+        if done:  # else it holds garbage, of which a bit more or less tells nothing
+            self._injector.on_summed(self._tensor)
         return done
 
 

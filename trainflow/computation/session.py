@@ -36,7 +36,7 @@ from trainflow.computation.step_history import StepHistory
 from trainflow.computation.training_state import Registered, Stateful
 from trainflow.computation.transaction import Transaction
 from trainflow.computation.whole_weights import gather_weights
-from trainflow.computation.witness import digest_state
+from trainflow.computation.witness import StateDigest, digest_state
 from trainflow.data.batch import Batch
 from trainflow.data.loader import MapDataset
 from trainflow.epochs import (
@@ -259,7 +259,7 @@ class Session:
             else:
                 yield from self._present(StepMode.LIVE, self._group)
 
-    def describe_end(self) -> tuple[int | None, ShardId, str]:
+    def describe_end(self) -> tuple[int | None, ShardId, StateDigest]:
         """Return this rank's number, its part of the state and the digest of that, for a record."""
         return self.rank, self._shard, digest_state(self._state)
 

@@ -8,6 +8,7 @@ Process: worker, in a campaign.  Thread: training.  Blocks: on the local disk, f
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ from trainflow.computation.weights import bytes_of
 from trainflow.data.batch import Batch
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase, ShardId
 from trainflow.errors import StateError
+
+
+@dataclass(frozen=True)
+class StateDigest:
+    """The hash of what a rank holds.
+
+    Attributes:
+        digest: 16 hex digits; None: it could not be hashed.
+        reason: why not.
+    """
+
+    digest: str | None
+    reason: str = ""
 
 
 class Witness:
@@ -56,9 +70,10 @@ class Witness:
         epoch = [self._epoch.incarnation, self._epoch.counter]
         self._write("used", step=self._step, epoch=epoch, indices=list(batch.indices))
 
-    def on_end(self, rank: int | None, shard: ShardId, digest: str) -> None:
+    def on_end(self, rank: int | None, shard: ShardId, state: StateDigest) -> None:
         """The training function has returned after the last step."""
-        self._write("ended", rank=rank, shard=[shard.index, shard.count], digest=digest)
+        part = [shard.index, shard.count]
+        self._write("ended", rank=rank, shard=part, digest=state.digest, reason=state.reason)
 
     def close(self) -> None:
         """Tell nothing more."""
@@ -68,8 +83,8 @@ class Witness:
         self._file.write(json.dumps({"fact": fact, **more}).encode() + b"\n")
 
 
-def digest_state(state: TrainingState) -> str:
-    """Return 16 hex digits of the bits of all that a rank holds: its parts, where it is sharded.
+def digest_state(state: TrainingState) -> StateDigest:
+    """Hash the bits of all that a rank holds: its parts, where it is sharded.
 
     What compression has left out is left out: each rank has its own.
     """
@@ -77,12 +92,12 @@ def digest_state(state: TrainingState) -> str:
     try:
         flat = flatten_state(_in_order(tree))
     except StateError as error:
-        return f"none: {error}"
+        return StateDigest(None, str(error))
     digest = xxhash.xxh3_64(json.dumps(flat.skeleton).encode())
     for path, tensor in flat.tensors.items():
         digest.update(f"{path} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(bytes_of(tensor.cpu()))
-    return digest.hexdigest()
+    return StateDigest(digest.hexdigest())
 
 
 def _in_order(node: Any) -> Any:  # noqa: ANN401  a tree

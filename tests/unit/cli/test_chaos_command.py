@@ -25,6 +25,8 @@ REPORT = Report(
         FallenFault(1, "kill rank 1", "rank 1 (slot1-1.1), pid 7", "slot1-1.1", 5.0, 3, 0.25),
         FallenFault(2, "kill spare", None, None, 6.0, 4),
         FallenFault(3, "kill member"),
+        FallenFault(4, "stop rank 0", at_s=6.5, after_step=4, undone="could not be done: why"),
+        FallenFault(5, "slow rank 2", "rank 2", None, 7.0, 5, undone="it failed"),
     ),
     verdicts=(GOOD, UNTOLD),
     figures=Figures(20.0, 0.1, 0.9, 0.5, 0.025, 0, 1, 12.0),
@@ -83,6 +85,8 @@ def test_a_campaign_is_carried_out_and_reported(
         "1      3           kill rank 1  rank 1 (slot1-1.1), pid 7  0.25",
         "2      4           kill spare   nobody was there           -",
         "3      -           kill member  it was never due           -",
+        "4      4           stop rank 0  could not be done: why     -",
+        "5      5           slow rank 2  rank 2; it failed          -",
         "yes    every sample is used once  80 samples in 10 steps",
         "-      flipped bits are kept out  no bit was flipped",
         "1 recoveries in 20.0 s of training; no step ran for 0.50 s of them (2.5%); 0 steps lost",
@@ -113,7 +117,7 @@ def test_a_broken_invariant_fails_with_its_evidence(
         "evidence": ["ranks 0 hold cafe; ranks 1 hold beef"],
     }
     assert answer["figures"]["stalled_ratio"] == 0.025
-    assert [each["victim"] for each in answer["faults"]][1:] == [None, None]
+    assert [each["victim"] for each in answer["faults"]][1:4] == [None] * 3
 
 
 @pytest.mark.parametrize(

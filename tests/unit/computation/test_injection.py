@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,26 @@ def test_a_bit_of_a_sum_is_flipped_once_in_the_commit(tmp_path: Path):
     again = torch.ones(8)
     transport.all_reduce(again).wait()
     assert torch.equal(again, torch.ones(8))
+
+
+class FailingTransport(EchoTransport):
+    """Its sums hold garbage."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        return SimpleNamespace(wait=lambda: False)
+
+
+def test_a_sum_that_has_not_come_is_left_as_it_is(tmp_path: Path):
+    give_order(tmp_path, make_order("flip", phase=None))
+    injector = Injector(tmp_path, "slot1-1.1", SYSTEM_CLOCK)
+    no_store: Any = None
+    transport = injector.watch(lambda *_: FailingTransport(WORLD))(no_store, 1, WORLD)
+    for phase in (Phase.DATA, Phase.COMMUNICATE):
+        injector.on_stamp(phase, 5, EPOCH)
+    garbage = torch.ones(8)
+    assert not transport.all_reduce(garbage).wait()
+    assert torch.equal(garbage, torch.ones(8))
+    assert read_claim(tmp_path, 1) is None
 
 
 def test_a_flip_without_a_step_is_done_in_the_next_that_begins(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainflow.computation.training_state import Committed, PreparedModel, TrainingState
-from trainflow.computation.witness import Witness, digest_state
+from trainflow.computation.witness import StateDigest, Witness, digest_state
 from trainflow.data.batch import Batch
 from trainflow.epochs import INITIAL_EPOCH, WHOLE, EpochId, Phase
 
@@ -77,8 +77,11 @@ def test_a_rehearsal_commits_nothing(tmp_path: Path, witness: Witness):
 
 
 def test_the_end_is_told(tmp_path: Path, witness: Witness):
-    witness.on_end(2, WHOLE, "cafe")
-    assert facts(tmp_path) == [{"fact": "ended", "rank": 2, "shard": [0, 1], "digest": "cafe"}]
+    witness.on_end(2, WHOLE, StateDigest("cafe"))
+    witness.on_end(2, WHOLE, StateDigest(None, "it is odd"))
+    ended = {"fact": "ended", "rank": 2, "shard": [0, 1]}
+    unhashed = {"digest": None, "reason": "it is odd"}
+    assert facts(tmp_path) == [ended | {"digest": "cafe", "reason": ""}, ended | unhashed]
 
 
 def make_state() -> TrainingState:
@@ -95,6 +98,15 @@ def make_state() -> TrainingState:
 
 def test_a_digest_follows_from_the_bits_alone():
     assert digest_state(make_state()) == digest_state(make_state())
+
+
+def test_what_can_not_be_hashed_has_no_digest_but_a_reason():
+    state = make_state()
+    moments = state.models["model"].optimizer.state
+    next(iter(moments.values()))["odd"] = object()
+    found = digest_state(state)
+    assert found.digest is None
+    assert "got object; expected tensors" in found.reason
 
 
 def test_a_digest_sees_a_bit_of_a_weight_of_a_moment_and_of_the_progress():

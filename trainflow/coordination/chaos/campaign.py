@@ -3,9 +3,10 @@
 Process: driver.  Thread: main.  Blocks: until both runs are over, or the time is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class FallenFault:
         after_step: the newest step that was known to be committed.
         recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
             known where clocks were wrong.
+        undone: what of it could not be done, and why.
     """
 
     number: int
@@ -56,6 +58,7 @@ class FallenFault:
     at_s: float | None = None
     after_step: int | None = None
     recovered_s: float | None = None
+    undone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,12 +185,14 @@ class _OneRun:
         finally:
             scene.release_all()
             view.close()
+        if None in scene.undone:
+            self._campaign.tell(f"what faults did {scene.undone[None]}, as it was to be ended")
         run.retire()
         self.starting_cpu_s = view.starting_cpu_s
         left = self._await_nothing(run, view)
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
         evidence = gather(self._status_at_end(run, view), folder, flips, left)
-        self._conclude(folder, evidence)
+        self._conclude(folder, evidence, scene.undone)
         return evidence
 
     def _disturb(self, run: Run, scene: Scene) -> None:
@@ -215,13 +220,15 @@ class _OneRun:
         for planned in due:
             self._waiting.remove(planned)
             at_s, step = self._clock.unix_s(), view.status["step"]
-            victim = FAULTS[planned.fault.kind].fall(planned, scene)
+            fault = FAULTS[planned.fault.kind]
+            victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
             name = None if victim is None else victim.name
             worker_id = None if victim is None else victim.worker.get("worker_id")
             self.fallen.append(
                 FallenFault(planned.number, planned.what, name, worker_id, at_s, step)
             )
-            self._campaign.tell(f"after step {step}: {planned.what}: {name or 'nobody is there'}")
+            told = name or scene.undone.get(planned.number, "nobody is there")
+            self._campaign.tell(f"after step {step}: {planned.what}: {told}")
 
     def _is_due(self, planned: PlannedFault, view: RunView) -> bool:
         if planned.at_step is not None:
@@ -249,7 +256,9 @@ class _OneRun:
             self._clock.sleep(_LOOK_EVERY_S * 10)
         return []
 
-    def _conclude(self, folder: Path, evidence: RunEvidence) -> None:
+    def _conclude(
+        self, folder: Path, evidence: RunEvidence, undone: Mapping[int | None, str]
+    ) -> None:
         """Say what became of each fault, also of those that ranks did themselves."""
         fallen = {each.number: each for each in self.fallen}
         for planned in self._faults:
@@ -265,7 +274,7 @@ class _OneRun:
                     at_s=before.at_s if made is None else made.at_s,
                 )
         recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
-        self.fallen = list(fallen.values())
+        self.fallen = [replace(each, undone=undone.get(n)) for n, each in fallen.items()]
         if not _skews_clocks(self._faults):
             committed_s = [each["committed_at_s"] for each in evidence.steps]
             self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]

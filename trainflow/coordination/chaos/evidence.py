@@ -52,8 +52,8 @@ def gather(
                 case "committed":
                     commits.append(Committed(worker_id, line["step"], tuple(line["epoch"])))
                 case "ended" if line["rank"] is not None:
-                    end = EndState(worker_id, line["rank"], tuple(line["shard"]), line["digest"])
-                    ends[end.rank] = end
+                    rank, shard = line["rank"], tuple(line["shard"])
+                    ends[rank] = EndState(worker_id, rank, shard, line["digest"], line["reason"])
                 case "began":
                     num_samples = line["num_samples"]
                 case _:

@@ -52,9 +52,9 @@ def _kill(_planned: PlannedFault, victim: Victim, _scene: Scene) -> None:
 
 
 def _stop(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
-    hold = scene.stop(victim.process)
-    if planned.fault.resume_after_s is not None:
-        scene.after(planned.fault.resume_after_s, lambda: scene.resume(victim.process, hold))
+    hold, resume_after_s = scene.stop(planned.number, victim.process), planned.fault.resume_after_s
+    if resume_after_s is not None:
+        scene.after(planned.number, resume_after_s, lambda: scene.resume(victim.process, hold))
 
 
 class Slow:
@@ -70,12 +70,12 @@ class Slow:
 
         def stand() -> None:
             if scene.clock.monotonic_s() < ends_at_s and victim.process.is_running():
-                hold = scene.stop(victim.process)
-                scene.after(_SLOW_PERIOD_S - runs_s, lambda: go(hold))
+                hold = scene.stop(planned.number, victim.process)
+                scene.after(planned.number, _SLOW_PERIOD_S - runs_s, lambda: go(hold))
 
         def go(hold: Hold) -> None:
             scene.resume(victim.process, hold)
-            scene.after(runs_s, stand)
+            scene.after(planned.number, runs_s, stand)
 
         stand()
         return victim
@@ -96,14 +96,14 @@ class Partition:
         host = hosts.number_of(address)
         lost = ("sent", "received") if loses == "both" else (loses,)
         hold = scene.holds.begin(("link", host), lost)
-        _cut(hosts, host, [lost])
 
         def mend() -> None:
             others = scene.holds.end(hold)
             hosts.shape(None, host)
             _cut(hosts, host, others)
 
-        scene.after(planned.fault.last_s, mend)
+        scene.after(planned.number, planned.fault.last_s, mend)  # first: also what is half done
+        _cut(hosts, host, [lost])
         return replace(victim, name=f"the network of {address} of {victim.name}")
 
 
@@ -124,7 +124,8 @@ class DropNode:
         if victim is None or node is None:
             return None
         if planned.fault.back_after_s is not None:
-            scene.after(planned.fault.back_after_s, lambda: scene.bring_back(node))
+            after_s = planned.fault.back_after_s
+            scene.after(planned.number, after_s, lambda: scene.bring_back(node))
         return replace(victim, name=f"the node {node.host} of {victim.name}")
 
 
@@ -151,13 +152,13 @@ class HangStore:
         proxy = scene.own.proxy
         assert proxy is not None, "there is one where a plan has this fault"
         hold = scene.holds.begin("store")
-        proxy.hold()
 
         def let_go() -> None:
             if not scene.holds.end(hold):
                 proxy.let_go()
 
-        scene.after(planned.fault.last_s, let_go)
+        scene.after(planned.number, planned.fault.last_s, let_go)
+        proxy.hold()
         return Victim(psutil.Process(), "the store", {})
 
 
@@ -170,26 +171,26 @@ class FillDisk:
         disk = scene.own.disk
         assert disk is not None, "there is one where a plan has this fault"
         hold = scene.holds.begin("disk")
-        disk.fill()
 
         def empty() -> None:
             if not scene.holds.end(hold):
                 disk.empty()
 
-        scene.after(planned.fault.last_s, empty)
+        scene.after(planned.number, planned.fault.last_s, empty)
+        disk.fill()
         return Victim(psutil.Process(), "the disk with the run's record", {})
 
 
 def _skew_clock(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
     pid, fault = victim.process.pid, planned.fault
     hold = scene.holds.begin(("clock", pid), fault.skew_s)
-    skew_clock(scene.folder, pid, fault.skew_s)
 
     def set_right() -> None:
         skews_s = scene.holds.end(hold)
         skew_clock(scene.folder, pid, skews_s[-1] if skews_s else 0.0)
 
-    scene.after(fault.last_s, set_right)
+    scene.after(planned.number, fault.last_s, set_right)
+    skew_clock(scene.folder, pid, fault.skew_s)
 
 
 FAULTS: dict[FaultKind, Fault] = {

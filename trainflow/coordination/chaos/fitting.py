@@ -77,8 +77,9 @@ def _check_faults(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
 
 def cpus_of_a_node(plan: ChaosPlan, job: JobConfig) -> int:
     """Return what each node declares: all workers fit on the others when one is gone."""
-    cpus = (job.workers.target + job.workers.spares) * job.workers.resources.CPU
-    return max(1, math.ceil(cpus / max(1, plan.cluster.nodes - 1)))
+    num_workers = job.workers.target + job.workers.spares
+    on_one = math.ceil(num_workers / max(1, plan.cluster.nodes - 1))  # none is on two nodes
+    return max(1, math.ceil(on_one * job.workers.resources.CPU))
 
 
 def _check_rank(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:

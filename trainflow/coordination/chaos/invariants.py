@@ -18,9 +18,11 @@ from trainflow.coordination.chaos.used_samples import (
 )
 from trainflow.coordination.chaos.worker_lives import compare_ledger
 from trainflow.data.order import OrderKind, SampleOrder
+from trainflow.epochs import EpochId
 
 _SHOWN = 5
 _LEDGER_WITHIN = 0.01
+_WRONG_GRADIENTS = "its gradients are wrong"
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ class EndState:
         worker_id: who held the rank.
         rank: of the final world.
         shard: index and count of its part of the state.
-        digest: of the bits of all of it.
+        digest: of the bits of all of it; None: it could not be hashed.
+        reason: why not.
     """
 
     worker_id: str
     rank: int
     shard: tuple[int, int]
-    digest: str
+    digest: str | None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,8 @@ def judge_ranks(found: Findings) -> Verdict:
         return Verdict(name, None, ("no rank has come to the end",))
     holders: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for end in ends:
-        holders[end.shard][end.digest].append(end.rank)
+        if end.digest is not None:
+            holders[end.shard][end.digest].append(end.rank)
     wrong = [
         "; ".join(f"ranks {_list(ranks)} hold {digest}" for digest, ranks in by_digest.items())
         for by_digest in holders.values()
@@ -232,11 +237,25 @@ def judge_ranks(found: Findings) -> Verdict:
     last = max(found.disturbed.steps, key=lambda line: line["step"], default=None)
     world_size = len(ends) if last is None else last["world_size"]
     wrong += [f"rank {rank} has not told" for rank in range(world_size) if rank not in there]
+    if not wrong and (unhashed := _tell_unhashed(found.disturbed)):
+        return Verdict(name, None, unhashed)
     return _judge(name, wrong, f"{len(ends)} ranks, digest {_list({e.digest for e in ends})}")
 
 
+def _tell_unhashed(run: RunEvidence) -> tuple[str, ...]:
+    """Say which ranks could not hash what they held, and why."""
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    for end in run.ends:
+        if end.digest is None:
+            by_reason[end.reason].append(end.rank)
+    return tuple(
+        f"{run.job_id}: ranks {_list(ranks)} could not hash what they held: {reason}"
+        for reason, ranks in by_reason.items()
+    )
+
+
 def judge_flips(found: Findings) -> Verdict:
-    """No step was committed with a bit that had flipped."""
+    """No step was committed with a bit that had flipped, and who held it was named."""
     name, run = "flipped bits are kept out", found.disturbed
     if not run.flips:
         return Verdict(name, None, ("no bit was flipped",))
@@ -247,8 +266,41 @@ def judge_flips(found: Findings) -> Verdict:
         for flip in run.flips
         if flip.epoch in committing.get(flip.step, ())
     ]
-    named = sum(any(_names(event, flip) for event in run.events) for flip in run.flips)
+    unnamed = [flip for flip in run.flips if not any(_names(event, flip) for event in run.events)]
+    wrong += [
+        f"step {flip.step}: rank {flip.rank} was not named, though most held other bits"
+        for flip in unnamed
+        if _can_be_named(flip, run)
+    ]
+    named = len(run.flips) - len(unnamed)
     return _judge(name, wrong, f"{len(run.flips)} flipped, {named} named with their rank")
+
+
+def _can_be_named(flip: Flip, run: RunEvidence) -> bool:
+    """Whether most ranks of its epoch held the right bits, and no other loss broke that."""
+    epochs = [event for event in run.events if event["kind"] == "epoch"]
+    key = str(EpochId(*flip.epoch))
+    place = next((n for n, event in enumerate(epochs) if event["data"]["epoch"] == key), None)
+    if place is None:
+        return False
+    begun = epochs[place]
+    over_s = epochs[place + 1]["at_s"] if place + 1 < len(epochs) else float("inf")
+    was_lost = any(begun["at_s"] <= event["at_s"] <= over_s for event in _find_losses(run.events))
+    same_try = {
+        other.rank for other in run.flips if (other.step, other.epoch) == (flip.step, flip.epoch)
+    }
+    return not was_lost and 2 * len(same_try) < len(begun["data"]["members"])
+
+
+def _find_losses(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the losses of ranks that had another cause than wrong gradients."""
+    return [
+        event
+        for event in events
+        if event["kind"] == "failure"
+        and event["data"].get("rank") is not None
+        and not event["data"].get("cause", "").startswith(_WRONG_GRADIENTS)
+    ]
 
 
 def _names(event: Mapping[str, Any], flip: Flip) -> bool:
@@ -279,12 +331,15 @@ def judge_sameness(found: Findings) -> Verdict:
     if parting.step is not None:
         more = f"trainflow bisect {one.job_id} {other.job_id} has more"
         wrong.append(f"they part at step {parting.step} ({more})")
+    unhashed = {end.shard for run in (one, other) for end in run.ends if end.digest is None}
     ours, theirs = ({end.shard: end.digest for end in run.ends} for run in (one, other))
     wrong += [
         f"the state's part {shard[0]} of {shard[1]}: {ours.get(shard)}, undisturbed {theirs[shard]}"
-        for shard in sorted(theirs)
+        for shard in sorted(theirs.keys() - unhashed)
         if ours.get(shard) != theirs[shard]
     ]
+    if unhashed and not wrong:
+        return Verdict(name, None, (*_tell_unhashed(one), *_tell_unhashed(other)))
     told = f"{len(parting.shared)} steps compared, and the state of {len(theirs)} parts"
     return _judge(name, wrong, told)
 

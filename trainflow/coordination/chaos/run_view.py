@@ -108,6 +108,8 @@ class RunView:
                     self.gone = str(error)
             except CoordinationError as error:
                 self.gone = str(error)
+            except Exception as error:  # noqa: BLE001  whatever it is, who waits must not wait on
+                self.gone = f"asking it failed: {type(error).__name__}: {error}"
 
     def _ask(self) -> None:
         status = self._run.status(since_event=_NO_STEPS, since_step=_NO_STEPS)

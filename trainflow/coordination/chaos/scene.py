@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -23,6 +24,9 @@ from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker
 from trainflow.coordination.chaos.store_proxy import StoreProxy
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.errors import ConfigError
+
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Scene:
         clock: tells when what is due.
         own: None where the run is on a cluster of somebody else.
         holds: what faults have in their hands that last.
+        undone: what could not be done, by the fault's number; None: at the end, for all of them.
     """
 
     job_id: str
@@ -78,9 +83,12 @@ class Scene:
     clock: Clock
     own: OwnCluster | None
     holds: Holds = field(default_factory=Holds)
-    _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    undone: dict[int | None, str] = field(default_factory=dict[int | None, str])
+    _later: list[tuple[float, int, int, Callable[[], None]]] = field(default_factory=list)
     _serial: "count[int]" = field(default_factory=count)
-    _stopped: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
+    _stopped: dict[int, tuple[int, psutil.Process]] = field(
+        default_factory=dict[int, tuple[int, psutil.Process]]
+    )
 
     def find(self, planned: PlannedFault) -> Victim | None:
         """Return whom a fault falls on at this moment; None if nobody is there."""
@@ -96,23 +104,32 @@ class Scene:
         who = "a spare" if row["rank"] is None else f"rank {row['rank']}"
         return _open(row["pid"], f"{who} ({row['worker_id']})", row)
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have something done later, by `act`."""
+    def attempt(self, number: int | None, do: Callable[[], _Done]) -> _Done | None:
+        """Do something of a fault; None if it can't be done, of which the first is noted."""
+        try:
+            return do()
+        except (psutil.Error, OSError, ConfigError) as error:
+            reason = f"could not be done: {type(error).__name__}: {error}"
+            self.undone.setdefault(number, reason)
+            return None
+
+    def after(self, number: int, delay_s: float, action: Callable[[], None]) -> None:
+        """Have something of a fault done later, by `act`."""
         at_s = self.clock.monotonic_s() + delay_s
-        heapq.heappush(self._later, (at_s, next(self._serial), action))
+        heapq.heappush(self._later, (at_s, next(self._serial), number, action))
 
     def act(self) -> None:
         """Do what is due."""
         while self._later and self._later[0][0] <= self.clock.monotonic_s():
-            heapq.heappop(self._later)[2]()
+            _, _, number, action = heapq.heappop(self._later)
+            self.attempt(number, action)
 
-    def stop(self, process: psutil.Process) -> Hold:
-        """Have a process stand still until `resume`."""
-        hold = self.holds.begin(process)
+    def stop(self, number: int, process: psutil.Process) -> Hold:
+        """Have a process stand still, for a fault, until `resume`."""
         with suppress(psutil.NoSuchProcess):
             process.suspend()
-            self._stopped[process.pid] = process
-        return hold
+            self._stopped[process.pid] = (number, process)
+        return self.holds.begin(process)
 
     def resume(self, process: psutil.Process, hold: Hold) -> None:
         """Have a process go on, if it is still there and no other fault has it stand still."""
@@ -120,22 +137,23 @@ class Scene:
             self._resume(process)
 
     def _resume(self, process: psutil.Process) -> None:
-        self._stopped.pop(process.pid, None)
         with suppress(psutil.NoSuchProcess):
             process.resume()
+        self._stopped.pop(process.pid, None)
 
     def release_all(self) -> None:
         """Have every process go on that was stopped and still is there; nothing more is due."""
         self._later.clear()
         self.holds.clear()
         if self.own is not None and self.own.proxy is not None:
-            self.own.proxy.let_go()
+            self.attempt(None, self.own.proxy.let_go)
         if self.own is not None and self.own.disk is not None:
-            self.own.disk.empty()
+            self.attempt(None, self.own.disk.empty)
         if self.own is not None and self.own.hosts is not None:
-            self.own.hosts.shape(None)
-        for process in list(self._stopped.values()):
-            self._resume(process)
+            hosts = self.own.hosts
+            self.attempt(None, lambda: hosts.shape(None))
+        for number, process in list(self._stopped.values()):
+            self.attempt(number, partial(self._resume, process))
 
     def drop_node(self, worker: dict[str, Any]) -> LocalNode | None:
         """Kill every process of a worker's node, with its memory; None if there is no such node."""

@@ -16,6 +16,7 @@ from trainflow.coordination.chaos.campaign import Campaign, Report
 from trainflow.coordination.chaos.ground import Ground
 from trainflow.coordination.chaos.scene import Scene, Victim
 from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
+from trainflow.errors import ConfigError
 
 MAX_STEPS = 10
 
@@ -81,9 +82,12 @@ class FakeFault:
     def __init__(self) -> None:
         self.fallen: list[tuple[int, int]] = []
         self.is_there = True
+        self.error: Exception | None = None
 
     def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
         self.fallen.append((planned.number, scene.view.status["step"]))
+        if self.error is not None:
+            raise self.error
         row = {"worker_id": "slot1-1.1"}
         return Victim(psutil.Process(), "rank 1 (slot1-1.1)", row) if self.is_there else None
 
@@ -147,6 +151,21 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
     assert report.faults[0].victim is None
     assert report.faults[0].at_s is not None
+    assert holds(report, "it ends") is False
+
+
+@pytest.mark.parametrize(
+    "error", [psutil.AccessDenied(7), PermissionError("not yours"), ConfigError("no tc")]
+)
+def test_a_fault_that_can_not_be_done_is_reported_with_the_reason(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, error: Exception
+):
+    fault.error = error
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    (told,) = report.faults
+    assert told.victim is None
+    assert told.undone == f"could not be done: {type(error).__name__}: {error}"
+    assert report.to_json()["faults"][0]["undone"] == told.undone
     assert holds(report, "it ends") is False
 
 

@@ -20,12 +20,14 @@ def test_it_is_all_there(tmp_path: Path):
     began = {"fact": "began", "num_samples": 50}
     used = {"fact": "used", "step": 1, "epoch": [1, 1], "indices": [4, 2]}
     committed = {"fact": "committed", "step": 1, "epoch": [1, 1]}
-    ended = {"fact": "ended", "rank": 1, "shard": [0, 1], "digest": "cafe"}
+    ended = {"fact": "ended", "rank": 1, "shard": [0, 1], "digest": "cafe", "reason": ""}
     path = folder / "witness-slot1-1.1.jsonl"
     write_lines(path, began, used, committed, ended)
     with path.open("a") as file:
         file.write('{"fact": "comm')  # killed as it wrote
     write_lines(folder / "witness-slot2-1.2.jsonl", began, ended | {"rank": None})
+    unhashed = {"rank": 2, "digest": None, "reason": "it is odd"}
+    write_lines(folder / "witness-slot3-1.3.jsonl", began, ended | unhashed)
     write_lines(record / "metrics.jsonl", {"step": 1})
     write_lines(record / "events.jsonl", {"kind": "launched"})
     assert claim(folder, Claim(3, "slot1-1.1", 7, 1, 1, (1, 1), 9.0))
@@ -35,6 +37,9 @@ def test_it_is_all_there(tmp_path: Path):
     assert (found.state, found.num_samples, found.left) == ("succeeded", 50, ("process 7",))
     assert found.used == [Used("slot1-1.1", 1, (1, 1), (4, 2))]
     assert found.commits == [Committed("slot1-1.1", 1, (1, 1))]
-    assert found.ends == (EndState("slot1-1.1", 1, (0, 1), "cafe"),)
+    assert found.ends == (
+        EndState("slot1-1.1", 1, (0, 1), "cafe"),
+        EndState("slot3-1.3", 2, (0, 1), None, "it is odd"),
+    )
     assert found.flips == (Flip(1, 1, (1, 1), 9.0),)
     assert (list(found.steps), list(found.events)) == ([{"step": 1}], [{"kind": "launched"}])

@@ -17,6 +17,7 @@ from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import OwnCluster, Scene
 from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
+from trainflow.errors import ConfigError
 
 DEADLINE_S = 20.0
 
@@ -279,3 +280,71 @@ def test_a_clock_is_wrong_and_right_again(
 def test_a_fault_at_a_phase_becomes_an_order():
     order = order_of(planned(kind="kill", rank=2, at_s=None, at_step=7, phase="optimizer"))
     assert (order.kind, order.rank, order.step, order.phase) == ("kill", 2, 7, "optimizer")
+
+
+def _refuse(process: psutil.Process) -> None:
+    raise psutil.AccessDenied(process.pid)
+
+
+def test_what_may_not_be_stopped_is_held_by_no_fault(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    fault = planned(kind="stop", resume_after_s=1)
+    monkeypatch.setattr(psutil.Process, "suspend", _refuse)
+    with pytest.raises(psutil.AccessDenied):
+        FAULTS["stop"].fall(fault, scene)
+    assert not scene.holds._of
+
+
+def test_what_may_not_be_ended_is_noted_with_its_fault_and_tried_again_at_the_end(
+    scene: Scene,
+    process: subprocess.Popen[bytes],
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert FAULTS["stop"].fall(planned(kind="stop", resume_after_s=1), scene)
+    wait_status(process, psutil.STATUS_STOPPED)
+    clock.now_s = 1.0
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil.Process, "resume", _refuse)
+        scene.act()
+    assert scene.undone[1].startswith("could not be done: AccessDenied: ")
+    assert str(process.pid) in scene.undone[1]
+    scene.release_all()
+    wait_status(process, *RUNS)
+
+
+class BrokenHosts(FakeHosts):
+    """Its links can't be mended."""
+
+    def shape(self, *_: Any) -> None:
+        raise ConfigError("tc is not there")
+
+
+def test_processes_go_on_at_the_end_though_something_else_can_not_be_ended(
+    scene: Scene, process: subprocess.Popen[bytes]
+):
+    scene.own = own_cluster(hosts=BrokenHosts())
+    FAULTS["stop"].fall(planned(kind="stop"), scene)
+    wait_status(process, psutil.STATUS_STOPPED)
+    scene.release_all()
+    wait_status(process, *RUNS)
+    assert scene.undone == {None: "could not be done: ConfigError: tc is not there"}
+
+
+class BrokenDisk(FakeStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fill = self._fill
+
+    def _fill(self) -> None:
+        self.is_out = True
+        raise OSError("no more")
+
+
+def test_what_was_half_done_is_ended_in_its_time(scene: Scene, clock: FakeClock):
+    out = BrokenDisk()
+    scene.own = own_cluster(disk=out)
+    with pytest.raises(OSError, match="no more"):
+        FAULTS["fill_disk"].fall(planned(kind="fill_disk", last_s=3), scene)
+    clock.now_s = 3.0
+    scene.act()
+    assert not out.is_out

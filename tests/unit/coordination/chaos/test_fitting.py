@@ -165,3 +165,14 @@ def test_a_gpu_job_may_run_on_somebody_s_cluster():
 @pytest.mark.parametrize(("nodes", "cpus"), [(1, 5), (2, 5), (3, 3), (6, 1)])
 def test_all_workers_fit_on_the_nodes_that_are_left_when_one_is_gone(nodes: int, cpus: int):
     assert cpus_of_a_node(make_plan(KILL, cluster={"nodes": nodes}), make_job()) == cpus
+
+
+@pytest.mark.parametrize(
+    ("of_each", "nodes", "cpus"),
+    [(0.5, 1, 3), (0.5, 2, 3), (0.5, 4, 1), (1, 4, 2), (2, 4, 4), (2, 6, 2), (3, 4, 6), (3, 3, 9)],
+)
+def test_a_node_has_room_for_whole_workers(of_each: float, nodes: int, cpus: int):
+    workers = {"minimum": 1, "target": 3, "spares": 2, "resources": {"CPU": of_each}}
+    plan, job = make_plan(KILL, cluster={"nodes": nodes}), make_job(workers=workers)
+    assert cpus_of_a_node(plan, job) == cpus
+    assert (nodes - 1 or 1) * (cpus // of_each) >= 5

@@ -17,6 +17,7 @@ from trainflow.coordination.chaos.invariants import (
 )
 from trainflow.coordination.chaos.used_samples import Committed, Used
 from trainflow.data.order import SampleOrder
+from trainflow.epochs import EpochId
 
 JOB = JobFacts(max_steps=4, target=2, batch=4, seed=3, order="shuffled", deterministic=True)
 NUM_SAMPLES = 10
@@ -236,6 +237,76 @@ def test_a_flip_is_told_as_named_if_an_event_has_its_rank():
     for which, told in {"it": event, **others}.items():
         named = verdict(make_findings(flips=flips, events=[told]), "flipped bits are kept out")
         assert named.evidence == (f"1 flipped, {which == 'it':d} named with their rank",), which
+
+
+FLIPPED = Flip(1, 3, EPOCH, at_s=5.0)
+MEMBERS = ["w0", "w1", "w2"]
+BEGUN = tell("epoch", 1.0, epoch=str(EpochId(*EPOCH)), members=MEMBERS)
+ENDED = tell("epoch", 7.0, epoch=str(EpochId(*LATER)), members=MEMBERS)
+NAMED = tell("ranks_differ", 6.0, step=3, ranks=[1], no_majority=False)
+MISNAMED = tell("failure", 6.0, worker="w2", rank=2, cause="its gradients are wrong: rank 2 ...")
+BY_TWO = tell("epoch", 1.0, epoch=str(EpochId(*EPOCH)), members=MEMBERS[:2])
+
+
+def judge_flips_of(*events: dict[str, Any], flips: tuple[Flip, ...] = (FLIPPED,)) -> Verdict:
+    return verdict(make_findings(flips=flips, events=events), "flipped bits are kept out")
+
+
+@pytest.mark.parametrize("between", [(), (MISNAMED,), (tell("failure", 6.0, epoch="1.1"),)])
+def test_who_is_not_named_though_most_held_other_bits_is_missed(between: tuple[dict[str, Any]]):
+    found = judge_flips_of(BEGUN, *between, ENDED)
+    told = "step 3: rank 1 was not named, though most held other bits"
+    assert (found.holds, found.evidence) == (False, (told,))
+    assert judge_flips_of(BEGUN, NAMED, *between, ENDED).holds
+
+
+def test_who_could_not_be_named_is_not_missed():
+    spare_lost = tell("failure", 6.0, worker="w3", rank=None, cause="its actor exited")
+    lost = tell("failure", 6.0, worker="w2", rank=2, cause="its actor exited")
+    late = lost | {"at_s": 8.0}
+    assert judge_flips_of(BEGUN, lost, ENDED).holds, "it broke the step before they compared"
+    assert not judge_flips_of(BEGUN, late, spare_lost, ENDED).holds
+    assert judge_flips_of(BY_TWO, ENDED).holds, "one of two: nobody can tell which"
+    assert judge_flips_of(BEGUN, ENDED, flips=(FLIPPED, replace(FLIPPED, rank=2))).holds
+    assert judge_flips_of(ENDED).holds, "nobody has told how large the world was"
+
+
+ODD = [replace(each, digest=None, reason="it is odd") for each in CLEAN.ends]
+
+
+@pytest.mark.parametrize(
+    ("invariant", "disturbed", "undisturbed", "told"),
+    [
+        ("ranks end bitwise equal", ODD, CLEAN.ends, ["tiny-abcdef: ranks 0, 1"]),
+        ("ranks end bitwise equal", [ODD[0], CLEAN.ends[1]], ODD, ["tiny-abcdef: ranks 0"]),
+        ("it ends as an undisturbed run", ODD, CLEAN.ends, ["tiny-abcdef: ranks 0, 1"]),
+        ("it ends as an undisturbed run", CLEAN.ends, ODD, ["tiny-ghijkl: ranks 0, 1"]),
+        (
+            "it ends as an undisturbed run",
+            ODD,
+            ODD,
+            ["tiny-abcdef: ranks 0, 1", "tiny-ghijkl: ranks 0, 1"],
+        ),
+    ],
+)
+def test_of_what_was_not_hashed_nothing_is_said_but_why(
+    invariant: str, disturbed: list[EndState], undisturbed: list[EndState], told: list[str]
+):
+    found = make_findings(ends=disturbed)
+    assert found.undisturbed is not None
+    found = replace(found, undisturbed=replace(found.undisturbed, ends=undisturbed))
+    judged = verdict(found, invariant)
+    assert judged.holds is None
+    why = "could not hash what they held: it is odd"
+    assert judged.evidence == tuple(f"{each} {why}" for each in told)
+
+
+def test_ranks_that_did_hash_are_compared_though_another_did_not():
+    steps = [line(step, world_size=3) for step in STEPS]
+    odd = replace(ODD[0], rank=2)
+    ends = [CLEAN.ends[0], replace(CLEAN.ends[1], digest="beef"), odd]
+    found = verdict(make_findings(ends=ends, steps=steps), "ranks end bitwise equal")
+    assert (found.holds, found.evidence) == (False, ("ranks 0 hold cafe; ranks 1 hold beef",))
 
 
 UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {

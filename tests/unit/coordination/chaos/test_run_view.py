@@ -144,3 +144,9 @@ def test_it_is_over_when_nobody_will_answer_any_more(
     with watching(error) as view:
         wait_for(lambda: view.is_over)
         assert view.gone == str(error)
+
+
+def test_it_is_over_with_a_reason_when_asking_fails_in_a_way_that_nobody_foresaw():
+    with watching({}, KeyError("step")) as view:
+        wait_for(lambda: view.is_over)
+        assert view.gone == "asking it failed: KeyError: 'step'"
