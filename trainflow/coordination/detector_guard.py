@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.background import Background
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.monitoring.detectors import DUTIES, Detector
 
@@ -136,9 +137,12 @@ class DetectorGuard:
 def _find_off(record: RunRecord) -> list[Detector]:
     """Return those of which an earlier coordinator told that they are off, and not of their end."""
     told: dict[str, None] = {}
-    for event in record.lasting_events:
+
+    def take(event: Mapping[str, Any]) -> None:
         if event["kind"] == OFF:
             told[event["data"]["detector"]] = None
         elif event["kind"] == ON:
             told.pop(event["data"]["detector"], None)
+
+    recall(record.lasting_events, take)
     return [each for each in Detector if each in told]
