@@ -18,6 +18,7 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.forming_attempts import SEVERAL
 from trainflow.coordination.link_cuts import Cut, choose_leaving, find_cuts
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -63,8 +64,7 @@ class CutWatch:
         self._find_at_s = 0.0
         self._known: dict[Cut, _Known] = {}
         self._num_times: dict[tuple[str, str], int] = {}  # by hosts: a node may come back
-        for event in record.lasting_events:
-            self._remember(event)
+        recall(record.lasting_events, self._remember)
         self._mark()
 
     async def tick(self) -> None:
@@ -202,8 +202,8 @@ class CutWatch:
         data = event["data"]
         if event["kind"] == KIND:
             cut, hosts = Cut(*data["nodes"]), (data["hosts"][0], data["hosts"][1])
-            self._num_times[hosts] = self._num_times.get(hosts, 0) + 1
             self._known[cut] = _Known(frozenset(data["leaving"]), 0.0, _AGAIN_AFTER_S, hosts)
+            self._num_times[hosts] = self._num_times.get(hosts, 0) + 1
         elif event["kind"] == OVER:
             self._known.pop(Cut(*data["nodes"]), None)
 

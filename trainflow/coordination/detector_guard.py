@@ -6,17 +6,19 @@ Process: coordinator.  Thread: its event loop.  Fails: never, whatever the detec
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.background import Background
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.monitoring.detectors import DUTIES, Detector
 
 logger = logging.getLogger(__name__)
 
 Act = Callable[[], Coroutine[Any, Any, None]]
+Answer = TypeVar("Answer")
 
 OFF, ON = "detector_off", "detector_on"
 
@@ -34,11 +36,14 @@ class DetectorGuard:
     """Calls detectors. One that raises is told of, once, and so is that it looks again.
 
     A new coordinator begins with all of them.
+
+    Attributes:
+        clock: by which one counts as well again.
     """
 
     def __init__(self, record: RunRecord, background: Background, clock: Clock):
         self._record = record
-        self._clock = clock
+        self.clock = clock
         self._background = background
         self._off: dict[Detector, str] = {}
         self._failed_at_s: dict[Detector, float] = {}  # the last time
@@ -55,14 +60,19 @@ class DetectorGuard:
 
     def look(self, detector: Detector, act: Callable[[], object]) -> None:
         """Have a detector look, unless it is off for good."""
+        self.ask(detector, act, None)
+
+    def ask(self, detector: Detector, act: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """Return what a detector answers; ``otherwise`` if it fails, or is off for good."""
         if self._is_over(detector):
-            return
+            return otherwise
         try:
-            act()
+            answer = act()
         except Exception as error:  # noqa: BLE001  a detector that fails stops nothing
             self._turn_off(detector, error)
-        else:
-            self._on_well(detector)
+            return otherwise
+        self._on_well(detector)
+        return answer
 
     async def attend(self, detector: Detector, act: Act) -> None:
         """Wait for a detector that takes its time."""
@@ -105,7 +115,7 @@ class DetectorGuard:
         self._tell_off(detector, f"{type(error).__name__}: {error}")
 
     def _tell_off(self, detector: Detector, error: str) -> None:
-        self._failed_at_s[detector] = self._clock.monotonic_s()
+        self._failed_at_s[detector] = self.clock.monotonic_s()
         if detector in self._off:
             return
         self._off[detector] = error
@@ -121,7 +131,7 @@ class DetectorGuard:
         well_after_s = DUTIES[detector].well_after_s
         if detector not in self._off or well_after_s is None:
             return
-        if self._clock.monotonic_s() >= self._failed_at_s[detector] + well_after_s:
+        if self.clock.monotonic_s() >= self._failed_at_s[detector] + well_after_s:
             del self._off[detector]
             self._tell_on(detector, "it has succeeded again")
 
@@ -133,9 +143,12 @@ class DetectorGuard:
 def _find_off(record: RunRecord) -> list[Detector]:
     """Return those of which an earlier coordinator told that they are off, and not of their end."""
     told: dict[str, None] = {}
-    for event in record.lasting_events:
+
+    def take(event: Mapping[str, Any]) -> None:
         if event["kind"] == OFF:
             told[event["data"]["detector"]] = None
         elif event["kind"] == ON:
             told.pop(event["data"]["detector"], None)
+
+    recall(record.lasting_events, take)
     return [each for each in Detector if each in told]

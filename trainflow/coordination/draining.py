@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from trainflow.coordination.old_events import recall
+
 _SAME_DEADLINE_S = 1.0
 
 
@@ -78,15 +80,18 @@ def find_told(events: Iterable[Mapping[str, Any]]) -> dict[str, Told]:
     """Return by node what events tell of those that are still to be emptied, or to go."""
     stages = {"drain": Stage.OPEN, "drained": Stage.EMPTY}
     told: dict[str, Told] = {}
-    for event in events:
+
+    def take(event: Mapping[str, Any]) -> None:
         kind, data = event["kind"], event["data"]
         if kind == "drain_late":
             stages[kind] = Stage.LOST if data["lost"] else Stage.LATE
         if kind in stages:
-            ranks, world_size = data.get("workers", {}), data.get("world_size", 0)
+            ranks, world_size = dict(data.get("workers", {})), int(data.get("world_size", 0))
             told[data["node"]] = Told(stages[kind], ranks, world_size)
         elif kind == "drain_over":
             told.pop(data["node"], None)
+
+    recall(events, take)
     return told
 
 

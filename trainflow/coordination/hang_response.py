@@ -15,6 +15,7 @@ from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.superior import Superior
+from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.epochs import EpochId
 from trainflow.monitoring.detectors import Detector
 
@@ -36,6 +37,7 @@ class HangResponse:
         stalls: StallWatch,
     ):
         self._stalls = stalls
+        self._told_after_s = START_LIMIT_S
         self._watch = watch
         self._evidence = evidence
         self._control = control
@@ -49,8 +51,14 @@ class HangResponse:
 
     @property
     def told_after_s(self) -> float:
-        """Seconds without progress after which Keepers tell of a worker at once."""
-        return self._stalls.told_after_s
+        """Seconds without progress after which Keepers tell of a worker at once.
+
+        The last that could be derived, if it can't be now: heartbeats are answered all the same.
+        """
+        self._told_after_s = self._guard.ask(
+            Detector.HANGS, lambda: self._stalls.told_after_s, self._told_after_s
+        )
+        return self._told_after_s
 
     def look(self) -> None:
         """See who hangs by now; called with each heartbeat, which is answered all the same."""

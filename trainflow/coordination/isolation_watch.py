@@ -10,6 +10,7 @@ from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.node_isolation import Isolated, NodeIsolation
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -30,8 +31,7 @@ class IsolationWatch:
         self._record = record
         self._clock = clock
         self._probed: dict[str, str] = {}  # by address, the node on which a worker is tried
-        for event in record.lasting_events:
-            self._remember(event)
+        recall(record.lasting_events, self._remember)
 
     def on_failure(self, node_id: str | None) -> None:
         """A worker was lost on a node; None: it isn't known on which."""
@@ -117,7 +117,7 @@ class IsolationWatch:
         """Take what an earlier coordinator has told."""
         kind, data = event["kind"], event["data"]
         if kind == "readmit":
-            self._policy.readmit(data["host"], event["at_s"])
+            self._policy.readmit(data["host"], float(event["at_s"]))
         elif kind == "isolate":
-            isolated = Isolated(data["probe_at_s"], data["num_times"])
+            isolated = Isolated(float(data["probe_at_s"]), int(data["num_times"]))
             self._policy.restore(data["host"], isolated)

@@ -6,7 +6,7 @@ Fails: as it may; see `detector_guard`.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainflow.coordination.link_attribution import (
 )
 from trainflow.coordination.network_detection import Pace, Slowdown, SlowdownDetector
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import INITIAL_EPOCH
@@ -208,10 +209,22 @@ def _describe_speed(speed: dict[str, float]) -> str:
 
 def _find_told(record: RunRecord) -> tuple[list[dict[str, Any]], Slowdown | None]:
     """Return the links that events tell of, and not of their end, and what was measured then."""
-    events = [each for each in record.lasting_events if each["kind"] in {_KIND, _OVER}]
-    if not events or events[-1]["kind"] == _OVER:
-        return [], None
-    data = events[-1]["data"]
-    slowdown = data["slowdown"]
-    pace = {name: Pace(**slowdown[name]) for name in ("usual", "now")}
-    return data["links"], Slowdown(tuple(slowdown["layout"]), **pace)
+    links: list[dict[str, Any]] = []
+    slowdowns: list[Slowdown] = []
+
+    def take(event: Mapping[str, Any]) -> None:
+        if event["kind"] in {_KIND, _OVER}:
+            links.clear()
+            slowdowns.clear()
+        if event["kind"] == _KIND:
+            slowdowns.append(_read(event["data"]["slowdown"]))
+            links.extend(event["data"]["links"])
+
+    recall(record.lasting_events, take)
+    return links, slowdowns[0] if slowdowns else None
+
+
+def _read(described: Mapping[str, Any]) -> Slowdown:
+    """Return a slowdown that an event has."""
+    pace = {name: Pace(**described[name]) for name in ("usual", "now")}
+    return Slowdown(tuple(described["layout"]), **pace)

@@ -40,7 +40,7 @@ class NodeChanges:
         self._control = control
         self._guard = guard
         self._isolation = IsolationWatch(job, pool, nodes, record, clock)
-        self.staffing = Staffing(job, pool, nodes, self._isolation, record, clock)
+        self.staffing = Staffing(job, pool, nodes, self._isolation, record, guard)
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
         self._cuts = CutWatch(job, pool, nodes, control, record, clock)
         self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)

@@ -6,17 +6,18 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.failure_budget import FailureBudget
 from trainflow.coordination.isolation_watch import IsolationWatch
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.startup_log import StartupLog
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
+from trainflow.monitoring.detectors import Detector
 
 _RESPAWN_AFTER_S = 1.5
 _RESPAWN_AT_MOST_AFTER_S = 300.0
@@ -25,6 +26,9 @@ _LASTING_S = 60.0
 
 class Staffing:
     """Who has been lost, where, and when and where another may be tried.
+
+    Whoever is lost is replaced, also where Ray doesn't tell which bundle is where, or the isolation
+    of nodes fails.
 
     Attributes:
         starts: where the time of starts goes.
@@ -37,7 +41,7 @@ class Staffing:
         nodes: NodeWatch,
         isolation: IsolationWatch,
         record: RunRecord,
-        clock: Clock,
+        guard: DetectorGuard,
     ):
         limits = job.failures
         self.starts = StartupLog(pool, record)
@@ -47,7 +51,8 @@ class Staffing:
         self._nodes = nodes
         self._isolation = isolation
         self._record = record
-        self._clock = clock
+        self._guard = guard
+        self._clock = guard.clock
         self._num_wanted = job.workers.most + job.workers.spares
         self._num_spawned = 0
         self._num_in_vain = Counter[int]()  # starts in a row, by bundle
@@ -56,7 +61,7 @@ class Staffing:
     def on_ready(self, entry: WorkerEntry, node_id: str) -> None:
         """A worker is warm: its node may be in order."""
         self._warm_since_s[entry.bundle] = self._clock.monotonic_s()
-        self._isolation.on_ready(node_id)
+        self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_ready(node_id))
 
     def drop(self, entry: WorkerEntry, cause: str, rank: int | None, incarnation: int) -> str:
         """Make sure that a worker is dead; returns what happened, in words."""
@@ -77,7 +82,7 @@ class Staffing:
         if description is not None:
             self._nodes.fence(incarnation, description.node_id, worker_id)
         if not is_preempted:
-            self._isolation.on_failure(node_id)
+            self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_failure(node_id))
         return text
 
     def _count_start(self, entry: WorkerEntry, rank: int | None) -> None:
@@ -110,7 +115,9 @@ class Staffing:
         """Return where a worker is, or, as long as it hasn't said so, where its bundle is."""
         if entry.description is not None:
             return entry.description.node_id
-        return self._pool.bundle_nodes().get(entry.bundle)
+        unknown: Mapping[int, str] = {}
+        placed = self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
+        return placed.get(entry.bundle)
 
     def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""
@@ -134,7 +141,7 @@ class Staffing:
 
         Or, on an isolated node, as its probe. A bundle whose node is lost has to be placed first.
         Where no bundle is on a better node, any will do. If the run has enough workers elsewhere by
-        now, none is.
+        now, none is. If that can't be told, it may be started.
         """
         unfit = self._nodes.unfit
         descriptions = (entry.description for entry in self._pool.entries.values())
@@ -143,6 +150,11 @@ class Staffing:
             return False
         if not unfit.all():
             return True
+        return self._guard.ask(Detector.ISOLATION, lambda: self._is_fit(bundle), otherwise=True)
+
+    def _is_fit(self, bundle: int) -> bool:
+        """Whether a bundle is where a worker may be started, while there are nodes that are not."""
+        unfit = self._nodes.unfit
         placed = self._pool.bundle_nodes()
         node_id = placed.get(bundle)
         if all(node in unfit for node in placed.values()):

@@ -3,13 +3,14 @@
 Process: coordinator.  Thread: its event loop.  Fails: as it may; see `detector_guard`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.old_events import recall
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.straggler_detection import (
     Load,
@@ -129,11 +130,20 @@ def _describe(straggler: Straggler) -> dict[str, Any]:
 def _find_told(record: RunRecord) -> list[Straggler]:
     """Return the stragglers that events tell of, and not of their end."""
     told: dict[str, Straggler] = {}
-    for event in record.lasting_events:
+
+    def take(event: Mapping[str, Any]) -> None:
         if event["kind"] == "straggler":
-            for each in event["data"]["stragglers"]:
-                figures = {name: each[name] for name in each if name != "ratio"}
-                told[each["worker_id"]] = Straggler(**figures)
+            told.update((each.worker_id, each) for each in map(_read, event["data"]["stragglers"]))
         elif event["kind"] == "straggler_over":
             told.pop(event["data"]["worker"], None)
+
+    recall(record.lasting_events, take)
     return list(told.values())
+
+
+def _read(described: Mapping[str, Any]) -> Straggler:
+    """Return what `_describe` described."""
+    figures = {name: described[name] for name in described if name != "ratio"}
+    straggler = Straggler(**figures)
+    _describe(straggler)  # so that it can be told of again
+    return straggler

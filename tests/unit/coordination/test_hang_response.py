@@ -33,6 +33,7 @@ class Stage:
         self.waited_s: dict[str, float] = {}
         self.excused: set[str] = set()
         self.last_step = 7
+        self.limits_s: list[float] = []
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
@@ -50,6 +51,10 @@ class Stage:
 
     def leave_out(self, hung: Mapping[str, Hang]) -> Mapping[str, Hang]:
         return {each: hung[each] for each in hung if each not in self.excused}
+
+    @property
+    def told_after_s(self) -> float:
+        return self.limits_s[-1]
 
     def find_moved(self, hung: Mapping[str, Hang]) -> set[str]:
         return self.moved & hung.keys()
@@ -334,3 +339,17 @@ def test_a_verdict_that_can_not_be_carried_out_is_found_again(
     stage = play(act)
     assert [worker_id for worker_id, *_ in stage.lost] == ["b"]
     assert stage.kinds().count("detector_off") == 1
+
+
+def test_keepers_are_told_the_last_limit_that_could_be_derived(play: Play):
+    async def act(stage: Stage) -> None:
+        assert stage.response.told_after_s == 120.0
+        stage.limits_s = [3.0]
+        assert stage.response.told_after_s == 3.0
+        stage.limits_s = []
+        assert stage.response.told_after_s == 3.0
+        assert stage.kinds() == ["detector_off"]
+        stage.limits_s = [4.0]
+        assert stage.response.told_after_s == 4.0
+
+    play(act)

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker, describe, until
+from tests.unit.coordination.fakes import (
+    FakeClock,
+    FakePool,
+    FakeWorker,
+    describe,
+    guard_of,
+    until,
+)
 from trainflow.coordination import losses
 from trainflow.coordination.background import Background
 from trainflow.coordination.isolation_watch import IsolationWatch
@@ -38,7 +45,8 @@ class Scene:
         failures = {"max_failures": 3, "max_preemptions": 1, "isolate_after": 3}
         job = make_job(failures=failures | {"probe_after_s": 10.0})
         self.isolation = IsolationWatch(job, pool, nodes, self.record, self.clock)
-        parts = (nodes, self.isolation, self.record, self.clock)
+        self.guard = guard_of(self.record, self.clock)
+        parts = (nodes, self.isolation, self.record, self.guard)
         self.staffing = Staffing(job, pool, *parts)
         self.pool = pool
 
@@ -222,3 +230,34 @@ def test_no_worker_is_started_that_the_run_does_not_need(scene: Scene):
     scene.pool.entries["slot1-1.0"].description = replace(describe("slot1-1.0"), node_id="b")
     scene.unfit.draining["b"] = 5.0
     assert scene.fit() == [0], "one of them is on a node that is to go"
+
+
+def test_where_ray_does_not_tell_which_bundle_is_where_others_are_started_all_the_same(
+    scene: Scene,
+):
+    def refuse() -> dict[int, str]:
+        raise RuntimeError("no answer from the head")
+
+    scene.pool.bundle_nodes = refuse
+    lose(scene, "slot0-1.0", None)
+    lose(scene, "slot1-1.1", "b")
+    scene.unfit.draining["b"] = 5.0
+    assert scene.fit() == [0, 1, 2]
+    kinds = [event["kind"] for event in scene.record.events_since(0)]
+    assert kinds == ["detector_off", "failure", "failure"]
+
+
+@pytest.mark.parametrize("call", ["on_ready", "on_failure", "may_start"])
+def test_an_isolation_that_fails_is_told_once_and_keeps_nobody_from_being_replaced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    monkeypatch.setattr(scene.isolation, call, lambda _node: 1 / 0)
+    for _ in range(2):
+        scene.staffing.on_ready(WorkerEntry("slot0-1.0", None), "a")
+        lose(scene, "slot0-1.0", "a")
+        scene.unfit.isolated = frozenset("b")
+        assert scene.fit() == ([0, 1] if call == "may_start" else [0])
+    (off,) = scene.guard.describe()
+    assert off["detector"] == "isolation"
+    told = [event for event in scene.record.events_since(0) if event["kind"] == "detector_off"]
+    assert len(told) == 1
