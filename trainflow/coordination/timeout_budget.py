@@ -42,7 +42,7 @@ _NUM_LAST_STEPS = 10
 _LAST_STEPS_A_WAIT = 2.0
 _MAX_DOUBLINGS = 20
 _HANGS_A_STALL = 8.0
-_RAISED_TO_AT_MOST_S = COLLECTIVE_FLOOR_S / COLLECTIVES_A_HANG
+_DERIVED_AT_MOST_S = COLLECTIVE_FLOOR_S / COLLECTIVES_A_HANG
 _START_RAISED_TO_AT_MOST_S = 3600.0
 
 
@@ -119,11 +119,13 @@ def derive_budget(
         hang_s: what the job asks for, which then holds as it is; None derives it: ten steps, of
             which 99% take no longer than is reckoned, at least 10 s, and 120 s while fewer than
             five steps are known (first steps load and compile). In an epoch's first step it is
-            twice as much, and at least 120 s in a world of a size that has done none.
+            twice as much, and at least 120 s in a world of a size that has done none. It is 900 s
+            at most: when a collective gives up is settled before any step is known.
         lease_s: as the job has it.
         hindsight: what the run has shown.
     """
     measured = _measure(step_times_s)
+    collective_s = collective_timeout_s(hang_s)
     trouble = ""
     if hang_s is not None:
         basis, first_step_s = "as failures.hang_timeout_s has it", hang_s
@@ -135,11 +137,15 @@ def derive_budget(
             )
     else:
         basis, hang_s = _derive(measured, hindsight.num_hung_epochs)
+        if measured is not None and measured.step_s > hang_s:
+            trouble = (
+                f"failures.hang_timeout_s: got auto, which is {hang_s:g} s at most, while "
+                f"{measured}, expected more than a step: set it"
+            )
         first_step_s = wait_s = hang_s
         if measured is not None:  # else that is the limit of a first step as it is
             first_step_s = _derive_first_step(hang_s, knows_world=hindsight.knows_world)
     start_s = max(hang_s, _raise_start(hindsight.num_hung_starts))
-    collective_s = collective_timeout_s(hang_s)
     return TimeoutBudget(
         lease_s, hang_s, first_step_s, wait_s, start_s, collective_s, basis, trouble
     )
@@ -171,6 +177,11 @@ def _derive(measured: _Measured | None, num_hung_epochs: int) -> tuple[str, floa
     else:
         basis = f"ten steps: {measured}"
         hang_s = max(_HANG_FLOOR_S, _STEPS_A_HANG * measured.step_s)
+        if hang_s > _DERIVED_AT_MOST_S:
+            hang_s = _DERIVED_AT_MOST_S
+            basis = (
+                f"the most that auto allows, as a collective must not give up before: {measured}"
+            )
     if num_hung_epochs:
         epochs = "an epoch" if num_hung_epochs == 1 else f"{num_hung_epochs} epochs"
         basis = f"{basis}; doubled for {epochs} with a hang since the last commit"
@@ -186,7 +197,7 @@ def _derive_wait(hang_s: float, step_times_s: Sequence[float], num_hung_epochs: 
 
 def _raise(limit_s: float, num_hung_epochs: int) -> float:
     """Return a limit after so many epochs that were given up for it, at most 900 s or itself."""
-    return max(limit_s, min(_double(limit_s, num_hung_epochs), _RAISED_TO_AT_MOST_S))
+    return max(limit_s, min(_double(limit_s, num_hung_epochs), _DERIVED_AT_MOST_S))
 
 
 def _derive_first_step(hang_s: float, *, knows_world: bool) -> float:
@@ -197,7 +208,7 @@ def _derive_first_step(hang_s: float, *, knows_world: bool) -> float:
     as soon as in any step.
     """
     floor_s = 0.0 if knows_world else START_LIMIT_S
-    at_most_s = max(hang_s, _RAISED_TO_AT_MOST_S)
+    at_most_s = max(hang_s, _DERIVED_AT_MOST_S)
     return min(max(_FIRST_STEPS_A_HANG * hang_s, floor_s), at_most_s)
 
 
@@ -217,4 +228,4 @@ def collective_timeout_s(hang_s: float | None) -> float:
 
 def stall_limit_s(hang_s: float) -> float:
     """Return for how long data that comes to nobody is waited for, at most 900 s or ``hang_s``."""
-    return max(hang_s, min(_HANGS_A_STALL * hang_s, _RAISED_TO_AT_MOST_S))
+    return max(hang_s, min(_HANGS_A_STALL * hang_s, _DERIVED_AT_MOST_S))

@@ -25,8 +25,17 @@ def hang_s(step_times_s: list[float], configured: float | None = None) -> float:
         ([1.5] * 100, 15.0),
         ([*[60.0] * 5, *[2.0] * 495], 20.0),
         ([*[60.0] * 6, *[2.0] * 494], 600.0),
+        ([200.0] * 9, 900.0),
     ],
-    ids=["too few", "the floor", "the slowest of few", "steady", "1% slow", "more than 1% slow"],
+    ids=[
+        "too few",
+        "the floor",
+        "the slowest of few",
+        "steady",
+        "1% slow",
+        "more than 1% slow",
+        "a bound",
+    ],
 )
 def test_ten_steps_as_99_of_100_are(step_times_s: list[float], expected_s: float):
     assert hang_s(step_times_s) == expected_s
@@ -42,6 +51,8 @@ def test_who_judges_later_leaves_room_for_who_judges_before(configured: float, s
     assert budget.hang_s <= budget.start_s
     assert budget.start_s >= START_LIMIT_S
     assert 2 * budget.hang_s <= budget.collective_s
+    assert 2 * budget.first_step_s <= budget.collective_s
+    assert budget.collective_s == collective_timeout_s(configured), "as workers have it"
 
 
 def test_a_collective_is_given_up_by_the_limit_that_the_job_sets():
@@ -60,10 +71,21 @@ def test_a_limit_below_the_step_is_trouble():
     assert tight.startswith("failures.hang_timeout_s: got 1.4, while 99% of 100 steps")
 
 
+def test_a_step_that_is_longer_than_what_may_be_derived_is_trouble():
+    assert not derive_budget([899.0] * 100, hang_s=None, lease_s=10.0).trouble
+    budget = derive_budget([901.0] * 100, hang_s=None, lease_s=10.0)
+    assert budget.trouble == (
+        "failures.hang_timeout_s: got auto, which is 900 s at most, while 99% of 100 steps took at "
+        "most 901.00 s, expected more than a step: set it"
+    )
+    assert "a collective gives up after 1800 s" in str(budget)
+    assert budget.basis.startswith("the most that auto allows")
+
+
 @pytest.mark.parametrize(
     ("num_hung_epochs", "steps_s", "expected_s"),
-    [(0, 0.1, 10.0), (1, 0.1, 20.0), (3, 0.1, 80.0), (99, 0.1, 900.0), (1, 100.0, 1000.0)],
-    ids=["none", "one", "three", "a bound", "no less than ten steps"],
+    [(0, 0.1, 10.0), (1, 0.1, 20.0), (3, 0.1, 80.0), (99, 0.1, 900.0), (1, 100.0, 900.0)],
+    ids=["none", "one", "three", "a bound", "long steps"],
 )
 def test_a_limit_that_everybody_fails_is_doubled(
     num_hung_epochs: int, steps_s: float, expected_s: float
@@ -117,10 +139,10 @@ def test_all_may_wait_for_one_another_for_longer_where_nobody_came_to_an_end(
         ([0.1] * 9, False, 120.0),
         ([20.0] * 9, False, 400.0),
         ([80.0] * 9, True, 900.0),
-        ([100.0] * 9, True, 1000.0),
+        ([100.0] * 9, True, 900.0),
         ([0.1], False, 120.0),
     ],
-    ids=["same size", "another", "long steps", "a bound", "never less than later", "too few known"],
+    ids=["same size", "another", "long steps", "a bound", "longer steps", "too few known"],
 )
 def test_the_first_step_of_an_epoch_warms_up(
     steps_s: list[float], expected_s: float, *, knows_world: bool
