@@ -53,6 +53,7 @@ class Claim:
         step: that it was in.
         epoch: that it was in: incarnation and counter.
         at_s: CLOCK_REALTIME, right before.
+        world_size: how many ranks there were.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Claim:
     step: int
     epoch: tuple[int, int]
     at_s: float
+    world_size: int
 
 
 def find_folder(job_id: str) -> Path | None:

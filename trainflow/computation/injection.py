@@ -41,6 +41,7 @@ class Injector:
         self._clock = clock
         self._book = OrderBook(folder)
         self._rank = -1
+        self._world_size = 0
         self._step = 0
         self._phase = Phase.STARTING
         self._epoch = INITIAL_EPOCH
@@ -51,7 +52,7 @@ class Injector:
 
         def connect_watched(store: Store, rank: int, world_size: int) -> Transport:
             transport = connect(store, rank, world_size)
-            self._rank = rank
+            self._rank, self._world_size = rank, world_size
             return _WatchedTransport(transport, self)
 
         return connect_watched
@@ -95,6 +96,7 @@ class Injector:
             self._step,
             (self._epoch.incarnation, self._epoch.counter),
             self._clock.unix_s(),
+            self._world_size,
         )
         return claim(self._folder, made)
 

@@ -131,7 +131,28 @@ def test_a_flip_without_a_step_is_done_in_the_next_that_begins(tmp_path: Path):
     assert not torch.equal(sums, torch.ones(8))
     done = read_claim(tmp_path, 1)
     assert done is not None
-    assert done.step == 6
+    assert (done.step, done.world_size) == (6, WORLD)
+
+
+class Aborted(EchoTransport):
+    """Its sums never come."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        del tensor
+        return SimpleNamespace(wait=lambda: False)
+
+
+def test_a_sum_that_has_not_come_is_not_flipped(tmp_path: Path):
+    give_order(tmp_path, make_order("flip", phase=None))
+    injector = Injector(tmp_path, "slot1-1.1", SYSTEM_CLOCK)
+    no_store: Any = None
+    transport = injector.watch(lambda _store, _rank, size: Aborted(size))(no_store, 1, WORLD)
+    for phase in (Phase.DATA, Phase.COMMUNICATE):
+        injector.on_stamp(phase, 5, EPOCH)
+    sums = torch.ones(8)
+    assert not transport.all_reduce(sums).wait()
+    assert torch.equal(sums, torch.ones(8))
+    assert read_claim(tmp_path, 1) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -17,6 +17,7 @@ from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
+from trainflow.coordination.chaos.flips import DIFFERING
 from trainflow.coordination.chaos.ground import Ground
 from trainflow.coordination.chaos.invariants import Findings, RunEvidence, Verdict, judge
 from trainflow.coordination.chaos.run_view import RunView
@@ -29,7 +30,6 @@ _LOOK_EVERY_S = 0.02
 _STOPS_WITHIN_S = 30.0
 _CLEAN_WITHIN_S = 30.0
 _STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
-_DIFFERING = ("gradients differ on ranks", "its gradients are wrong")
 
 Tell = Callable[[str], None]
 
@@ -321,7 +321,7 @@ def _with_recovery(
     """
     if fallen.at_s is None or fallen.victim is None:
         return fallen
-    said = _DIFFERING if fallen.what.startswith("flip") else (f"{fallen.worker_id} ",)
+    said = DIFFERING if fallen.what.startswith("flip") else (f"{fallen.worker_id} ",)
     for each in recovered:
         is_named = any(text in cause for cause in each["causes"] for text in said)
         num_since = sum(fallen.at_s < at_s <= each["noticed_at_s"] for at_s in committed_s)

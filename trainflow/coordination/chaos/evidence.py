@@ -9,7 +9,8 @@ from typing import Any
 
 from trainflow.computation.chaos_orders import read_claim
 from trainflow.config.job import JobConfig
-from trainflow.coordination.chaos.invariants import EndState, Flip, JobFacts, RunEvidence
+from trainflow.coordination.chaos.flips import Flip
+from trainflow.coordination.chaos.invariants import EndState, JobFacts, RunEvidence
 from trainflow.coordination.chaos.used_samples import Committed, Used
 from trainflow.coordination.line_file import read_lines
 
@@ -76,5 +77,7 @@ def gather(
 def _find_flips(folder: Path, numbers: Iterable[int]) -> tuple[Flip, ...]:
     claims = [read_claim(folder, number) for number in numbers]
     return tuple(
-        Flip(each.rank, each.step, each.epoch, each.at_s) for each in claims if each is not None
+        Flip(each.rank, each.step, each.epoch, each.at_s, each.world_size)
+        for each in claims
+        if each is not None
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.coordination.bisection import History, find_parting
+from trainflow.coordination.chaos.flips import Flip, Naming, find_naming
 from trainflow.coordination.chaos.used_samples import (
     Committed,
     Used,
@@ -18,11 +19,9 @@ from trainflow.coordination.chaos.used_samples import (
 )
 from trainflow.coordination.chaos.worker_lives import compare_ledger
 from trainflow.data.order import OrderKind, SampleOrder
-from trainflow.epochs import EpochId
 
 _SHOWN = 5
 _LEDGER_WITHIN = 0.01
-_WRONG_GRADIENTS = "its gradients are wrong"
 
 
 @dataclass(frozen=True)
@@ -42,23 +41,6 @@ class EndState:
     shard: tuple[int, int]
     digest: str | None
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Flip:
-    """A bit that was flipped in one rank's summed gradients.
-
-    Attributes:
-        rank: whose.
-        step: in which step.
-        epoch: in which try of it.
-        at_s: CLOCK_REALTIME.
-    """
-
-    rank: int
-    step: int
-    epoch: tuple[int, int]
-    at_s: float
 
 
 @dataclass(frozen=True)
@@ -255,7 +237,7 @@ def _tell_unhashed(run: RunEvidence) -> tuple[str, ...]:
 
 
 def judge_flips(found: Findings) -> Verdict:
-    """No step was committed with a bit that had flipped, and who held it was named."""
+    """No step was committed with a bit that had flipped, and the rank was named."""
     name, run = "flipped bits are kept out", found.disturbed
     if not run.flips:
         return Verdict(name, None, ("no bit was flipped",))
@@ -266,49 +248,20 @@ def judge_flips(found: Findings) -> Verdict:
         for flip in run.flips
         if flip.epoch in committing.get(flip.step, ())
     ]
-    unnamed = [flip for flip in run.flips if not any(_names(event, flip) for event in run.events)]
+    is_skewed = found.has_wrong_clocks
+    namings = [
+        find_naming(flip, run.flips, run.events, run.steps, has_wrong_clocks=is_skewed)
+        for flip in run.flips
+    ]
     wrong += [
-        f"step {flip.step}: rank {flip.rank} was not named, though most held other bits"
-        for flip in unnamed
-        if _can_be_named(flip, run)
+        f"rank {flip.rank} was not named, on which a bit flipped in step {flip.step}"
+        for flip, naming in zip(run.flips, namings, strict=True)
+        if naming is Naming.MISSING
     ]
-    named = len(run.flips) - len(unnamed)
-    return _judge(name, wrong, f"{len(run.flips)} flipped, {named} named with their rank")
-
-
-def _can_be_named(flip: Flip, run: RunEvidence) -> bool:
-    """Whether most ranks of its epoch held the right bits, and no other loss broke that."""
-    epochs = [event for event in run.events if event["kind"] == "epoch"]
-    key = str(EpochId(*flip.epoch))
-    place = next((n for n, event in enumerate(epochs) if event["data"]["epoch"] == key), None)
-    if place is None:
-        return False
-    begun = epochs[place]
-    over_s = epochs[place + 1]["at_s"] if place + 1 < len(epochs) else float("inf")
-    was_lost = any(begun["at_s"] <= event["at_s"] <= over_s for event in _find_losses(run.events))
-    same_try = {
-        other.rank for other in run.flips if (other.step, other.epoch) == (flip.step, flip.epoch)
-    }
-    return not was_lost and 2 * len(same_try) < len(begun["data"]["members"])
-
-
-def _find_losses(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the losses of ranks that had another cause than wrong gradients."""
-    return [
-        event
-        for event in events
-        if event["kind"] == "failure"
-        and event["data"].get("rank") is not None
-        and not event["data"].get("cause", "").startswith(_WRONG_GRADIENTS)
-    ]
-
-
-def _names(event: Mapping[str, Any], flip: Flip) -> bool:
-    """Whether an event tells of differing gradients, with the rank whose bit was flipped."""
-    if event["kind"] != "ranks_differ" or event["at_s"] < flip.at_s:
-        return False
-    data = event["data"]
-    return data["step"] == flip.step and flip.rank in data["ranks"] and not data["no_majority"]
+    counts = Counter(namings)
+    told = [f"{len(run.flips)} flipped, {counts[Naming.GIVEN]} named with their rank"]
+    told += [f"{counts[each]} {each}" for each in Naming if each.is_excused and counts[each]]
+    return _judge(name, wrong, "; ".join(told))
 
 
 def judge_sameness(found: Findings) -> Verdict:

@@ -174,7 +174,7 @@ def test_an_order_is_given_before_the_run_and_reported_if_it_was_carried_out(
 ):
     folder = tmp_path / "campaign" / run.job_id
     folder.mkdir(parents=True)
-    assert claim(folder, Claim(2, "slot2-1.2", 7, 2, 6, (1, 1), 9.0))
+    assert claim(folder, Claim(2, "slot2-1.2", 7, 2, 6, (1, 1), 9.0, 3))
     at_data = {"kind": "kill", "at_step": 5, "phase": "data"}
     report = carry_out(tmp_path, run, at_data | {"rank": 1}, at_data | {"rank": 2})
     assert fault.fallen == []
@@ -244,7 +244,7 @@ def test_a_flip_is_told_with_the_recovery_from_it(
 ):
     folder = tmp_path / "campaign" / run.job_id
     folder.mkdir(parents=True)
-    assert claim(folder, Claim(1, "slot1-1.1", 7, 1, 4, (1, 1), at_s=9.0))
+    assert claim(folder, Claim(1, "slot1-1.1", 7, 1, 4, (1, 1), 9.0, 3))
     times = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), 11.5)
     event = {"kind": "recovered", "data": {**times, "steps_lost": 0, "causes": [cause]}}
     (run.directory / "events.jsonl").write_text(json.dumps(event) + "\n")

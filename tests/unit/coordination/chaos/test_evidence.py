@@ -6,7 +6,8 @@ from typing import Any
 
 from trainflow.computation.chaos_orders import Claim, claim
 from trainflow.coordination.chaos.evidence import gather
-from trainflow.coordination.chaos.invariants import EndState, Flip
+from trainflow.coordination.chaos.flips import Flip
+from trainflow.coordination.chaos.invariants import EndState
 from trainflow.coordination.chaos.used_samples import Committed, Used
 
 
@@ -30,7 +31,7 @@ def test_it_is_all_there(tmp_path: Path):
     write_lines(folder / "witness-slot3-1.3.jsonl", began, ended | unhashed)
     write_lines(record / "metrics.jsonl", {"step": 1})
     write_lines(record / "events.jsonl", {"kind": "launched"})
-    assert claim(folder, Claim(3, "slot1-1.1", 7, 1, 1, (1, 1), 9.0))
+    assert claim(folder, Claim(3, "slot1-1.1", 7, 1, 1, (1, 1), 9.0, 3))
     ending = {"reason": "every step is done", "exit_code": 0}
     status = {"job_id": "tiny-abcdef", "directory": str(record), "state": "succeeded"}
     found = gather(status | {"ending": ending}, folder, [3, 4], ["process 7"])
@@ -41,5 +42,5 @@ def test_it_is_all_there(tmp_path: Path):
         EndState("slot1-1.1", 1, (0, 1), "cafe"),
         EndState("slot3-1.3", 2, (0, 1), None, "it is odd"),
     )
-    assert found.flips == (Flip(1, 1, (1, 1), 9.0),)
+    assert found.flips == (Flip(1, 1, (1, 1), 9.0, 3),)
     assert (list(found.steps), list(found.events)) == ([{"step": 1}], [{"kind": "launched"}])
