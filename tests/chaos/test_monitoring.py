@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 # model is no known transformer, no checkpoint is late, and no detector has failed.
 ABSENT = {
     metrics.ANOMALIES,
+    metrics.ANOMALY_ACTIVE,
     metrics.CHECKPOINTS_SKIPPED,
     metrics.COPY_LAG,
     metrics.DEVICE_BUSY,

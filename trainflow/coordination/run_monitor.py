@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.annotation_feed import AnnotationFeed
+from trainflow.coordination.anomaly_gauges import AnomalyGauges
 from trainflow.coordination.anomaly_watch import AnomalyWatch
 from trainflow.coordination.detector_gauges import DetectorGauges
 from trainflow.coordination.followers import Follower
@@ -62,6 +63,8 @@ class RunMonitor:
         self._metrics = self._open(make_metrics, "RunMetrics")
         self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
         if settings.anomalies.enabled:
+            told = record.anomalies.told
+            self._open(lambda: AnomalyGauges(export, told), "AnomalyGauges")
             self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")
         if settings.sinks:
             self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")

@@ -64,7 +64,6 @@ TARGETS = Metric(
     "1",
     "Sum of the weights that losses are means over: predicted tokens, where a job weighs by these.",
 )
-
 TOKENS = Metric(
     "tokens_total", Kind.COUNTER, "1", "Tokens in committed steps; absent where it is not known."
 )
@@ -75,7 +74,9 @@ ANOMALIES = Metric(
     "Anomalies of losses and gradient norms that were found.",
     {"kind": tuple(AnomalyKind)},
 )
-
+ANOMALY_ACTIVE = Metric(
+    "anomaly_active", Kind.GAUGE, "1", "1 while one goes on.", {"kind": tuple(AnomalyKind)}
+)
 REWINDS = Metric(
     "rewinds_total",
     Kind.COUNTER,
@@ -138,7 +139,6 @@ SHORTEST_WAIT = Metric(
     "What the rank waited that came last: about what communication takes that computing does not "
     "hide.",
 )
-
 GOODPUT = Metric(
     "goodput_ratio",
     Kind.GAUGE,
@@ -343,6 +343,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         TARGETS,
         TOKENS,
         ANOMALIES,
+        ANOMALY_ACTIVE,
         REWINDS,
     ),
     "Where the time goes": (

@@ -1,6 +1,7 @@
 """What is left of what follows a run where nothing is to."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -9,9 +10,11 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, guard_of
+from tests.unit.coordination.noted_export import NotedExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import WorkDescribed
 from trainflow.coordination import run_monitor
+from trainflow.coordination.anomaly_history import BEGAN, OVER
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.run_monitor import RunMonitor
@@ -19,6 +22,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import INITIAL_EPOCH, Phase
 from trainflow.monitoring import metrics
+from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.usage import Usage
 
 
@@ -51,6 +55,11 @@ def test_what_is_not_monitored_leaves_its_record_and_nothing_else(tmp_path: Path
     assert written == {"events.jsonl", "metrics.jsonl", "workers.jsonl"}
     events = RunRecord(tmp_path, FakeClock()).events_since(0)
     assert [event["kind"] for event in events] == ["submitted", "launched", "failure"]
+
+
+def active(export: NotedExport) -> set[str]:
+    """Return the kinds of anomalies that go on, by what is shown."""
+    return {k.value for k in AnomalyKind if export.value(metrics.ANOMALY_ACTIVE, kind=k.value)}
 
 
 def _beat() -> Heartbeat:
@@ -96,6 +105,45 @@ def test_metrics_that_have_failed_show_no_age_that_grows(tmp_path: Path):
     shown = [call.args[0] for call in export.return_value.show.call_args_list]
     assert metrics.STEP_AGE not in shown
     export.return_value.show.assert_any_call(metrics.DETECTOR_OFF, 1.0, detector="metrics")
+
+
+def test_an_anomaly_is_active_until_it_is_over(tmp_path: Path):
+    export = NotedExport()
+    record = RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        RunMonitor("job-1", make_job(), record, FakeClock())
+    seen = [active(export)]
+    for kind in (BEGAN, OVER):
+        record.add_event(kind, "the loss drifts", anomaly="loss_drift")
+        seen.append(active(export))
+    assert seen == [set(), {"loss_drift"}, set()]
+
+
+def test_a_new_coordinator_shows_an_anomaly_that_goes_on(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    odd = replace(STEP, loss=math.nan)
+    with mock.patch.object(run_monitor, "RayExport", return_value=NotedExport()):
+        RunMonitor("job-1", make_job(), record, FakeClock())
+        record.add_step(odd)
+    for step in range(1100):
+        record.add_event("checkpoint_skipped", "the store is slow", step=step)
+    export, record = NotedExport(), RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        RunMonitor("job-1", make_job(), record, FakeClock())
+    assert active(export) == {"not_finite"}
+    assert export.value(metrics.ANOMALIES, kind="not_finite") is None, "told of already"
+    record.add_step(replace(STEP, step=STEP.step + 1))
+    assert active(export) == set()
+
+
+def test_where_nobody_looks_for_anomalies_none_goes_on(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    record.add_event(BEGAN, "the loss drifts", anomaly="loss_drift")
+    job = make_job(monitoring={"anomalies": {"enabled": False}})
+    export = NotedExport()
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        RunMonitor("job-1", job, record, FakeClock())
+    assert active(export) == set()
 
 
 def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):

@@ -37,15 +37,20 @@ def _step_time(window: str, before: str = "") -> str:
     return f"{spent} / sum by (job) (rate({_STEPS}[{window}]{offset}))"
 
 
+def _new_or_active(where: str, *by: str) -> str:
+    """Return what finds anomalies that have begun of late, over or not, and that go on."""
+    begun = _ASK.new(metrics.ANOMALIES, *by, where=where, window="10m")
+    return f"{begun} > 0 or {_ASK.latest(metrics.ANOMALY_ACTIVE, *by, where=where)} == 1"
+
+
 TRAINING = (
     AlertRule(
         "LossNotFinite",
         Severity.CRITICAL,
-        f"{_ASK.new(metrics.ANOMALIES, where=_NOT_FINITE, window='10m')} > 0",
+        _new_or_active(_NOT_FINITE),
         0,
         "{{ $labels.job }}: a loss or a gradient norm is NaN or infinite",
-        "It was so {{ $value | humanize }} times within 10 minutes; nothing was applied in these "
-        "steps.",
+        "It was so within the last 10 minutes, or is so yet; nothing was applied in these steps.",
         "`trainflow status` tells of the step, and of whether it goes on. A run fails by itself "
         "after `training.max_skipped_steps` of them in a row. Look at the learning rate and the "
         "samples of that step (`trainflow replay`); go on from a checkpoint before it.",
@@ -53,10 +58,10 @@ TRAINING = (
     AlertRule(
         "LossAnomaly",
         Severity.WARNING,
-        f"{_ASK.new(metrics.ANOMALIES, 'kind', where=_LOSS_KINDS, window='10m')} > 0",
+        _new_or_active(_LOSS_KINDS, "kind"),
         0,
         "{{ $labels.job }}: the loss is not what was expected: {{ $labels.kind }}",
-        "{{ $value | humanize }} found within 10 minutes.",
+        "It was found within the last 10 minutes, or goes on.",
         "The event `anomaly` has the step, by how far it is off, and since when; "
         "[Anomalies](monitoring.md#anomalies) says what each kind is. One spike that is over again "
         "needs nobody. A rise that stays is a reason to go back to a checkpoint.",
@@ -64,10 +69,10 @@ TRAINING = (
     AlertRule(
         "GradientNormAnomaly",
         Severity.INFO,
-        f"{_ASK.new(metrics.ANOMALIES, 'kind', where=_NORM_KINDS, window='10m')} > 0",
+        _new_or_active(_NORM_KINDS, "kind"),
         0,
         "{{ $labels.job }}: the gradient's norm is not what was expected: {{ $labels.kind }}",
-        "{{ $value | humanize }} found within 10 minutes.",
+        "It was found within the last 10 minutes, or goes on.",
         "As a rule clipping has dealt with it (`training.clip_norm`). Often, and before a rise of "
         "the loss, it says that the learning rate is too high.",
     ),

@@ -61,6 +61,11 @@ _LEARNING = (
         ),
     ),
     Panel(
+        "Odd now",
+        "What has been found and is not over yet? 1 while it goes on.",
+        curve(ASK.latest(metrics.ANOMALY_ACTIVE, "kind"), "{{kind}}"),
+    ),
+    Panel(
         "Steps not applied",
         "What share of steps had a loss or a gradient that was not finite, or was too large?",
         curve(f"{ASK.new(metrics.STEPS_SKIPPED)} / {ASK.new(metrics.STEPS_COMMITTED)}"),

@@ -63,6 +63,10 @@ PREEMPTED = counted(FAILED, "cause", "preempted")
 NOT_FINITE = counted(ANOMALY, "kind", "not_finite")
 SPIKE = counted(ANOMALY, "kind", "loss_spike")
 NORM = counted(ANOMALY, "kind", "norm_high")
+ACTIVE = "anomaly_active"
+NOT_FINITE_NOW = counted(ACTIVE, "kind", "not_finite")
+SPIKE_NOW = counted(ACTIVE, "kind", "loss_spike")
+NORM_NOW = counted(ACTIVE, "kind", "norm_high")
 SKIPPED = shown("steps_skipped_total")
 SLOWEST = counted("rank_compute_seconds", "statistic", "max")
 MEDIAN = counted("rank_compute_seconds", "statistic", "p50")
@@ -133,17 +137,21 @@ CASES: Mapping[str, Case] = {
         ({SPARES: "0x40", WANTED_SPARES: "0x40"}, {SPARES: "1x25 0x20", WANTED_SPARES: "1x40"}),
     ),
     "LossNotFinite": Case(
-        "25m", {NOT_FINITE: "_x20 1x20"}, ({NOT_FINITE: "_x5 1x40"}, {SPIKE: "_x20 1x20"}), "1"
+        "25m",
+        {NOT_FINITE: "_x20 1x20"},
+        ({NOT_FINITE: "_x5 1x40"}, {SPIKE: "_x20 1x20"}, {SPIKE_NOW: "1x40"}),
     ),
     "LossAnomaly": Case(
         "25m",
         {SPIKE: "1x22 2x20"},
-        ({SPIKE: "1x40"}, {NORM: "_x20 1x20"}),
-        "1",
-        {"kind": "loss_spike"},
+        ({SPIKE: "1x40"}, {NORM: "_x20 1x20"}, {NORM_NOW: "1x40"}),
+        labels={"kind": "loss_spike"},
     ),
     "GradientNormAnomaly": Case(
-        "25m", {NORM: "_x20 3x20"}, ({SPIKE: "_x20 1x20"},), "3", {"kind": "norm_high"}
+        "25m",
+        {NORM: "_x20 3x20"},
+        ({SPIKE: "_x20 1x20"}, {SPIKE_NOW: "1x40"}),
+        labels={"kind": "norm_high"},
     ),
     "StepsSkipped": Case(
         "40m",

@@ -15,7 +15,12 @@ from tests.unit.monitoring.alerts.cases import (
     CASES,
     DIED,
     JOB,
+    NORM,
+    NORM_NOW,
+    NOT_FINITE,
+    NOT_FINITE_NOW,
     SPIKE,
+    SPIKE_NOW,
     WASTED,
     WORLD,
     WRONG,
@@ -99,6 +104,25 @@ def test_what_is_long_past_is_no_news_after_a_scrape_that_failed(
     past = {series: f"7x{failed_at - 1} stale stale 7x90"}
     looks = [f"{failed_at + window_minutes + late}m" for late in (0, 1, 2)]
     tests = [one_check(rule, replace(CASES[suffix], at=at), past, []) for at in looks]
+    run_checks(tests, tmp_path / "test.yml")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "counted", "active"),
+    [
+        ("LossNotFinite", NOT_FINITE, NOT_FINITE_NOW),
+        ("LossAnomaly", SPIKE, SPIKE_NOW),
+        ("GradientNormAnomaly", NORM, NORM_NOW),
+    ],
+)
+def test_an_anomaly_that_goes_on_for_longer_than_is_looked_back_is_told_of_until_it_is_over(
+    suffix: str, counted: str, active: str, tmp_path: Path
+):
+    rule = next(rule for rule in ALL_RULES if rule.suffix == suffix)
+    case = CASES[suffix]
+    series = {counted: "_x20 1x100", active: "0x20 1x60 0x40"}
+    looks = [(f"{at}m", [expected(rule, case)] if 21 <= at < 81 else []) for at in (10, 25, 80, 85)]
+    tests = [one_check(rule, replace(case, at=at), series, alerts) for at, alerts in looks]
     run_checks(tests, tmp_path / "test.yml")
 
 
