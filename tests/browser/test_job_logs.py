@@ -32,8 +32,13 @@ def run(home: Path) -> WatchedRun:
 
 def open_logs(open_page: OpenPage, served: Served) -> Page:
     page = open_page(served.job_url(JOB))
-    page.get_by_text("Show what the driver").click()
+    show_logs(page)
     return page
+
+
+def show_logs(page: Page) -> None:
+    """Open them, by a key: what comes above them meanwhile would move them away from a pointer."""
+    page.get_by_text("Show what the driver").press("Enter")
 
 
 def choice_of_log(page: Page) -> Locator:
@@ -151,9 +156,9 @@ def test_what_is_closed_is_not_asked_for(serve: Serve, run: WatchedRun, open_pag
         page.on("request", lambda request: asked.append(request.url))
         see_steps(page, run, 21, 22, 23)
         assert not any("/logs" in url for url in asked)
-        page.get_by_text("Show what the driver").click()
+        show_logs(page)
         expect(log_of(page, "the driver")).to_have_text("one\n")
-        page.get_by_text("Show what the driver").click()
+        show_logs(page)
         see_steps(page, run, 24)  # what was under way is asked by now
         asked.clear()
         see_steps(page, run, 25, 26)
@@ -206,6 +211,6 @@ def test_a_first_look_is_not_lost_to_who_does_not_follow(
         page = open_page(served.job_url(JOB))
         with reads_unanswered(page):
             with page.expect_request(READS):
-                page.get_by_text("Show what the driver").click()
+                show_logs(page)
             page.get_by_label("Follow").uncheck()
         expect(log_of(page, "the driver")).to_have_text("one\n")
