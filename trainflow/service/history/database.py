@@ -10,6 +10,7 @@ Process: any.  Thread: any.  Blocks: on the database; on SQLite for a writer bef
 
 import json
 import os
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainflow.service.history.migration import is_current, migrate
 _VARIABLE = "TRAINFLOW_DATABASE_URL"
 _BUSY_S = 15.0
 _CONNECT_S = 5
+_ENDS_WITHIN_S = 5.0
 _SILENT_MS = 20_000
 _STATEMENT_MS = 60_000
 _WRITES = "trainflow_writes"
@@ -44,6 +46,8 @@ class Database:
 
     def __init__(self, engine: Engine):
         self._engine = engine
+        self._num_at_work = 0
+        self._changed = threading.Condition()
         self._writing = engine.execution_options(**{_WRITES: True})
         self._lasting = engine.execution_options(**{_WRITES: True, _LASTS: True})
         self._hasty = engine.execution_options(**{_WRITES: True, _AT_ONCE: True})
@@ -97,11 +101,19 @@ class Database:
             connection.execute(text("SELECT 1"))
 
     def close(self) -> None:
-        """Let go of its connections; it can be used again, with others."""
+        """Let go of its connections; it can be used again, with others.
+
+        What is asked in other threads, maybe for somebody who has left, is waited for: its
+        connection would stay open. A database that doesn't answer isn't waited for any longer.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_at_work, _ENDS_WITHIN_S)
         self._engine.dispose()
 
     @contextmanager
     def _telling(self) -> Generator[None]:
+        with self._changed:
+            self._num_at_work += 1
         try:
             yield
         except SQLAlchemyError as error:
@@ -111,6 +123,10 @@ class Database:
                 f"have room ({type(error).__name__}: {' '.join(reason)}); mend it, or set "
                 f"{_VARIABLE} to another one"
             ) from error
+        finally:
+            with self._changed:
+                self._num_at_work -= 1
+                self._changed.notify_all()
 
 
 def default_url() -> str:

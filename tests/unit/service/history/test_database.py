@@ -262,3 +262,25 @@ def test_a_history_moves_to_another_database_by_reading_the_records_again(
         assert old.jobs.list() == new.jobs.list()
         old.submissions.begin(Submission("other-1", "other", {}, "/runs/other-1"))
         assert len(new.jobs.list().jobs) == 1
+
+
+def test_who_closes_it_waits_for_those_who_still_read(url: str):
+    history = open_history(url)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with history.database.read():
+            begun.set()
+            assert may_end.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(read)
+        assert begun.wait(30)
+        closing = pool.submit(history.close)
+        try:
+            with pytest.raises(TimeoutError):
+                closing.result(timeout=0.1)
+        finally:
+            may_end.set()
+        reading.result()
+        closing.result()
