@@ -81,6 +81,8 @@ class Page:
         yield f"{metric.shown_name}_sum{{{labels}}} {self._num_scrapes}"
 
     def _value(self, metric: Metric) -> float:
+        if metric is metrics.ANOMALY_ACTIVE:  # what is found is over with the next step
+            return 0.0
         return self._num_scrapes if metric.kind is Kind.COUNTER else 1.0
 
     def _make_handler(self) -> type[BaseHTTPRequestHandler]:
