@@ -99,7 +99,7 @@ def run(
     def tell(text: str) -> None:
         say(escape(text), err=True)
 
-    with ending_in_order(), redirect_stdout(sys.stderr):  # Ray tells there of what dies
+    with ending_in_order(), redirect_stdout(sys.stderr):  # Ray prints there, too
         tell(f"campaign {folder.name}: what it writes is in {folder}")
         with open_ground(folder, chosen, job, address) as ground, ending_in_order():
             faults = draw_faults(chosen)

@@ -23,6 +23,7 @@ from trainflow.coordination import names
 from trainflow.coordination.coordinator import CoordinatorActor
 from trainflow.coordination.profile_list import Profile
 from trainflow.coordination.profiles import IS_CONFLICT, REFUSED
+from trainflow.coordination.ray_messages import leave_deaths_out
 from trainflow.errors import (
     ConfigError,
     ConflictError,
@@ -46,6 +47,7 @@ def connect(address: str) -> None:
         UnreachableError: none answers there.
     """
     _require_listener(address)
+    leave_deaths_out()
     try:
         ray.init(
             address=address,
