@@ -13,6 +13,7 @@ Process: `PresenceSocket` in every worker, `wait_gone` in the coordinator.
 import asyncio
 import errno
 import socket
+from collections.abc import Callable
 
 # Connections wait here unaccepted, one for each coordinator that ever watched.
 _BACKLOG = 1024
@@ -50,12 +51,26 @@ class _UnansweredError(Exception):
     """Nobody has taken or refused a connection."""
 
 
-async def wait_gone(host: str, port: int) -> str:
+def _is_never_quiet() -> bool:
+    return False
+
+
+async def wait_gone(host: str, port: int, is_quiet: Callable[[], bool] = _is_never_quiet) -> str:
     """Return once the process that listens at ``host``:``port`` is gone, and how that was seen.
 
     It is gone if its port refuses a connection, or if one breaks and for a second nobody answers
     another. That nobody has answered yet, before there ever was one, says nothing.
+
+    Args:
+        host: where it is.
+        port: that it listens at.
+        is_quiet: whether nothing else has been heard from there for seconds either. Then one try
+            is enough: a network that has lost one packet has not lost all those as well.
     """
+
+    def tries_again(num_unanswered: int) -> bool:
+        return num_unanswered < (1 if is_quiet() else _NUM_TRIES)
+
     try:
         connection = await _connect(host, port, within_s=_FIRST_WITHIN_S)
     except ConnectionRefusedError:
@@ -68,7 +83,7 @@ async def wait_gone(host: str, port: int) -> str:
         is_short = _now_s() - begun_s < _SHORT_S
         pause_s = min(max(2 * pause_s, _PAUSE_S), _PAUSE_AT_MOST_S) if is_short else 0.0
         try:
-            connection = await _connect(host, port, within_s=_WITHIN_S, num_tries=_NUM_TRIES)
+            connection = await _connect(host, port, within_s=_WITHIN_S, tries_again=tries_again)
         except ConnectionRefusedError:
             return f"its presence connection {how}, and its port refused another"
         except _UnansweredError:
@@ -76,8 +91,12 @@ async def wait_gone(host: str, port: int) -> str:
         await asyncio.sleep(pause_s)
 
 
+def _always(_: int) -> bool:
+    return True
+
+
 async def _connect(
-    host: str, port: int, *, within_s: float, num_tries: int | None = None
+    host: str, port: int, *, within_s: float, tries_again: Callable[[int], bool] = _always
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a port.
 
@@ -85,14 +104,14 @@ async def _connect(
         host: where it is.
         port: the port.
         within_s: how long an answer is waited for.
-        num_tries: how many there are; None: as many as it takes.
+        tries_again: whether there is another try after so many that nobody has answered.
 
     Raises:
         ConnectionRefusedError: nobody listens there.
         _UnansweredError: no try was answered.
     """
     num_unanswered = 0
-    while num_tries is None or num_unanswered < num_tries:
+    while num_unanswered == 0 or tries_again(num_unanswered):
         again_at_s = _now_s() + _AGAIN_AFTER_S
         try:
             async with asyncio.timeout(within_s):

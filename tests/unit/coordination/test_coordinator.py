@@ -335,6 +335,22 @@ def test_detectors_that_fail_leave_the_run_alone(play: Play):
     play(act)
 
 
+def test_a_node_is_quiet_to_the_pool_as_its_keeper_is(play: Play, monkeypatch: pytest.MonkeyPatch):
+    async def act(stage: Stage) -> None:
+        made: dict[str, Any] = {}
+
+        def make(*_: Any, **arguments: Any) -> Any:
+            made.update(arguments)
+            return stage.pool
+
+        monkeypatch.setattr(module, "WorkerPool", make)
+        any_nodes: Any = stage.start()._nodes
+        any_nodes.quiet_nodes = lambda: ["b"]
+        assert [made["is_quiet"](each) for each in "ab"] == [False, True]
+
+    play(act)
+
+
 def test_a_task_that_fails_ends_the_run(play: Play):
     async def act(stage: Stage) -> None:
         coordinator = stage.start()

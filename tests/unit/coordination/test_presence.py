@@ -53,7 +53,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Act = Callable[[Port, "asyncio.Task[str]"], Awaitable[None]]
 
 
-def watch(act: Act) -> str | None:
+def watch(act: Act, *, is_quiet: bool = False) -> str | None:
     """Have a port watched while something happens; returns how its end was seen, if it was."""
 
     async def main() -> str | None:
@@ -66,7 +66,7 @@ def watch(act: Act) -> str | None:
 
         patch = pytest.MonkeyPatch()
         patch.setattr(module.asyncio, "open_connection", note)
-        watching = asyncio.create_task(wait_gone(HOST, port.port))
+        watching = asyncio.create_task(wait_gone(HOST, port.port, lambda: is_quiet))
         try:
             await act(port, watching)
             return watching.result() if watching.done() else None
@@ -141,7 +141,10 @@ NO_FILES = OSError(errno.EMFILE, "Too many open files")
 RESET = OSError(errno.ECONNRESET, "Connection reset by peer")
 
 
-def test_who_is_not_reached_once_a_connection_has_broken_is_gone(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("is_quiet", "num_tries"), [(False, 3), (True, 1)])
+def test_who_is_not_reached_once_a_connection_has_broken_is_gone(
+    monkeypatch: pytest.MonkeyPatch, *, is_quiet: bool, num_tries: int
+):
     tried = fail_to_connect(monkeypatch, NO_ROUTE, after=1, times=100)
 
     async def act(port: Port, watching: "asyncio.Task[str]") -> None:
@@ -149,10 +152,10 @@ def test_who_is_not_reached_once_a_connection_has_broken_is_gone(monkeypatch: py
         port.break_newest(resets=True)
         await watching
 
-    text = watch(act)
+    text = watch(act, is_quiet=is_quiet)
     assert text is not None
     assert text.endswith("and nobody answered at its port")
-    assert len(tried) == 1 + 3
+    assert len(tried) == 1 + num_tries
 
 
 def test_one_answer_of_three_is_enough(monkeypatch: pytest.MonkeyPatch):
@@ -164,6 +167,15 @@ def test_one_answer_of_three_is_enough(monkeypatch: pytest.MonkeyPatch):
         await until(lambda: port.has_taken(2))
 
     assert watch(act) is None
+
+
+def test_who_answers_at_once_lives_however_quiet_its_node_is():
+    async def act(port: Port, watching: "asyncio.Task[str]") -> None:
+        await until(lambda: port.has_taken(1))
+        port.break_newest(resets=True)
+        await until(lambda: port.has_taken(2))
+
+    assert watch(act, is_quiet=True) is None
 
 
 def test_that_nobody_has_answered_yet_says_nothing(monkeypatch: pytest.MonkeyPatch):
