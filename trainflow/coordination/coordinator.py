@@ -107,10 +107,10 @@ class Coordinator:
         )
         control = EpochControl(job, pool, record, self._kept, clock, superior=self)
         self._control = control
-        self._hangs = HangWatch(job, pool, nodes, record)
+        hangs = HangWatch(job, pool, nodes, record)
         evidence = HangEvidence(nodes, record, job.entrypoint)
-        stalls = StallWatch(self._hangs, memory, control, evidence, guard, clock)
-        self._response = HangResponse(self._hangs, evidence, control, guard, self, stalls)
+        stalls = StallWatch(hangs, memory, control, evidence, guard, clock)
+        self._response = HangResponse(hangs, evidence, control, guard, self, stalls)
         self._consistency = ConsistencyWatch(pool, control, record, self, guard)
         self._detectors = StepDetectors(job, pool, control, nodes, record, guard)
         self._profiles = Profiles(job, pool, control, record)
@@ -289,7 +289,7 @@ class Coordinator:
         text = "a new coordinator looks for its workers"
         self._record.add_event("coordinator_restarted", text, workers=sorted(found))
         there = adoption.find_keeper_nodes(self._job_id)
-        self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
+        self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)
         self._raised.begin(estate.raised)
@@ -317,7 +317,7 @@ class Coordinator:
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
         if self._control.request_stop():
-            patience_s = self._hangs.stop_patience_s
+            patience_s = self._response.stop_patience_s
             await self._pool.wait_trained(self._control.members, patience_s)
             await self._kept.wait_stored()
         self.end(STOPPED)

@@ -107,6 +107,7 @@ class NodeWatch:
         Should it only have been cut off, its Keeper cleans up when it is back, and may be needed
         again.
         """
+        is_alive = node_id in _alive_nodes()  # before anything is changed: Ray may not tell
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
         self._progress.pop(node_id, None)
@@ -117,7 +118,7 @@ class NodeWatch:
             self._dismissed[node_id] = keeper
             self._everybody = None
             self._introduce(self._keepers)
-            if node_id in _alive_nodes():
+            if is_alive:
                 self.unfit.unheard |= {node_id}
             else:
                 for other in self._keepers.values():

@@ -115,9 +115,12 @@ class Staffing:
         """Return where a worker is, or, as long as it hasn't said so, where its bundle is."""
         if entry.description is not None:
             return entry.description.node_id
+        return self.find_placed().get(entry.bundle)
+
+    def find_placed(self) -> Mapping[int, str]:
+        """Return the node of each bundle that is placed; none, if Ray doesn't tell."""
         unknown: Mapping[int, str] = {}
-        placed = self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
-        return placed.get(entry.bundle)
+        return self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
 
     def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""

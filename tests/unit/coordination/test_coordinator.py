@@ -19,6 +19,7 @@ from tests.unit.coordination.test_adoption import SPEC
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import coordinator as module
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished
 from trainflow.coordination.rewinding import Rewinding
@@ -331,6 +332,25 @@ def test_detectors_that_fail_leave_the_run_alone(play: Play):
             lambda: {each["detector"] for each in guard.describe()} == {"silence", "isolation"}
         )
         assert not stage.pool.closed.is_set()
+
+    play(act)
+
+
+def test_a_stop_is_waited_for_also_where_hangs_can_t_be_judged(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(_: HangWatch) -> float:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(HangWatch, "stop_patience_s", property(fail))
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+        assert "detector_off" in stage.kinds()
 
     play(act)
 
