@@ -145,6 +145,9 @@ class Coordinator:
         self._monitor.hear(beat)
         self._response.look()
         self._control.troubles.on_progress(beat.progress)
+        if self._control.is_open:  # before that it isn't known who there is
+            incarnation = self._control.incarnation
+            self._staffing.end_strangers(beat.node_id, beat.progress, incarnation)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(

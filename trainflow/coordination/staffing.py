@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trainflow.config.job import JobConfig
@@ -93,6 +93,16 @@ class Staffing:
             self._num_in_vain.pop(entry.bundle, None)
         else:
             self._num_in_vain[entry.bundle] += 1
+
+    def end_strangers(self, node_id: str, worker_ids: Collection[str], incarnation: int) -> None:
+        """End the workers of a node that are none of the run's any more.
+
+        They are lost already. The order to end them may have been lost too, where only the head
+        could not reach their node, or they may have been started right before a coordinator died.
+        """
+        for worker_id in worker_ids:
+            if worker_id not in self._pool.entries:
+                self._nodes.fence(incarnation, node_id, worker_id)
 
     def withdraw(self, entry: WorkerEntry) -> None:
         """Give up a worker that has yet to begin, and that nothing is lost by."""
