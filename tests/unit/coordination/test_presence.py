@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.unit.coordination.fakes import until
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import presence as module
 from trainflow.coordination.presence import PresenceSocket, wait_gone
 
@@ -174,6 +175,25 @@ def test_who_answers_at_once_lives_however_quiet_its_node_is():
         await until(lambda: port.has_taken(1))
         port.break_newest(resets=True)
         await until(lambda: port.has_taken(2))
+
+    assert watch(act, is_quiet=True) is None
+
+
+def test_who_has_answered_while_the_coordinator_stood_still_lives(monkeypatch: pytest.MonkeyPatch):
+    within_s = 0.02
+    monkeypatch.setattr(module, "_WITHIN_S", within_s)
+
+    async def act(port: Port, watching: "asyncio.Task[str]") -> None:
+        connect = asyncio.open_connection
+
+        async def open_connection(host: str, number: int) -> Connection:
+            asyncio.get_running_loop().call_soon(SYSTEM_CLOCK.sleep, 3 * within_s)
+            return await connect(host, number)
+
+        await until(lambda: port.has_taken(1))
+        monkeypatch.setattr(module.asyncio, "open_connection", open_connection)
+        port.break_newest(resets=True)
+        await until(lambda: watching.done() or port.has_taken(2))
 
     assert watch(act, is_quiet=True) is None
 
