@@ -100,14 +100,17 @@ class Coordinator:
         self._kept = KeptState(self._checkpoints, memory, record, background, self)
         self._kept.begin_drills(job, import_paths)
         pool = self._pool = WorkerPool(
-            job_id, job, import_paths, on_gone=self._on_gone, on_stillborn=self._on_raised
+            *(job_id, job, import_paths),
+            on_gone=self._on_gone,
+            on_stillborn=self._on_raised,
+            is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
         )
         control = EpochControl(job, pool, record, self._kept, clock, superior=self)
         self._control = control
-        self._hangs = HangWatch(job, pool, nodes, record)
+        hangs = HangWatch(job, pool, nodes, record)
         evidence = HangEvidence(nodes, record, job.entrypoint)
-        stalls = StallWatch(self._hangs, memory, control, evidence, guard, clock)
-        self._response = HangResponse(self._hangs, evidence, control, guard, self, stalls)
+        stalls = StallWatch(hangs, memory, control, evidence, guard, clock)
+        self._response = HangResponse(hangs, evidence, control, guard, self, stalls)
         self._consistency = ConsistencyWatch(pool, control, record, self, guard)
         self._detectors = StepDetectors(job, pool, control, nodes, record, guard)
         self._profiles = Profiles(job, pool, control, record)
@@ -142,6 +145,9 @@ class Coordinator:
         self._monitor.hear(beat)
         self._response.look()
         self._control.troubles.on_progress(beat.progress)
+        if self._control.is_open:  # before that it isn't known who there is
+            incarnation = self._control.incarnation
+            self._staffing.end_strangers(beat.node_id, beat.progress, incarnation)
         self._checkpoints.hear(beat.node_id, beat.ready)
         recoverable = self._kept.memory.hear(beat)
         return HeartbeatReply(
@@ -286,7 +292,7 @@ class Coordinator:
         text = "a new coordinator looks for its workers"
         self._record.add_event("coordinator_restarted", text, workers=sorted(found))
         there = adoption.find_keeper_nodes(self._job_id)
-        self._nodes.ensure(there | {*self._pool.bundle_nodes().values()}, there)
+        self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)
         self._raised.begin(estate.raised)
@@ -314,7 +320,7 @@ class Coordinator:
     async def _stop_workers(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
         if self._control.request_stop():
-            patience_s = self._hangs.stop_patience_s
+            patience_s = self._response.stop_patience_s
             await self._pool.wait_trained(self._control.members, patience_s)
             await self._kept.wait_stored()
         self.end(STOPPED)

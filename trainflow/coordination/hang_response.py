@@ -60,6 +60,14 @@ class HangResponse:
         )
         return self._told_after_s
 
+    @property
+    def stop_patience_s(self) -> float:
+        """How long a commit is waited for in which all are to stop.
+
+        As long as a start may take, if it can't be told: who stops sooner isn't waited for.
+        """
+        return self._guard.ask(Detector.HANGS, lambda: self._watch.stop_patience_s, START_LIMIT_S)
+
     def look(self) -> None:
         """See who hangs by now; called with each heartbeat, which is answered all the same."""
         self._guard.look(Detector.HANGS, self._look)

@@ -6,6 +6,7 @@ this process has run (`wakefulness`); one copies what workers print (`worker_out
 """
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -29,10 +30,11 @@ from trainflow.coordination import names
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper_settings import KeeperSettings
-from trainflow.coordination.lease import Lease, is_majority
+from trainflow.coordination.lease import Lease
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.notice_plugin import watch_plugin
+from trainflow.coordination.peer_ping import PeerPing
 from trainflow.coordination.preemption_notice import NoticePoll, PreemptionNotice, watch_file
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
@@ -111,7 +113,8 @@ class Keeper:
         self._dumping = threading.Lock()
         self._promised = 0
         self._hang_timeout_s = float("inf")
-        self._peers: list[Any] | None = None
+        self._peers: list[Any] | None = None  # None: restarted, and not told yet who counts
+        self._is_unanswered = False  # the newest heartbeat was
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
@@ -275,12 +278,30 @@ class Keeper:
         return reply is not None and reply.is_counted
 
     def _beat(self, progress: dict[str, Progress]) -> None:
-        """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered."""
-        if self._tell(progress) is None and self._hears_majority():
-            self._lease.renew(SYSTEM_CLOCK.monotonic_s())
+        """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered.
 
-    def _tell(self, progress: dict[str, Progress]) -> HeartbeatReply | None:
+        No answer is waited for beyond the lease's end, at which the workers must die. Once the
+        coordinator hasn't answered peers are asked beside it, so that each has all of that time.
+        """
+        until_s = self._lease.wait_until_s(SYSTEM_CLOCK.monotonic_s())
+        ping = self._ping() if self._is_unanswered else None
+        self._is_unanswered = self._tell(progress, until_s) is None
+        if not self._is_unanswered:
+            return
+        ping = ping or self._ping()
+        if ping is not None and ping.is_heard(_left_s(ping.sent_at_s, until_s)):
+            self._lease.renew(ping.sent_at_s)
+
+    def _ping(self) -> PeerPing | None:
+        with self._lock:
+            peers = self._peers
+        return None if peers is None else PeerPing.send(peers, SYSTEM_CLOCK.monotonic_s())
+
+    def _tell(
+        self, progress: dict[str, Progress], until_s: float = math.inf
+    ) -> HeartbeatReply | None:
         """Tell the coordinator, and take its answer, which renews the lease; None: no answer."""
+        sent_at_s = SYSTEM_CLOCK.monotonic_s()
         notice = self._notice
         self._is_notice_told = notice is not None
         try:
@@ -299,30 +320,17 @@ class Keeper:
                 notice_trouble=None if self._notices is None else self._notices.trouble,
             )
             answer = coordinator.heartbeat.remote(beat)
-            reply = cast("HeartbeatReply", ray.get(answer, timeout=_ANSWER_WITHIN_S))
+            reply = cast("HeartbeatReply", ray.get(answer, timeout=_left_s(sent_at_s, until_s)))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
             return None
         with self._lock:
             self._promised = max(self._promised, reply.incarnation)
             self._hang_timeout_s = reply.hang_timeout_s
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
-        self._lease.renew(self._heard_at_s)
+        self._lease.renew(sent_at_s)
         self._memory.held.tidy(reply.recoverable)
         self._memory.residuals.tidy(reply.committed_in)
         return reply
-
-    def _hears_majority(self) -> bool:
-        with self._lock:
-            peers = self._peers
-        if peers is None:
-            return False  # restarted, and not told yet who counts
-        answers = [peer.ping.remote() for peer in peers]
-        done, _ = (
-            ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_WITHIN_S)
-            if answers
-            else ([], [])
-        )
-        return is_majority(sum(_succeeded(answer) for answer in done), len(peers))
 
     def _read_progress(self) -> dict[str, Progress]:
         now_s = SYSTEM_CLOCK.monotonic_s()
@@ -368,12 +376,9 @@ def _watch_provider(settings: KeeperSettings) -> NoticePoll | None:
     return None
 
 
-def _succeeded(answer: Any) -> bool:  # noqa: ANN401  an object reference
-    try:
-        ray.get(answer)
-    except RayError:
-        return False
-    return True
+def _left_s(sent_at_s: float, until_s: float) -> float:
+    """Return how long an answer may still take to what was sent then."""
+    return max(0.0, min(sent_at_s + _ANSWER_WITHIN_S, until_s) - SYSTEM_CLOCK.monotonic_s())
 
 
 # Ray's annotation of `remote` leaves concurrency_groups out.

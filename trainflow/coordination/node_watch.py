@@ -107,6 +107,7 @@ class NodeWatch:
         Should it only have been cut off, its Keeper cleans up when it is back, and may be needed
         again.
         """
+        is_alive = node_id in _alive_nodes()  # before anything is changed: Ray may not tell
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
         self._progress.pop(node_id, None)
@@ -117,7 +118,7 @@ class NodeWatch:
             self._dismissed[node_id] = keeper
             self._everybody = None
             self._introduce(self._keepers)
-            if node_id in _alive_nodes():
+            if is_alive:
                 self.unfit.unheard |= {node_id}
             else:
                 for other in self._keepers.values():
@@ -161,8 +162,8 @@ class NodeWatch:
         return self._hosts.get(node_id)
 
     def counts(self, node_id: str) -> bool:
-        """Whether a node is not given up."""
-        return node_id in self._keepers
+        """Whether a node is not given up; one that has yet to be found is not, either."""
+        return node_id not in self._dismissed
 
     def restart_keeper(self, node_id: str) -> None:
         """End a Keeper that stands still, so that Ray starts it again."""
@@ -344,8 +345,8 @@ class NodeWatch:
         return len(self._keepers)
 
     def fence(self, incarnation: int, node_id: str, worker_id: str) -> None:
-        """Have a worker killed from its own node."""
-        keeper = self._keepers.get(node_id)
+        """Have a worker killed from its own node, also where that is given up and may be back."""
+        keeper = self._keepers.get(node_id) or self._dismissed.get(node_id)
         if keeper is not None:
             keeper.fence.remote(incarnation, worker_id)
 

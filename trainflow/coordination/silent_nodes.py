@@ -91,6 +91,10 @@ class SilentNodes:
     def _give_up(self, node_id: str) -> None:
         there = [each.worker_id for each in self._workers_on(node_id)]
         self._superior.lose(there, _CAUSE)
+        self._guard.look(Detector.SILENCE, lambda: self._forget(node_id))
+
+    def _forget(self, node_id: str) -> None:
+        """Count a node no more; where Ray doesn't answer, that is tried again."""
         self._nodes.forget(node_id)
         self._checkpoints.on_node_lost(node_id)
 

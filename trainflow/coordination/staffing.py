@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trainflow.config.job import JobConfig
@@ -94,6 +94,16 @@ class Staffing:
         else:
             self._num_in_vain[entry.bundle] += 1
 
+    def end_strangers(self, node_id: str, worker_ids: Collection[str], incarnation: int) -> None:
+        """End the workers of a node that are none of the run's any more.
+
+        They are lost already. The order to end them may have been lost too, where only the head
+        could not reach their node, or they may have been started right before a coordinator died.
+        """
+        for worker_id in worker_ids:
+            if worker_id not in self._pool.entries:
+                self._nodes.fence(incarnation, node_id, worker_id)
+
     def withdraw(self, entry: WorkerEntry) -> None:
         """Give up a worker that has yet to begin, and that nothing is lost by."""
         self._pool.drop(entry.worker_id)
@@ -115,9 +125,12 @@ class Staffing:
         """Return where a worker is, or, as long as it hasn't said so, where its bundle is."""
         if entry.description is not None:
             return entry.description.node_id
+        return self.find_placed().get(entry.bundle)
+
+    def find_placed(self) -> Mapping[int, str]:
+        """Return the node of each bundle that is placed; none, if Ray doesn't tell."""
         unknown: Mapping[int, str] = {}
-        placed = self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
-        return placed.get(entry.bundle)
+        return self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
 
     def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""

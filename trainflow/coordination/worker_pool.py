@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -70,6 +71,7 @@ class WorkerPool:
         *,
         on_gone: OnGone,
         on_stillborn: OnGone,
+        is_quiet: Callable[[str], bool] = lambda _: False,
     ):
         """Make an empty pool.
 
@@ -79,6 +81,7 @@ class WorkerPool:
             import_paths: where they find its modules.
             on_gone: called with a worker's id and the cause when its process is gone.
             on_stillborn: called when its constructor raised: another one would do the same.
+            is_quiet: whether nothing has been heard of a node, by its id, for seconds.
         """
         self.entries: dict[str, WorkerEntry] = {}
         self._job_id = job_id
@@ -86,6 +89,7 @@ class WorkerPool:
         self._import_paths = import_paths
         self._on_gone = on_gone
         self._on_stillborn = on_stillborn
+        self._is_quiet = is_quiet
         self.bundles = Bundles(job_id, job.workers.resources)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -228,7 +232,8 @@ class WorkerPool:
 
     async def _watch_presence(self, description: WorkerDescription) -> None:
         """Hear of a worker's death from its machine, which is faster when its node dies too."""
-        cause = await wait_gone(description.host, description.presence_port)
+        is_quiet = partial(self._is_quiet, description.node_id)
+        cause = await wait_gone(description.host, description.presence_port, is_quiet)
         self._on_gone(description.worker_id, cause)
 
 

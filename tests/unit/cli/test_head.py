@@ -24,6 +24,7 @@ from trainflow.cli.head import (
     read_head,
     write_head,
 )
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
@@ -38,6 +39,7 @@ PARENT = (
 NODE_ID = "5eed" * 14
 RAYLET = [*SLEEPER, "--store_socket_name=x", f"--node_id={NODE_ID}"]
 RAYLET_PARENT = PARENT.replace(repr(SLEEPER), repr(RAYLET))
+WITHIN_S = 10.0
 
 
 @pytest.fixture
@@ -243,6 +245,18 @@ def test_no_stamps_go_with_a_head_whose_node_is_unknown(record: HeadRecord, stam
     assert (stamps / "job-a" / NODE_ID / "slot0-1.0.stamp").exists()
 
 
+def wait_titled(process: psutil.Process) -> None:
+    """Wait for the arguments of a program that has just been started.
+
+    Its parent goes on before the kernel has put them where others read them. Of a real raylet they
+    are there: its head has started once that has registered its node.
+    """
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + WITHIN_S
+    while not process.cmdline():
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s, "it has no arguments"
+        SYSTEM_CLOCK.sleep(0.001)
+
+
 def test_a_heads_node_is_read_from_its_raylet():
     with subprocess.Popen([sys.executable, "-c", RAYLET_PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -250,6 +264,7 @@ def test_a_heads_node_is_read_from_its_raylet():
         head = psutil.Process(parent.pid)
         raylet = head.children()[0]
         try:
+            wait_titled(raylet)
             cluster = LocalCluster("10.0.0.1:6379", LocalNode(parent, Path("/tmp/tf-x")))
             assert HeadRecord.of(cluster).node_id == NODE_ID
             assert heads._find_node_id(raylet) == ""

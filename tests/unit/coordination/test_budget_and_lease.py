@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,14 @@ def test_a_lease_runs_out_unless_it_is_renewed():
     assert lease.is_expired(10.1)
     lease.renew(10.1)
     assert not lease.is_expired(20.0)
+    lease.renew(9.0)
+    assert not lease.is_expired(20.0), "what was asked before is answered after"
+
+
+def test_an_answer_is_waited_for_until_the_end_of_a_lease_that_has_not_run_out():
+    lease = Lease(10.0, now_s=5.0)
+    assert lease.wait_until_s(14.9) == 15.0
+    assert lease.wait_until_s(15.1) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ from tests.unit.coordination.test_adoption import SPEC
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import coordinator as module
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.hang_detection import Progress
+from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished
 from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_VERSION, Flag, Version
+from trainflow.epochs import INITIAL_VERSION, Flag, Phase, Version
 from trainflow.errors import CapacityError
 
 
@@ -331,6 +333,59 @@ def test_detectors_that_fail_leave_the_run_alone(play: Play):
             lambda: {each["detector"] for each in guard.describe()} == {"silence", "isolation"}
         )
         assert not stage.pool.closed.is_set()
+
+    play(act)
+
+
+def test_a_stop_is_waited_for_also_where_hangs_can_t_be_judged(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(_: HangWatch) -> float:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(HangWatch, "stop_patience_s", property(fail))
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        await train(stage, coordinator)
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+        assert "detector_off" in stage.kinds()
+
+    play(act)
+
+
+def test_a_worker_that_lives_on_though_it_is_lost_is_ended_once_it_is_heard_of(play: Play):
+    here = Progress(1, 1, SPEC.epoch, Phase.COMPUTE, 0.0, 0.0)
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        any_nodes: Any = coordinator._nodes
+        beat = Heartbeat("node0", {"slot9-1.9": here}, knows_peers=True, held=None)
+        await coordinator.heartbeat(beat)
+        assert any_nodes.fenced == [], "nobody knows yet who there is"
+        ids = await train(stage, coordinator)
+        await coordinator.heartbeat(
+            Heartbeat("node0", dict.fromkeys(["slot9-1.9", *ids], here), True, None)
+        )
+        assert any_nodes.fenced == ["slot9-1.9"]
+
+    play(act)
+
+
+def test_a_node_is_quiet_to_the_pool_as_its_keeper_is(play: Play, monkeypatch: pytest.MonkeyPatch):
+    async def act(stage: Stage) -> None:
+        made: dict[str, Any] = {}
+
+        def make(*_: Any, **arguments: Any) -> Any:
+            made.update(arguments)
+            return stage.pool
+
+        monkeypatch.setattr(module, "WorkerPool", make)
+        any_nodes: Any = stage.start()._nodes
+        any_nodes.quiet_nodes = lambda: ["b"]
+        assert [made["is_quiet"](each) for each in "ab"] == [False, True]
 
     play(act)
 

@@ -75,6 +75,25 @@ def test_a_member_that_an_earlier_coordinator_told_of_and_is_still_listed_counts
     play(act)
 
 
+def test_where_ray_does_not_tell_which_bundle_is_where_the_epoch_is_taken_over_all_the_same(
+    play: Play,
+):
+    async def act(stage: Stage) -> None:
+        def refuse() -> dict[int, str]:
+            raise RuntimeError("no answer from the head")
+
+        stage.write_events(EPOCH)
+        stage.leave(*IDS)
+        any_pool: Any = stage.pool
+        any_pool.bundle_nodes = refuse
+        coordinator = stage.start()
+        await until(lambda: "taken_over" in stage.kinds())
+        assert "detector_off" in stage.kinds()
+        assert await state_of(coordinator) == "running"
+
+    play(act)
+
+
 def answer_late(stage: Stage, worker_id: str) -> tuple[asyncio.Event, asyncio.Event]:
     """Have a worker that is found describe itself only once it may; tells when it is asked."""
     asked, may_answer, slow = asyncio.Event(), asyncio.Event(), stage.found[worker_id]

@@ -11,6 +11,7 @@ from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 EPOCH = EpochId(1, 1)
@@ -34,6 +35,7 @@ class Stage:
         self.excused: set[str] = set()
         self.last_step = 7
         self.limits_s: list[float] = []
+        self.stop_patience_s: float
         self.may_answer = asyncio.Event()
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
@@ -99,6 +101,16 @@ def play(record: RunRecord) -> Play:
         return asyncio.run(main())
 
     return run
+
+
+def test_how_long_a_stop_is_waited_for_is_known_also_if_it_can_t_be_told(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.stop_patience_s = 7.0
+        assert stage.response.stop_patience_s == 7.0
+        del stage.stop_patience_s
+        assert stage.response.stop_patience_s == START_LIMIT_S
+
+    assert play(act).kinds() == ["detector_off"]
 
 
 def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):

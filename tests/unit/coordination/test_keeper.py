@@ -1,5 +1,6 @@
 """A node's Keeper and a worker's reporter, with a coordinator that answers as a test says."""
 
+import math
 import multiprocessing
 import os
 import queue
@@ -184,6 +185,95 @@ def test_an_unanswered_keeper_kills_its_workers_once_the_lease_is_over(
     clock.now_s += 2.0
     clock.next_round()
     assert len(killed) == 1
+
+
+@pytest.mark.usefixtures("stamps")
+def test_a_lease_counts_from_when_was_asked_what_is_answered(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
+):
+    """The coordinator counts from when it has heard that, however late its answer comes."""
+
+    def answer_late(_: Heartbeat) -> HeartbeatReply:
+        clock.now_s += 0.9
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+    coordinator.heartbeat.remote = answer_late
+    clock.now_s = asked_at_s = 105.0
+    clock.next_round()
+    coordinator.heartbeat.remote = coordinator._beat
+    coordinator.error = GetTimeoutError()
+    clock.now_s = asked_at_s + 10.0
+    clock.next_round()
+    assert not killed
+    clock.now_s = asked_at_s + 10.1
+    clock.next_round()
+    assert len(killed) == 1
+
+
+class Silence:
+    """Nobody answers, until ``answering`` do; who waits waits as long as it may."""
+
+    def __init__(self, clock: StillClock, monkeypatch: pytest.MonkeyPatch):
+        self.waits_s: list[float] = []
+        self.answering: set[str] = set()
+        self._clock = clock
+        monkeypatch.setattr(keeper_module.ray, "get", self._get)
+        monkeypatch.setattr(keeper_module.ray, "wait", self._wait)
+
+    def peers(self, *names: str) -> list[Any]:
+        return [
+            SimpleNamespace(ping=SimpleNamespace(remote=lambda name=each: name)) for each in names
+        ]
+
+    def _get(self, answer: Any, timeout: float = math.inf) -> Any:
+        if isinstance(answer, str):
+            return answer
+        self._pass(timeout)
+        raise GetTimeoutError
+
+    def _wait(self, answers: list[str], *, num_returns: int, timeout: float) -> Any:
+        done = [each for each in answers if each in self.answering]
+        if len(done) < num_returns:
+            self._pass(timeout)
+        return done, [each for each in answers if each not in done]
+
+    def _pass(self, for_s: float) -> None:
+        self.waits_s.append(round(for_s, 6))
+        self._clock.now_s += for_s
+
+
+@pytest.mark.usefixtures("stamps", "coordinator")
+def test_no_answer_is_waited_for_beyond_the_end_of_the_lease(
+    keeper: Keeper, clock: StillClock, killed: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    silence = Silence(clock, monkeypatch)
+    keeper._peers = silence.peers("node-2", "node-3")
+    for asked_at_s, waits_s in ((107.0, [1.0, 1.0]), (109.25, [0.75, 0.0])):
+        clock.now_s = asked_at_s
+        silence.waits_s.clear()
+        clock.next_round()
+        assert silence.waits_s == waits_s
+    assert not killed
+    clock.now_s += 0.1
+    clock.next_round()
+    assert len(killed) == 1
+
+
+@pytest.mark.usefixtures("stamps", "coordinator")
+def test_peers_have_all_the_time_that_a_silent_coordinator_has(
+    keeper: Keeper, clock: StillClock, killed: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    silence = Silence(clock, monkeypatch)
+    keeper._peers = silence.peers("node-2", "node-3")
+    clock.now_s = 107.0
+    clock.next_round()
+    silence.answering = {"node-3"}
+    clock.now_s = 109.5
+    clock.next_round()
+    clock.now_s = 119.4
+    clock.next_round()
+    assert not killed
+    assert keeper._lease.renewed_at_s == 119.4, "renewed by when they were asked"
 
 
 @pytest.mark.usefixtures("stamps")

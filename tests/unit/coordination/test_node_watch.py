@@ -255,6 +255,36 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
     assert written == [names, names - {"node 7"}]
 
 
+def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    fenced: list[tuple[str, int, str]] = []
+
+    def make_keeper(_: NodeWatch, node_id: str) -> Any:
+        ignore = SimpleNamespace(remote=nothing)
+
+        def fence(incarnation: int, worker_id: str) -> None:
+            fenced.append((node_id, incarnation, worker_id))
+
+        return SimpleNamespace(
+            introduce=ignore, end_workers=ignore, fence=SimpleNamespace(remote=fence)
+        )
+
+    monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
+    monkeypatch.setattr(node_watch, "_alive_nodes", lambda: {"a", "b"})
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    assert nodes.counts("a"), "a new coordinator has yet to look for it"
+    nodes.ensure({"a", "b"})
+    nodes.forget("b")
+    assert [nodes.counts(each) for each in "ab"] == [True, False]
+    for node_id in ("a", "b", "never seen"):
+        nodes.fence(3, node_id, "slot0-1.0")
+    assert fenced == [("a", 3, "slot0-1.0"), ("b", 3, "slot0-1.0")]
+    nodes.ensure({"b"})
+    assert nodes.counts("b")
+
+
 def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.unit.coordination.fakes import until
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import presence as module
 from trainflow.coordination.presence import PresenceSocket, wait_gone
 
@@ -53,7 +54,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Act = Callable[[Port, "asyncio.Task[str]"], Awaitable[None]]
 
 
-def watch(act: Act) -> str | None:
+def watch(act: Act, *, is_quiet: bool = False) -> str | None:
     """Have a port watched while something happens; returns how its end was seen, if it was."""
 
     async def main() -> str | None:
@@ -66,7 +67,7 @@ def watch(act: Act) -> str | None:
 
         patch = pytest.MonkeyPatch()
         patch.setattr(module.asyncio, "open_connection", note)
-        watching = asyncio.create_task(wait_gone(HOST, port.port))
+        watching = asyncio.create_task(wait_gone(HOST, port.port, lambda: is_quiet))
         try:
             await act(port, watching)
             return watching.result() if watching.done() else None
@@ -141,7 +142,10 @@ NO_FILES = OSError(errno.EMFILE, "Too many open files")
 RESET = OSError(errno.ECONNRESET, "Connection reset by peer")
 
 
-def test_who_is_not_reached_once_a_connection_has_broken_is_gone(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("is_quiet", "num_tries"), [(False, 3), (True, 1)])
+def test_who_is_not_reached_once_a_connection_has_broken_is_gone(
+    monkeypatch: pytest.MonkeyPatch, *, is_quiet: bool, num_tries: int
+):
     tried = fail_to_connect(monkeypatch, NO_ROUTE, after=1, times=100)
 
     async def act(port: Port, watching: "asyncio.Task[str]") -> None:
@@ -149,10 +153,10 @@ def test_who_is_not_reached_once_a_connection_has_broken_is_gone(monkeypatch: py
         port.break_newest(resets=True)
         await watching
 
-    text = watch(act)
+    text = watch(act, is_quiet=is_quiet)
     assert text is not None
     assert text.endswith("and nobody answered at its port")
-    assert len(tried) == 1 + 3
+    assert len(tried) == 1 + num_tries
 
 
 def test_one_answer_of_three_is_enough(monkeypatch: pytest.MonkeyPatch):
@@ -164,6 +168,34 @@ def test_one_answer_of_three_is_enough(monkeypatch: pytest.MonkeyPatch):
         await until(lambda: port.has_taken(2))
 
     assert watch(act) is None
+
+
+def test_who_answers_at_once_lives_however_quiet_its_node_is():
+    async def act(port: Port, watching: "asyncio.Task[str]") -> None:
+        await until(lambda: port.has_taken(1))
+        port.break_newest(resets=True)
+        await until(lambda: port.has_taken(2))
+
+    assert watch(act, is_quiet=True) is None
+
+
+def test_who_has_answered_while_the_coordinator_stood_still_lives(monkeypatch: pytest.MonkeyPatch):
+    within_s = 0.02
+    monkeypatch.setattr(module, "_WITHIN_S", within_s)
+
+    async def act(port: Port, watching: "asyncio.Task[str]") -> None:
+        connect = asyncio.open_connection
+
+        async def open_connection(host: str, number: int) -> Connection:
+            asyncio.get_running_loop().call_soon(SYSTEM_CLOCK.sleep, 3 * within_s)
+            return await connect(host, number)
+
+        await until(lambda: port.has_taken(1))
+        monkeypatch.setattr(module.asyncio, "open_connection", open_connection)
+        port.break_newest(resets=True)
+        await until(lambda: watching.done() or port.has_taken(2))
+
+    assert watch(act, is_quiet=True) is None
 
 
 def test_that_nobody_has_answered_yet_says_nothing(monkeypatch: pytest.MonkeyPatch):

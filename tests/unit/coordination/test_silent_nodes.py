@@ -182,6 +182,27 @@ def test_a_node_that_is_cut_off_is_given_up_at_the_end_of_its_lease(play: Play):
     assert scene.ended == []
 
 
+def test_a_node_is_given_up_once_ray_answers_and_its_workers_are_lost_before(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse() -> set[str]:
+        raise RuntimeError("no answer from the head")
+
+    async def act(scene: Scene) -> None:
+        scene.cut_off("b")
+        with monkeypatch.context() as patched:
+            patched.setattr(node_watch, "_alive_nodes", refuse)
+            await scene.pass_time(GIVEN_UP_AFTER_S)
+            assert scene.superior.lost[0] == ("slot1-1.1",)
+            assert scene.given_up == []
+        await scene.pass_time(1.0)
+        assert "b" in scene.nodes.unfit
+
+    scene = play(act)
+    assert scene.given_up == ["b"]
+    assert "detector_off" in [each["kind"] for each in scene.record.events_since(0)]
+
+
 def test_a_node_that_is_cut_off_while_its_keeper_is_waited_for_is_given_up_as_soon(play: Play):
     async def act(scene: Scene) -> None:
         await scene.pass_time(LEASE_S + 5.0)

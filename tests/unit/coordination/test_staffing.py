@@ -247,6 +247,14 @@ def test_where_ray_does_not_tell_which_bundle_is_where_others_are_started_all_th
     assert kinds == ["detector_off", "failure", "failure"]
 
 
+def test_workers_of_a_node_that_are_none_of_the_run_s_are_ended(scene: Scene):
+    ended: list[tuple[int, str, str]] = []
+    scene.nodes.fence = lambda *order: ended.append(order)
+    scene.pool.entries |= FakePool([FakeWorker("slot0-1.0", None)]).entries
+    scene.staffing.end_strangers("a", ["slot0-1.0", "slot1-1.1"], 3)
+    assert ended == [(3, "a", "slot1-1.1")]
+
+
 @pytest.mark.parametrize("call", ["on_ready", "on_failure", "may_start"])
 def test_an_isolation_that_fails_is_told_once_and_keeps_nobody_from_being_replaced(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, call: str

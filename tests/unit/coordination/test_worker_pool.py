@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,26 @@ def test_who_is_dropped_is_not_asked_again(monkeypatch: pytest.MonkeyPatch):
     asyncio.run(main())
 
 
+def test_its_presence_is_watched_by_how_quiet_its_node_is(monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[str, int, bool]] = []
+
+    async def note(host: str, port: int, is_quiet: Callable[[], bool]) -> None:
+        seen.append((host, port, is_quiet()))
+        await _wait_for_ever()
+
+    async def main() -> None:
+        monkeypatch.setattr(module, "wait_gone", note)
+        pool = _make_pool(is_quiet=lambda node_id: node_id == "cut off")
+        for worker_id, node_id in ((STARTING, "well"), (WARM, "cut off")):
+            pool.adopt(worker_id, SimpleNamespace(wait_exit=Method(_wait_for_ever)))
+            pool.describe(replace(describe(worker_id), node_id=node_id))
+        await until(lambda: len(seen) == 2)
+
+    asyncio.run(main())
+    host, port = describe(WARM).host, describe(WARM).presence_port
+    assert seen == [(host, port, False), (host, port, True)]
+
+
 def ask_worker(monkeypatch: pytest.MonkeyPatch, *said: Any, dropped: bool = False) -> Any:
     """Return what a worker says that answers so, one answer after the other."""
     monkeypatch.setattr(module, "_ASK_AGAIN_AFTER_S", 0.001)
@@ -132,8 +153,14 @@ def test_who_is_to_say_what_it_is_is_asked_until_it_does(monkeypatch: pytest.Mon
     assert ask_worker(monkeypatch, UNAVAILABLE, dropped=True) is None
 
 
-def _make_pool(on_gone: Callable[[str, str], None] | None = None) -> WorkerPool:
+def _make_pool(
+    on_gone: Callable[[str, str], None] | None = None,
+    is_quiet: Callable[[str], bool] = lambda _: False,
+) -> WorkerPool:
     def fail(worker_id: str, cause: str) -> None:
         raise AssertionError(f"{worker_id} is not gone: {cause}")
 
-    return WorkerPool("job-1", make_job(), (), on_gone=on_gone or fail, on_stillborn=fail)
+    on_gone = on_gone or fail
+    return WorkerPool(
+        *("job-1", make_job(), ()), on_gone=on_gone, on_stillborn=fail, is_quiet=is_quiet
+    )
