@@ -296,6 +296,11 @@ class Phase(StrEnum):
         return self not in {Phase.STARTING, Phase.PARKED, Phase.HEALING, Phase.RESTORING}
 
     @property
+    def is_joining(self) -> bool:
+        """Whether it comes before an epoch's first step; its stamps have the last committed one."""
+        return self in {Phase.HEALING, Phase.RESTORING}
+
+    @property
     def is_judged(self) -> bool:
         """Whether a rank that stays in this phase too long is to blame itself."""
         return self in {Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER}

@@ -50,7 +50,7 @@ def make_job(
     """Return the job; but for whole sections, what none takes is the function's."""
     communication, parallel = args.pop("communication", {}), args.pop("parallel", {})
     failures = args.pop("failures", {})
-    monitoring = args.pop("monitoring", {})
+    monitoring, snapshot = args.pop("monitoring", {}), args.pop("snapshot", {})
     workers, data = args.pop("workers", {}), args.pop("data", {})
     return JobConfig.model_validate(
         {
@@ -71,6 +71,7 @@ def make_job(
             "parallel": parallel,
             "failures": {"hang_timeout_s": 3.0, "lease_s": 4.0} | failures,
             "monitoring": monitoring,
+            "snapshot": snapshot,
         }
     )
 

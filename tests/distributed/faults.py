@@ -41,6 +41,7 @@ class Where(StrEnum):
     IN_OPTIMIZER = "in_optimizer"
     IN_TAIL = "in_tail"
     IN_HEALING = "in_healing"
+    IN_RESTORING = "in_restoring"
     IN_DEALING = "in_dealing"
     IN_ADDING_UP = "in_adding_up"
     DEALT_OUT = "dealt_out"
@@ -61,7 +62,10 @@ class Act(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """``worker_id`` fails at ``where`` in ``step``; in healing, the step is the last committed one.
+    """``worker_id`` fails at ``where`` in ``step``.
+
+    In healing and restoring that is the last committed step, also of a worker that has yet to be
+    given the state.
 
     ``once_begun`` names workers that have begun that step before anything happens, ``once_applied``
     those that have applied it. Without them a rank may be a step behind, in the last one's tail.
@@ -116,6 +120,7 @@ class Injector:
             Phase.COMPUTE: Where.IN_MICROBATCH,
             Phase.OPTIMIZER: Where.IN_OPTIMIZER,
             Phase.USER: Where.IN_TAIL,
+            Phase.RESTORING: Where.IN_RESTORING,
         }
         if phase in place:
             self.reach(place[phase])

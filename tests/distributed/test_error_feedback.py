@@ -189,7 +189,7 @@ def test_a_spare_has_what_the_dead_rank_left(run: Run, compression, where):
 def test_a_spare_that_dies_in_healing_leaves_it_to_the_next(run: Run):
     settings = {"communication": FED_BACK}
     undisturbed = run(train, **settings)
-    faults = fail_at(1, 4, Where.IN_BACKWARD), Fault("w3", 0, Where.IN_HEALING)
+    faults = fail_at(1, 4, Where.IN_BACKWARD), Fault("w3", 3, Where.IN_HEALING)
     outcome = run(train, *faults, spares=2, **settings)
     assert outcome.members == ("w0", "w4", "w2")
     for result in outcome.by_rank:

@@ -73,7 +73,7 @@ def test_one_failure_after_another(run: Run, undisturbed):
 
 
 def test_the_rank_that_is_healed_dies_with_half_of_the_state(run: Run, undisturbed):
-    healed = Fault("w3", 0, Where.IN_HEALING)
+    healed = Fault("w3", 3, Where.IN_HEALING)
     outcome = run(train, fail_at(1, 4, Where.IN_MICROBATCH), healed, spares=2)
     assert_as_undisturbed(outcome, undisturbed)
     assert outcome.members == ("w0", "w4", "w2")

@@ -244,6 +244,13 @@ def test_a_spare_that_has_rehearsed_begins_where_the_others_do(run: Run, smooth)
     assert_as_smooth(outcome, smooth)
 
 
+def test_who_takes_a_rank_over_dies_while_it_reads_the_shards(run: Run, smooth):
+    faults = fail_at(1, 4, Where.IN_BACKWARD), Fault("w3", 3, Where.IN_RESTORING)
+    outcome = run(train_sharded, *faults, spares=2, **FSDP)
+    assert_as_smooth(outcome, smooth)
+    assert outcome.members == ("w0", "w4", "w2")
+
+
 def test_a_kill_of_the_rank_that_hosts_the_store(run: Run, smooth):
     outcome = run(train_sharded, fail_at(0, 4, Where.IN_BACKWARD), spares=1, **FSDP)
     assert_as_smooth(outcome, smooth)

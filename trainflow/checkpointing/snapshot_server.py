@@ -28,7 +28,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -62,6 +62,7 @@ _AFTER_FAILURE_S = 1.0
 _REFUSED = (StateError, CheckpointError, LookupError, TypeError, ValueError, RuntimeError)
 
 Json = Any
+OnHalfSent = Callable[[Version], None]
 
 
 class SnapshotServer:
@@ -71,9 +72,15 @@ class SnapshotServer:
         address: where, and the token that opens it.
     """
 
-    def __init__(self, held: HeldSnapshots, job_id: str, host: str):
-        """Listen on a free port of ``host``, which the other nodes reach. Raises OSError."""
+    def __init__(
+        self, held: HeldSnapshots, job_id: str, host: str, on_half_sent: OnHalfSent | None = None
+    ):
+        """Listen on a free port of ``host``, which the other nodes reach. Raises OSError.
+
+        ``on_half_sent`` is called with the version when half of a part that was asked for is sent.
+        """
         self._held = held
+        self._on_half_sent = on_half_sent
         self._residuals = HeldResiduals(held.folder)
         self._job_id = job_id
         self._closed = threading.Event()
@@ -182,6 +189,11 @@ class SnapshotServer:
                     f"got bytes {start} to {start + num_bytes}, expected {len(payload)}"
                 )
             send_message(connection, {"ok": True, "num_bytes": num_bytes})
+            if self._on_half_sent is not None:
+                half = num_bytes // 2
+                connection.sendall(payload[start : start + half])
+                self._on_half_sent(version)
+                start, num_bytes = start + half, num_bytes - half
             connection.sendall(payload[start : start + num_bytes])
 
     def _take_copy(

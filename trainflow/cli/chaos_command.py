@@ -23,7 +23,8 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import names
 
 if TYPE_CHECKING:
-    from trainflow.coordination.chaos.campaign import FallenFault, Report
+    from trainflow.coordination.chaos.campaign import Report
+    from trainflow.coordination.chaos.fallen import FallenFault
     from trainflow.coordination.chaos.figures import Figures
 
 _FAULT_COLUMNS = {
@@ -40,7 +41,7 @@ EPILOGUE = "\n".join(
         "\b",
         "Exit codes:",
         "    0  every invariant that could be judged holds",
-        "    1  one doesn't; the report says which, with evidence",
+        "    1  one doesn't, or a listed fault did not fall; the report says which, with evidence",
         *(f"    {code.value}  {code.meaning}" for code in (ExitCode.USAGE, ExitCode.UNREACHABLE)),
     ]
 )
@@ -140,17 +141,12 @@ def describe(report: "Report") -> str:
 
 
 def _row_of(fault: "FallenFault") -> dict[str, Any]:
-    victim = fault.victim
-    if fault.undone is not None:
-        victim = fault.undone if victim is None else f"{victim}; {fault.undone}"
-    elif victim is None:
-        victim = "it was never due" if fault.at_s is None else "nobody was there"
     recovered_s = None if fault.recovered_s is None else f"{fault.recovered_s:.2f}"
     return {
         "number": fault.number,
         "after_step": fault.after_step,
         "what": fault.what,
-        "victim": victim,
+        "victim": fault.told,
         "recovered_s": recovered_s,
     }
 

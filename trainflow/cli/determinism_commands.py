@@ -7,7 +7,6 @@ Process: driver; each rank of a replay has one of its own.  Blocks: on records, 
 
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from difflib import get_close_matches
 from os.path import isfile
 from pathlib import Path
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
 
 _MAX_REPLAY_S = 7 * 24 * 3600.0
 _PATHS_SHOWN = 5
+_MORE = (
+    "training.deterministic has every step of a sharded model digested, "
+    "monitoring.digest_every_steps single tensors"
+)
 _COLUMNS = {"STEP": "step", "RECORDED": "recorded", "REPLAYED": "replayed", "SAME": "same"}
 _MEANINGS = {
     ExitCode.SUCCESS: "the same in every step that was compared",
@@ -118,11 +121,11 @@ def bisect(
     _require_comparable(runs[0], runs[1], accept or [])
     histories = [_history_of(each) for each in runs]
     parting = find_parting(histories[0], histories[1])
-    if not parting.shared:
-        told = " and ".join(f"{each.job.job_id} has {_span(each.digests)}" for each in runs)
+    if not parting.shared and not parting.tensor_steps:
         raise ConfigError(
-            f"bisect: got two runs that share no step with a digest ({told}), expected some; "
-            "choose others; of sharded models digests are made with training.deterministic"
+            f"bisect: got two runs that share no step with a digest ({_tell_digests(runs)}) and no "
+            "checkpoint of the same step, expected one of these; choose others, or have new ones "
+            f"record more: {_MORE}"
         )
     answer = _describe_parting(parting) | {"runs": [each.job.job_id for each in runs]}
     write_answer(answer, _tell_parting(parting, runs), output)
@@ -202,6 +205,7 @@ def _describe_parting(parting: "Parting") -> dict[str, Any]:
     return {
         "same": parting.step is None,
         "first_step": parting.step,
+        "last_same_step": parting.same_step,
         "digest_step": parting.digest_step,
         "first_tensor": None if tensors is None else tensors.paths[0],
         "tensors": None
@@ -213,15 +217,21 @@ def _describe_parting(parting: "Parting") -> dict[str, Any]:
             "num_compared": tensors.num_compared,
         },
         "num_shared": len(parting.shared),
+        "tensor_steps": list(parting.tensor_steps),
         "worlds_differ_from": parting.worlds_step,
     }
 
 
 def _tell_parting(parting: "Parting", runs: "list[PastRun]") -> str:
     shared = f"{len(parting.shared)} steps they share ({_span(parting.shared)})"
+    if not parting.shared:
+        lines = _tell_without_digests(parting, runs)
+    elif parting.step is None:
+        lines = [f"the same in all {shared}"]
+    else:
+        lines = [f"they part {_tell_place(parting.step, parting.same_step)}, of the {shared}"]
     if parting.step is None:
-        return f"the same in all {shared}"
-    lines = [f"they part at step {parting.step}, of the {shared}"]
+        return "\n".join(lines)
     if parting.digest_step is not None:
         one, other = (each.steps[parting.digest_step] for each in runs)
         lines.append(f"gradients of step {parting.digest_step}: {one.digest} and {other.digest}")
@@ -234,6 +244,33 @@ def _tell_parting(parting: "Parting", runs: "list[PastRun]") -> str:
             "sums have other bits"
         )
     return "\n".join(lines)
+
+
+def _tell_place(step: int, same_step: int | None) -> str:
+    """Say in which steps runs may have parted that differ after a step."""
+    if step == 1 or same_step == step - 1:
+        return f"at step {step}"
+    return f"by step {step}" if same_step is None else f"in one of steps {same_step + 1} to {step}"
+
+
+def _tell_without_digests(parting: "Parting", runs: "list[PastRun]") -> list[str]:
+    """Say what checkpoints tell, and digests of single tensors, and what would tell more."""
+    count = f"{len(parting.tensor_steps)} steps"
+    compared = f"the {count} after which tensors could be compared ({_span(parting.tensor_steps)})"
+    if parting.step is None:
+        told = f"the same after all of {compared}"
+    else:
+        told = f"they part {_tell_place(parting.step, parting.same_step)}, by {compared}"
+    return [
+        told,
+        f"of steps between nothing is known: they share none with a digest ({_tell_digests(runs)})",
+        f"a new run tells more if it records more: {_MORE}",
+    ]
+
+
+def _tell_digests(runs: "list[PastRun]") -> str:
+    """Say of which steps runs have digests."""
+    return " and ".join(f"{each.job.job_id} has {_span(each.digests)}" for each in runs)
 
 
 def _tell_tensors(parting: "Parting") -> list[str]:
@@ -304,10 +341,14 @@ def _read_stored(run: "PastRun") -> "dict[int, Tensors]":
     try:
         store = CheckpointStore(url)
         for step in store.committed_steps():
-            with suppress(CheckpointError):
+            try:
                 manifest = store.read_manifest(step)
-                if manifest.job_id == run.job.job_id:
-                    stored[step] = _contents(manifest)
+            except CheckpointError as error:
+                told = escape(str(error))
+                say(f"note: the checkpoint of step {step} is left out: {told}", err=True)
+                continue
+            if manifest.job_id == run.job.job_id:
+                stored[step] = _contents(manifest)
     except CheckpointError as error:
         say(f"note: checkpoints are left out: {error}", err=True)
     return stored

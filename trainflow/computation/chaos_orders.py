@@ -1,15 +1,18 @@
 """What a chaos campaign has ranks do to themselves, and where they say that it was done.
 
 Some faults can't be done from outside: a bit of what a rank has summed, a death in the middle of a
-certain phase of a certain step. The campaign appends such an order to a file in its folder, the
-rank that it is for finds it there. Whoever makes the file that claims an order does it, so that it
-is done once, whichever process holds the rank by then.
+certain phase of a certain step, or of a Keeper while a rank reads from it. The campaign appends
+such an order to a file in its folder, the rank or Keeper that it is for finds it there. Whoever
+makes the file that claims an order does it, so that it is done once, whichever process holds the
+rank by then.
 
-Process: the campaign writes orders, ranks read and claim them.  Blocks: on the local disk.
+Process: the campaign writes orders, ranks and Keepers read and claim them.
+Blocks: on the local disk.
 """
 
 import json
 import os
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +21,8 @@ CAMPAIGN = "TRAINFLOW_CAMPAIGN"
 """Environment variable with a campaign's folder; where it is set, workers take part."""
 
 OrderKind = Literal["kill", "stop", "flip"]
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+"""What a process sends itself, by the order's kind."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,16 @@ class Order:
     Attributes:
         number: of the fault, among all of the campaign.
         kind: kill and stop are signals; flip changes a bit of the summed gradients.
-        rank: which rank.
-        step: in which step; None: the first that begins after the order was read.
+        rank: which rank; None: it is for a Keeper, whichever is the first to be at that place.
+        step: in which step; None: the first that begins after the order was read. In phases that
+            come before a step: before this one, or a later one.
         phase: in which phase of it; None for a flip, which has a place of its own.
         pick: in [0, 1): which bit.
     """
 
     number: int
     kind: OrderKind
-    rank: int
+    rank: int | None
     step: int | None
     phase: str | None
     pick: float = 0.0
@@ -47,10 +53,10 @@ class Claim:
 
     Attributes:
         number: of the order.
-        worker_id: who did it.
+        worker_id: who did it; of a Keeper the host that it is on.
         pid: of its process.
-        rank: that it had.
-        step: that it was in.
+        rank: that it had; None: it was a Keeper.
+        step: that it was in, or was about to be given the state for.
         epoch: that it was in: incarnation and counter.
         at_s: CLOCK_REALTIME, right before.
         world_size: how many ranks there were.
@@ -59,7 +65,7 @@ class Claim:
     number: int
     worker_id: str
     pid: int
-    rank: int
+    rank: int | None
     step: int
     epoch: tuple[int, int]
     at_s: float

@@ -9,7 +9,6 @@ Blocks: on the local disk, once a step.
 """
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,10 +18,9 @@ from torch.distributed import Store
 
 from trainflow.clock import Clock
 from trainflow.communication.transport import Connector, Transport, Work
-from trainflow.computation.chaos_orders import Claim, Order, OrderBook, claim
+from trainflow.computation.chaos_orders import SIGNALS, Claim, Order, OrderBook, claim
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _BITS = 8
 
 
@@ -61,12 +59,13 @@ class Injector:
         """The training thread enters a phase."""
         if epoch == INITIAL_EPOCH:  # a spare that rehearses
             return
-        if phase is Phase.DATA and step != self._step:
+        if phase is Phase.HEALING or (phase is Phase.DATA and step != self._step):
             self._book.look()
-        self._step, self._phase, self._epoch = step, phase, epoch
+        self._step = step + 1 if phase.is_joining else step
+        self._phase, self._epoch = phase, epoch
         for order in self._due():
             if order.phase == phase and self._claim(order):
-                os.kill(os.getpid(), _SIGNALS[order.kind])
+                os.kill(os.getpid(), SIGNALS[order.kind])
 
     def on_summed(self, tensor: Tensor) -> None:
         """A tensor has been summed over ranks, in place."""
@@ -81,9 +80,15 @@ class Injector:
             order
             for order in self._book.orders
             if order.rank == self._rank
-            and order.step in {None, self._step}
+            and self._is_now(order.step)
             and order.number not in self._given_up
         ]
+
+    def _is_now(self, step: int | None) -> bool:
+        """Whether an order is for the step that this rank is in, or joins to go on with."""
+        return step in {None, self._step} or (
+            step is not None and self._phase.is_joining and step < self._step
+        )
 
     def _claim(self, order: Order) -> bool:
         """Tell whether this process is to do it, which it is once at most."""

@@ -325,7 +325,7 @@ class Session:
         self._group, self._pausing = group, False
         self._history.go_on_from(plan.base)
         self._tail_done = not plan.replay_tail
-        self._stamp(Phase.HEALING)
+        self._stamp(Phase.HEALING, plan.base.step)
         self._lay_out(plan)
         if not join(self._context, self._state, group, plan):
             return
@@ -387,11 +387,12 @@ class Session:
         if isinstance(taken, dict) and name in taken:
             raise TrainingError(f"{call}({name!r}): got the name twice, expected another `name=`")
 
-    def _stamp(self, phase: Phase) -> None:
+    def _stamp(self, phase: Phase, step: int | None = None) -> None:
         version = self._state.version
+        held = 0 if version is None else version.step
         self._context.stamps.stamp(
             phase,
-            step=0 if version is None else version.step,
+            step=held if step is None else step,
             epoch=INITIAL_EPOCH if self._group is None else self._group.spec.epoch,
             sequence=0 if self._group is None else self._group.sequence,
         )

@@ -36,7 +36,17 @@ FaultKind = Literal[
     "skew_clock",
 ]
 FaultTarget = Literal["member", "spare", "keeper", "coordinator"]
-FaultPhase = Literal["data", "compute", "communicate", "commit", "optimizer", "snapshot", "user"]
+FaultPhase = Literal[
+    "data",
+    "compute",
+    "communicate",
+    "commit",
+    "optimizer",
+    "snapshot",
+    "user",
+    "healing",
+    "restoring",
+]
 
 _MAX_SEED = 2**63 - 1
 _MOST_DRAWN = 10_000
@@ -147,10 +157,14 @@ class ScheduledFault(FaultConfig):
     """Seconds after all workers of the run, spares too, were warm."""
 
     at_step: PositiveInt | None = None
-    """A step: once it is committed; with ``phase``, or of flip, in it."""
+    """A step: once it is committed; with ``phase``, or of flip, in it. With phase healing or
+    restoring: the first time that this comes before it, or before a later step."""
 
     phase: FaultPhase | None = None
-    """Place in the step at which the rank itself does it, of kill and stop."""
+    """Place in the step at which the rank itself does it, of kill and stop. Two places come before
+    a step: healing, where all ranks of a new world meet and those that lack the state are given it,
+    and restoring, where a rank reads it from memory or storage. A Keeper is killed in restoring,
+    with a part sent that a rank reads from it."""
 
     @property
     def is_ordered(self) -> bool:
@@ -163,11 +177,22 @@ class ScheduledFault(FaultConfig):
         if (self.at_s is None) == (self.at_step is None):
             got = f"at_s = {show(self.at_s)} and at_step = {show(self.at_step)}"
             problems.append(Problem(where, got, "exactly one of the two", "say when it falls"))
-        if self.is_ordered and self.rank is None:
+        if self.is_ordered and self.rank is None and self.target == "member":
             expected = "a rank, which does it by itself at that place"
             problems.append(Problem(f"{where}.rank", "null", expected, "name one"))
-        if self.phase is None:
-            return problems
+        return problems if self.phase is None else [*problems, *self._phase_conflicts(where)]
+
+    def _phase_conflicts(self, where: str) -> list[Problem]:
+        problems: list[Problem] = []
+        if self.target == "keeper" and (self.phase, self.kind) != ("restoring", "kill"):
+            expected = "restoring with target = keeper, and kind = kill"
+            change = "change it, or leave the phase out"
+            got = f"{show(self.phase)} with kind = {self.kind}"
+            problems.append(Problem(f"{where}.phase", got, expected, change))
+        elif self.target not in {"member", "keeper"}:
+            expected = f"null with target = {self.target}, which goes through no phases of a step"
+            change = "leave it out, or change the target"
+            problems.append(Problem(f"{where}.phase", show(self.phase), expected, change))
         if self.at_step is None or self.kind not in {"kill", "stop"}:
             expected = "null without at_step, and with any kind but kill and stop"
             problems.append(

@@ -55,18 +55,34 @@ class Parting:
         tensors: the first of single tensors that differ, if any were compared and do.
         worlds_step: the first step that they did with unequally many ranks; their sums have other
             bits from there on, without a fault.
+        tensor_steps: the steps after which single tensors of both were compared, ascending.
     """
 
     shared: tuple[int, ...]
     digest_step: int | None
     tensors: DifferingTensors | None
     worlds_step: int | None
+    tensor_steps: tuple[int, ...] = ()
 
     @property
     def step(self) -> int | None:
         """The first step after which they are known to differ; None if they are the same."""
         found = [self.digest_step, None if self.tensors is None else self.tensors.step]
         return min((step for step in found if step is not None), default=None)
+
+    @property
+    def same_step(self) -> int | None:
+        """The last step before that of which something was compared; None if nothing was.
+
+        They part in one of the steps after it, up to `step`. Equal gradients of a step say that
+        they came to it alike.
+        """
+        if self.step is None:
+            return max((*self.shared, *self.tensor_steps), default=None)
+        before = [each for each in (*self.shared, *self.tensor_steps) if each < self.step]
+        if self.step in self.shared and self.step != self.digest_step:
+            before.append(self.step - 1)
+        return max(before, default=None)
 
 
 def find_parting(one: History, other: History) -> Parting:
@@ -79,7 +95,20 @@ def find_parting(one: History, other: History) -> Parting:
         next(differing, None),
         _find_tensors(one, other),
         next((step for step in both if one.worlds[step] != other.worlds[step]), None),
+        _find_tensor_steps(one, other),
     )
+
+
+def _find_tensor_steps(one: History, other: History) -> tuple[int, ...]:
+    """Return the steps of which both have a tensor from the same source."""
+    both = ((one.tensors, other.tensors), (one.stored, other.stored))
+    steps = {
+        step
+        for ours, theirs in both
+        for step in ours.keys() & theirs.keys()
+        if ours[step].keys() & theirs[step].keys()
+    }
+    return tuple(sorted(steps))
 
 
 def _find_tensors(one: History, other: History) -> DifferingTensors | None:

@@ -11,8 +11,10 @@ from ray.util import get_node_ip_address
 
 from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.snapshot_server import SnapshotServer
+from trainflow.checkpointing.snapshot_server import OnHalfSent, SnapshotServer
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.chaos_orders import find_folder
+from trainflow.computation.keeper_injection import KeeperInjector
 from trainflow.computation.stamps import read_stamp
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import names
@@ -43,7 +45,8 @@ class NodeMemory:
         self._folder = names.stamp_directory(job_id, node_id)
         self.held = HeldSnapshots(self._folder)
         self.residuals = HeldResiduals(self._folder)
-        self._server = SnapshotServer(self.held, job_id, get_node_ip_address())
+        host = get_node_ip_address()
+        self._server = SnapshotServer(self.held, job_id, host, _find_disturbance(job_id, host))
         limits = (snapshot.copy_within_s, snapshot.max_bytes_per_s)
         pace = CopyPace(*limits, self._is_link_wanted, SYSTEM_CLOCK)
         self.replicator = Replicator(self.held, node_id, pace, SYSTEM_CLOCK)
@@ -80,6 +83,12 @@ class NodeMemory:
 
     def _is_link_wanted(self) -> bool:
         return is_any_rank_waiting(self._folder)
+
+
+def _find_disturbance(job_id: str, host: str) -> OnHalfSent | None:
+    """Return what a chaos campaign wants done while states are read; None outside one."""
+    folder = find_folder(job_id)
+    return None if folder is None else KeeperInjector(folder, host, SYSTEM_CLOCK).on_half_sent
 
 
 def is_any_rank_waiting(folder: Path) -> bool:

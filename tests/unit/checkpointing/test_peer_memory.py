@@ -93,6 +93,15 @@ def test_a_state_is_read_from_all_that_hold_it(nodes: list[Node]):
     assert read_all(held_by(*nodes)) == state(3)
 
 
+def test_who_wants_to_know_hears_when_half_of_a_part_is_sent(tmp_path: Path):
+    leave(tmp_path, "slot0-1.0", 3)
+    sent: list[Version] = []
+    server = SnapshotServer(HeldSnapshots(tmp_path), "job-1", HOST, sent.append)
+    with closing(server):
+        assert read_all(HeldState(version(3), (server.address,))) == state(3)
+    assert set(sent) == {version(3)}
+
+
 def test_what_one_has_damaged_another_gives(nodes: list[Node]):
     for node in nodes:
         leave(node.folder, "slot0-1.0", 3)

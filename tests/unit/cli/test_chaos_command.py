@@ -12,7 +12,8 @@ import pytest
 from tests.unit.cli.conftest import CallMain
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.coordination.chaos import campaign, ground
-from trainflow.coordination.chaos.campaign import FallenFault, Report
+from trainflow.coordination.chaos.campaign import Report
+from trainflow.coordination.chaos.fallen import FallenFault
 from trainflow.coordination.chaos.figures import Figures
 from trainflow.coordination.chaos.invariants import Verdict
 
@@ -27,6 +28,7 @@ REPORT = Report(
         FallenFault(3, "kill member"),
         FallenFault(4, "stop rank 0", at_s=6.5, after_step=4, undone="could not be done: why"),
         FallenFault(5, "slow rank 2", "rank 2", None, 7.0, 5, undone="it failed"),
+        FallenFault(6, "kill rank 0", due_by="place", is_missed=True),
     ),
     verdicts=(GOOD, UNTOLD),
     figures=Figures(20.0, 0.1, 0.9, 0.5, 0.025, 0, 1, 12.0),
@@ -87,6 +89,7 @@ def test_a_campaign_is_carried_out_and_reported(
         "3      -           kill member  it was never due           -",
         "4      4           stop rank 0  could not be done: why     -",
         "5      5           slow rank 2  rank 2; it failed          -",
+        "6      -           kill rank 0  nobody came to that place  -",
         "yes    every sample is used once  80 samples in 10 steps",
         "-      flipped bits are kept out  no bit was flipped",
         "1 recoveries in 20.0 s of training; no step ran for 0.50 s of them (2.5%); 0 steps lost",

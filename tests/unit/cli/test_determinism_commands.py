@@ -1,6 +1,7 @@
 """Comparing runs from the command line, by records of runs that never ran."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,86 @@ class TestBisect:
         record_run(home, "b", make_job(), {1: None, 3: "c"})
         assert call_main("bisect", "a", "b") == 2
         assert "(a has steps 1 to 2 and b has step 3)" in capsys.readouterr().err
+
+    @pytest.fixture
+    def keep(self, home: Path, tmp_path: Path) -> Callable[..., None]:
+        """Record a run without digests, with checkpoints of which these have another tensor."""
+
+        def keep(job_id: str, *, parted: Sequence[int] = (), steps: Sequence[int] = (4, 8)) -> None:
+            store = CheckpointStore(str(tmp_path / f"store-{job_id}"))
+            job = make_job(checkpoint={"url": store.url})
+            record_run(home, job_id, job, dict.fromkeys(range(1, 13)))
+            for step in steps:
+                save(store, step, job_id, w="0", m="1" if step in parted else "0")
+
+        return keep
+
+    def test_without_digests_checkpoints_tell_that_runs_are_the_same(
+        self, keep: Callable[..., None], call_main: CallMain, capsys
+    ):
+        keep("a")
+        keep("b", steps=(4, 8, 12))
+        assert call_main("bisect", "a", "b") == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[:2] == [
+            "the same after all of the 2 steps after which tensors could be compared (steps 4 to "
+            "8)",
+            "of steps between nothing is known: they share none with a digest (a has none and b "
+            "has none)",
+        ]
+        assert "training.deterministic" in said[2]
+        assert call_main("bisect", "a", "b", "-o", "json") == 0
+        answer = json.loads(capsys.readouterr().out)
+        told = (answer["same"], answer["last_same_step"], answer["tensor_steps"])
+        assert told == (True, 8, [4, 8])
+
+    @pytest.mark.parametrize(
+        ("parted", "place", "last_same"),
+        [((8,), "in one of steps 5 to 8", 4), ((4, 8), "by step 4", None)],
+    )
+    def test_without_digests_checkpoints_tell_between_which_steps_runs_part(
+        self,
+        keep: Callable[..., None],
+        call_main: CallMain,
+        capsys,
+        parted: tuple[int, ...],
+        place: str,
+        last_same: int | None,
+    ):
+        keep("a")
+        keep("b", parted=parted)
+        assert call_main("bisect", "a", "b") == 1
+        said = capsys.readouterr().out.splitlines()
+        assert said[0].startswith(f"they part {place}, by the 2 steps after which tensors could be")
+        assert "monitoring.digest_every_steps" in said[2]
+        assert said[3:] == [
+            f"1 of 2 tensors differ after step {parted[0]}, by the checkpoints; the first:",
+            "  m",
+        ]
+        assert call_main("bisect", "a", "b", "-o", "json") == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["first_step"], answer["last_same_step"]) == (parted[0], last_same)
+        assert (answer["digest_step"], answer["num_shared"]) == (None, 0)
+
+    def test_a_step_without_a_digest_is_not_said_to_be_the_same(
+        self, home: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "a", make_job(), DIGESTS)
+        record_run(home, "b", make_job(), {**PARTED, 4: None})
+        assert call_main("bisect", "a", "b") == 1
+        assert "they part in one of steps 4 to 5, of the 11 steps" in capsys.readouterr().out
+
+    def test_a_checkpoint_that_can_t_be_read_is_named(
+        self, keep: Callable[..., None], tmp_path: Path, call_main: CallMain, capsys
+    ):
+        keep("a")
+        keep("b")
+        for manifest in (tmp_path / "store-b" / "manifests").iterdir():
+            manifest.write_text("damaged")
+        assert call_main("bisect", "a", "b") == 2
+        said = capsys.readouterr().err
+        assert "note: the checkpoint of step 4 is left out: " in said
+        assert "no checkpoint of the same step, expected one of these" in said
 
     def test_a_run_that_is_not_there_is_not_found(self, home: Path, call_main: CallMain, capsys):
         record_run(home, "a", make_job(), DIGESTS)

@@ -81,6 +81,40 @@ def test_a_spare_that_rehearses_does_nothing(tmp_path: Path, signals: list[tuple
     assert signals == []
 
 
+@pytest.mark.parametrize("phase", [Phase.HEALING, Phase.RESTORING])
+@pytest.mark.parametrize(("base", "is_due"), [(3, False), (4, True), (5, True)])
+def test_a_rank_that_joins_dies_before_the_step_of_the_order_or_a_later_one(
+    tmp_path: Path, signals: list[tuple[int, int]], phase: Phase, base: int, *, is_due: bool
+):
+    """It has gone through no step yet, and a later phase of the same name is none of the step."""
+    give_order(tmp_path, make_order(phase=str(phase)))
+    injector, _ = make_rank(tmp_path, 1, "slot3-1.3")
+    injector.on_stamp(Phase.PARKED, 0, INITIAL_EPOCH)
+    injector.on_stamp(Phase.HEALING, base, EPOCH)
+    injector.on_stamp(phase, base, EPOCH)
+    assert len(signals) == is_due
+    done = read_claim(tmp_path, 1)
+    assert (done is not None) == is_due
+    assert done is None or (done.step, done.worker_id) == (base + 1, "slot3-1.3")
+
+
+def test_who_dies_as_it_joins_is_followed_by_one_that_does_not(
+    tmp_path: Path, signals: list[tuple[int, int]]
+):
+    give_order(tmp_path, make_order(phase="healing"))
+    for name in ("slot3-1.3", "slot4-1.4"):
+        make_rank(tmp_path, 1, name)[0].on_stamp(Phase.HEALING, 4, EPOCH)
+    assert len(signals) == 1
+
+
+def test_an_order_for_a_phase_of_a_step_is_none_for_a_later_step(
+    tmp_path: Path, signals: list[tuple[int, int]]
+):
+    give_order(tmp_path, make_order())
+    go_through(make_rank(tmp_path, 1)[0], 6)
+    assert signals == []
+
+
 def test_a_bit_of_a_sum_is_flipped_once_in_the_commit(tmp_path: Path):
     give_order(tmp_path, make_order("flip", phase=None, pick=0.5))
     injector, transport = make_rank(tmp_path, 1)

@@ -227,8 +227,8 @@ def test_a_state_that_is_read_from_where_it_was_kept_has_a_phase_of_its_own(
         state.version = stored.version
 
     monkeypatch.setattr(joining, "restore", restore)
-    phases: list[Phase] = []
-    context.stamps.listeners.append(lambda phase, *_: phases.append(phase))
+    phases: list[tuple[Phase, int]] = []
+    context.stamps.listeners.append(lambda phase, step, _: phases.append((phase, step)))
     session = Session(context)
     session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
     stored = StoredState("file:///nowhere", step=5)
@@ -237,7 +237,8 @@ def test_a_state_that_is_read_from_where_it_was_kept_has_a_phase_of_its_own(
     assert [each and (each.phase, each.epoch) for each in seen] == [
         (Phase.RESTORING, EpochId(1, 1))
     ]
-    assert phases[-4:] == [Phase.HEALING, Phase.RESTORING, Phase.HEALING, Phase.USER]
+    joining_phases = [Phase.HEALING, Phase.RESTORING, Phase.HEALING]
+    assert phases[-4:] == [*((phase, 5) for phase in joining_phases), (Phase.USER, 5)], "its base"
 
 
 @pytest.mark.parametrize(("position", "first"), [(None, 20), (30, 30), (10, 20)])

@@ -46,14 +46,16 @@ def test_a_whole_plan_is_read(write):
                     {"kind": "slow", "target": "spare", "at_s": 0, "speed": 0.25, "last_s": 1},
                     {"kind": "drop_node", "at_step": 9, "back_after_s": None},
                     {"kind": "flip", "rank": 0, "at_step": 9},
+                    {"kind": "stop", "rank": 0, "at_step": 9, "phase": "healing"},
+                    {"kind": "kill", "target": "keeper", "at_step": 9, "phase": "restoring"},
                 ],
                 "cluster": {"nodes": 2},
             }
         )
     )
     assert (plan.seed, plan.cluster.nodes) == (7, 2)
-    assert [where for where, _ in plan.faults] == ["mix.0", *(f"schedule.{n}" for n in range(5))]
-    assert [each.is_ordered for each in plan.schedule] == [True, False, False, False, True]
+    assert [where for where, _ in plan.faults] == ["mix.0", *(f"schedule.{n}" for n in range(7))]
+    assert [each.is_ordered for each in plan.schedule] == [True, False, False, False] + 3 * [True]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,37 @@ def test_a_whole_plan_is_read(write):
                 ]
             },
             "schedule.0.resume_after_s: got 1; expected null with phase",
+        ),
+        (
+            {"schedule": [{"kind": "kill", "at_step": 1, "phase": "healing"}]},
+            "schedule.0.rank: got null; expected a rank, which does it by itself",
+        ),
+        (
+            {"schedule": [{"kind": "flip", "rank": 0, "at_step": 1, "phase": "restoring"}]},
+            "schedule.0.phase: got 'restoring'; expected null without at_step, and with any kind",
+        ),
+        (
+            {"schedule": [{"kind": "kill", "target": "keeper", "at_step": 1, "phase": "healing"}]},
+            "schedule.0.phase: got 'healing' with kind = kill; expected restoring with target = "
+            "keeper, and kind = kill; change it, or leave the phase out",
+        ),
+        (
+            {
+                "schedule": [
+                    {"kind": "kill", "target": "keeper", "rank": 1, "at_step": 1}
+                    | {"phase": "restoring"}
+                ]
+            },
+            "schedule.0.rank: got 1; expected null with target = keeper, which has no rank",
+        ),
+        (
+            {
+                "schedule": [
+                    {"kind": "kill", "target": "coordinator", "at_step": 1, "phase": "data"}
+                ]
+            },
+            "schedule.0.phase: got 'data'; expected null with target = coordinator, which goes "
+            "through no phases of a step; leave it out, or change the target",
         ),
         ({"schedule": [{"kind": "flip", "at_step": 1}]}, "schedule.0.rank: got null; expected a"),
         (

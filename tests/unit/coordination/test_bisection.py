@@ -66,3 +66,35 @@ def test_checkpoints_tell_where_the_record_doesn_t_or_tells_later():
 def test_the_step_is_told_from_which_on_the_worlds_differ():
     assert find_parting(history(), history()).worlds_step is None
     assert find_parting(history(), history(worlds=WORLD | {3: 1, 4: 1})).worlds_step == 3
+
+
+def test_what_was_the_same_before_is_told_by_whatever_was_compared():
+    stored = {step: {"w": str(step)} for step in (10, 20, 30)}
+    one = History({}, {}, stored=stored)
+    parting = find_parting(one, one)
+    assert (parting.step, parting.same_step, parting.tensor_steps) == (None, 30, (10, 20, 30))
+    other = History({}, {}, stored=stored | {20: {"w": "x"}, 30: {"w": "y"}})
+    parting = find_parting(one, other)
+    assert (parting.step, parting.same_step) == (20, 10)
+    first = find_parting(one, History({}, {}, stored=stored | {10: {"w": "x"}}))
+    assert (first.step, first.same_step) == (10, None)
+
+
+def test_equal_gradients_of_a_step_say_that_it_was_come_to_alike():
+    tensors = {4: {"w": "1"}}, {4: {"w": "x"}}
+    one, other = (history(tensors=each, digests={4: "d"}) for each in tensors)
+    assert (find_parting(one, other).step, find_parting(one, other).same_step) == (4, 3)
+    unlike = history(tensors=tensors[1], digests={4: "e"})
+    assert find_parting(one, unlike).same_step is None
+
+
+def test_a_step_that_nobody_lived_to_report_leaves_two_in_which_they_may_part():
+    lacking = history(digests={1: "a", 3: "x", 4: "y"})
+    parting = find_parting(history(), lacking)
+    assert (parting.step, parting.same_step) == (3, 1)
+
+
+def test_tensors_of_different_sources_or_names_are_not_compared():
+    one = history(digests={}, tensors={2: {"w": "1"}}, stored={4: {"w": "1"}})
+    other = history(digests={}, tensors={4: {"w": "1"}}, stored={2: {"w": "1"}, 4: {"v": "1"}})
+    assert find_parting(one, other).tensor_steps == ()

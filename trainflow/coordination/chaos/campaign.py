@@ -15,6 +15,7 @@ from trainflow.computation.chaos_orders import Claim, give_order, read_claim
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
+from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen, due_by
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
 from trainflow.coordination.chaos.flips import DIFFERING
@@ -32,33 +33,6 @@ _CLEAN_WITHIN_S = 30.0
 _STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class FallenFault:
-    """What became of a planned fault.
-
-    Attributes:
-        number: of it.
-        what: was to be done, and to whom.
-        victim: on whom it fell; None: on nobody.
-        worker_id: of the member or spare that it fell on, or that is on the node that it fell on.
-        at_s: CLOCK_REALTIME when it fell, or was found to have nobody to fall on; None: it was
-            never due.
-        after_step: the newest step that was known to be committed.
-        recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
-            known where clocks were wrong.
-        undone: what of it could not be done, and why.
-    """
-
-    number: int
-    what: str
-    victim: str | None = None
-    worker_id: str | None = None
-    at_s: float | None = None
-    after_step: int | None = None
-    recovered_s: float | None = None
-    undone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +64,7 @@ class Report:
             "holds": self.holds,
             "invariants": [asdict(each) for each in self.verdicts],
             "figures": None if self.figures is None else asdict(self.figures),
-            "faults": [asdict(each) for each in self.faults],
+            "faults": [asdict(each) | {"outcome": str(each.outcome)} for each in self.faults],
             "runs": list(self.runs),
             "folder": str(self.folder),
         }
@@ -137,7 +111,7 @@ class Campaign:
         fallen = [each.at_s for each in run.fallen if each.at_s is not None and each.victim]
         is_skewed = _skews_clocks(self.faults)
         facts = facts_of(self.job)
-        findings = Findings(facts, evidence, undisturbed, len(fallen), is_skewed)
+        findings = Findings(facts, evidence, undisturbed, run.fallen, run.spares, is_skewed)
         steps = None if undisturbed is None else undisturbed.steps
         figures = measure(evidence.steps, evidence.events, fallen, steps)
         figures = replace(figures, starting_cpu_s=run.starting_cpu_s)
@@ -155,11 +129,13 @@ class _OneRun:
 
     Attributes:
         fallen: what became of each of its faults, once it is over.
+        spares: what was seen of them, once it is over.
         starting_cpu_s: CPU time of workers that started while it trained.
     """
 
     def __init__(self, campaign: Campaign, name: str, faults: Sequence[PlannedFault]):
         self.fallen: list[FallenFault] = []
+        self.spares: SparesSeen | None = None
         self.starting_cpu_s = 0.0
         self._campaign = campaign
         self._clock = campaign.clock
@@ -185,11 +161,13 @@ class _OneRun:
         finally:
             scene.release_all()
             view.close()
-        if None in scene.undone:
-            self._campaign.tell(f"what faults did {scene.undone[None]}, as it was to be ended")
         run.retire()
         self.starting_cpu_s = view.starting_cpu_s
+        are_warm = self._warm_at_s is not None
+        self.spares = SparesSeen(self._job.workers.spares, view.most_spares, are_warm)
         left = self._await_nothing(run, view)
+        if None in scene.undone:
+            left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
         evidence = gather(self._status_at_end(run, view), folder, flips, left)
         self._conclude(folder, evidence, scene.undone)
@@ -224,8 +202,9 @@ class _OneRun:
             victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
             name = None if victim is None else victim.name
             worker_id = None if victim is None else victim.worker.get("worker_id")
+            what, by = planned.what, due_by(planned)
             self.fallen.append(
-                FallenFault(planned.number, planned.what, name, worker_id, at_s, step)
+                FallenFault(planned.number, what, name, worker_id, at_s, step, due_by=by)
             )
             told = name or scene.undone.get(planned.number, "nobody is there")
             self._campaign.tell(f"after step {step}: {planned.what}: {told}")
@@ -261,17 +240,20 @@ class _OneRun:
     ) -> None:
         """Say what became of each fault, also of those that ranks did themselves."""
         fallen = {each.number: each for each in self.fallen}
+        last_step = max((line["step"] for line in evidence.steps), default=0)
         for planned in self._faults:
             by_rank = planned.is_ordered or planned.fault.kind == "flip"
             made = read_claim(folder, planned.number) if by_rank else None
             if planned.number not in fallen:
-                fallen[planned.number] = _done_by_rank(planned, made)
-            elif by_rank:  # a flip at a time: it was ordered then, and fell in the next step
+                fallen[planned.number] = _done_by_itself(planned, made, last_step)
+            elif by_rank and fallen[planned.number].victim is not None:
+                # A flip at a time: it was ordered then, and fell in the next step.
                 before = fallen[planned.number]
                 fallen[planned.number] = replace(
                     before,
                     victim=None if made is None else before.victim,
                     at_s=before.at_s if made is None else made.at_s,
+                    is_missed=made is None,
                 )
         recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
         self.fallen = [replace(each, undone=undone.get(n)) for n, each in fallen.items()]
@@ -285,14 +267,18 @@ def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
     return any(each.fault.kind == "skew_clock" for each in faults)
 
 
-def _done_by_rank(planned: PlannedFault, made: Claim | None) -> FallenFault:
-    """Return what became of a fault that fell, or was to fall, by itself."""
+def _done_by_itself(planned: PlannedFault, made: Claim | None, last_step: int) -> FallenFault:
+    """Return what became of a fault that fell, or was to fall, by itself, or was never due."""
+    told = FallenFault(planned.number, planned.what, due_by=due_by(planned))
     if made is None:
-        return FallenFault(planned.number, planned.what)
+        at_step = planned.at_step
+        is_missed = planned.is_ordered and at_step is not None and at_step <= last_step
+        return replace(told, is_missed=is_missed)
+    told = replace(told, at_s=made.at_s, after_step=made.step - 1)
+    if made.rank is None:
+        return replace(told, victim=f"the Keeper of {made.worker_id}, pid {made.pid}")
     who = f"rank {made.rank} ({made.worker_id}), pid {made.pid}"
-    return FallenFault(
-        planned.number, planned.what, who, made.worker_id, made.at_s, after_step=made.step - 1
-    )
+    return replace(told, victim=who, worker_id=made.worker_id)
 
 
 def _with_own_store(job: JobConfig, campaign: str, name: str) -> JobConfig:
@@ -321,7 +307,8 @@ def _with_recovery(
     """
     if fallen.at_s is None or fallen.victim is None:
         return fallen
-    said = DIFFERING if fallen.what.startswith("flip") else (f"{fallen.worker_id} ",)
+    by_worker = () if fallen.worker_id is None else (f"{fallen.worker_id} ",)
+    said = DIFFERING if fallen.what.startswith("flip") else by_worker
     for each in recovered:
         is_named = any(text in cause for cause in each["causes"] for text in said)
         num_since = sum(fallen.at_s < at_s <= each["noticed_at_s"] for at_s in committed_s)

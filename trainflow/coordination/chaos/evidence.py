@@ -24,6 +24,7 @@ def facts_of(job: JobConfig) -> JobFacts:
         seed=job.training.seed,
         order=job.data.order,
         deterministic=job.training.deterministic,
+        is_monitored=job.monitoring.enabled,
     )
 
 
@@ -79,5 +80,5 @@ def _find_flips(folder: Path, numbers: Iterable[int]) -> tuple[Flip, ...]:
     return tuple(
         Flip(each.rank, each.step, each.epoch, each.at_s, each.world_size)
         for each in claims
-        if each is not None
+        if each is not None and each.rank is not None
     )

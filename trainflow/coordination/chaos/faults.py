@@ -207,10 +207,10 @@ FAULTS: dict[FaultKind, Fault] = {
 
 
 def order_of(planned: PlannedFault) -> Order:
-    """Return the order by which a rank does a fault to itself, at the place that the plan names."""
+    """Return the order by which a process does a fault to itself, at the place of the plan."""
     fault = planned.fault
     assert planned.is_ordered, "else it falls from outside"
-    assert fault.rank is not None, "the plan requires one"
+    assert fault.rank is not None or fault.target == "keeper", "the plan requires one"
     assert fault.kind in ("kill", "stop", "flip"), "the plan allows no others"
     return Order(
         planned.number, fault.kind, fault.rank, planned.at_step, planned.phase, planned.pick

@@ -69,7 +69,7 @@ def _found_in(file: str, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _check_faults(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
-    checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip]
+    checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip, _check_phase]
     for where, fault in plan.faults:
         for check in checks:
             yield from check(where, fault, job)
@@ -101,6 +101,15 @@ def _check_spares(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Pr
     if fault.target == "spare" and not job.workers.spares:
         expected = "another target with workers.spares = 0"
         yield Problem(f"{where}.target", "'spare'", expected, "change it, or have spares")
+
+
+def _check_phase(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    """A replicated state is read by rank 0 alone, which gives it to the others."""
+    phase = fault.phase if isinstance(fault, ScheduledFault) else None
+    if phase == "restoring" and fault.rank and not job.parallel.is_sharded:
+        expected = f"0 with phase = restoring and parallel.mode = {job.parallel.mode}, where rank 0"
+        change = "change it, or have it in phase healing"
+        yield Problem(f"{where}.rank", str(fault.rank), f"{expected} reads for all", change)
 
 
 def _check_flip(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
@@ -142,7 +151,10 @@ def _check_job(job: JobConfig, *, on_own_cluster: bool) -> Iterator[Problem]:
 
 def _check_nodes(plan: ChaosPlan, *, on_own_cluster: bool) -> Iterator[Problem]:
     for where, fault in plan.faults:
-        if fault.kind in _OURS and not on_own_cluster:
+        if _is_by_keeper(fault) and not on_own_cluster:
+            expected = f"null with target = keeper and --address: {_OURS['skew_clock']}"
+            yield Problem(f"{where}.phase", "'restoring'", expected, "leave it, or --address, out")
+        elif fault.kind in _OURS and not on_own_cluster:
             expected = f"another kind with --address: {_OURS[fault.kind]}"
             change = "leave it, or --address, out"
             yield Problem(f"{where}.kind", show(fault.kind), expected, change)
@@ -150,6 +162,11 @@ def _check_nodes(plan: ChaosPlan, *, on_own_cluster: bool) -> Iterator[Problem]:
             expected = f"at least 2 with kind = {fault.kind}"
             got = str(plan.cluster.nodes)
             yield Problem("cluster.nodes", got, expected, "raise it")
+
+
+def _is_by_keeper(fault: FaultConfig) -> bool:
+    """Whether a Keeper does it by itself."""
+    return isinstance(fault, ScheduledFault) and fault.is_ordered and fault.target == "keeper"
 
 
 def _check_reach(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:

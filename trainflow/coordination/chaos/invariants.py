@@ -4,12 +4,19 @@ Each invariant is one function from the evidence to a verdict. A verdict that ca
 why, and counts for nothing. Pure.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainflow.coordination.bisection import History, find_parting
+from trainflow.coordination.chaos.fallen import (
+    FallenFault,
+    SparesSeen,
+    count_outcomes,
+    find_missing,
+)
 from trainflow.coordination.chaos.flips import Flip, Naming, find_naming
 from trainflow.coordination.chaos.used_samples import (
     Committed,
@@ -54,6 +61,7 @@ class JobFacts:
         seed: of the order of samples.
         order: of them.
         deterministic: whether runs of it are to come to the same bits.
+        is_monitored: whether it tells what the workers' time went into.
     """
 
     max_steps: int
@@ -62,6 +70,7 @@ class JobFacts:
     seed: int
     order: OrderKind
     deterministic: bool
+    is_monitored: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,11 @@ class RunEvidence:
     flips: Sequence[Flip] = ()
     left: Sequence[str] = ()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it did all of its steps."""
+        return self.state == "succeeded"
+
     def history(self) -> History:
         """Return what it has digested."""
         digests = {line["step"]: line["digest"] for line in self.steps if line.get("digest")}
@@ -123,14 +137,16 @@ class Findings:
         job: what was run.
         disturbed: the run that faults fell on.
         undisturbed: the same run without any; None if there was none.
-        num_faults: that fell.
+        faults: all that were planned, and what became of them.
+        spares: what was seen of them; None: nothing is known.
         has_wrong_clocks: whether some were clocks that were made wrong.
     """
 
     job: JobFacts
     disturbed: RunEvidence
     undisturbed: RunEvidence | None = None
-    num_faults: int = 0
+    faults: Sequence[FallenFault] = ()
+    spares: SparesSeen | None = None
     has_wrong_clocks: bool = False
 
 
@@ -147,15 +163,17 @@ def _judge(name: str, faults: Iterable[str], told: str) -> Verdict:
 
 
 def judge_end(found: Findings) -> Verdict:
-    """The run did all of its steps, and something fell on it meanwhile."""
-    run, wrong = found.disturbed, list[str]()
-    is_done = run.state == "succeeded"
-    if not is_done:
-        wrong.append(f"it {run.state}: {run.reason.strip()[:500]}")
-    if not found.num_faults:
-        change = ": make the run longer, or the faults earlier" if is_done else ""
-        wrong.append(f"no fault fell before it was over{change}")
-    return _judge("it ends", wrong, f"{found.num_faults} faults fell, and it {run.state}")
+    """The run did all of its steps."""
+    run = found.disturbed
+    wrong = [] if run.is_done else [f"it {run.state}: {run.reason.strip()[:500]}"]
+    return _judge("it ends", wrong, f"it {run.state}")
+
+
+def judge_faults(found: Findings) -> Verdict:
+    """What the plan lists has fallen, and of what it draws something."""
+    run = found.disturbed
+    wrong = find_missing(found.faults, found.spares, run.events, is_done=run.is_done)
+    return _judge("its faults fall", wrong, count_outcomes(found.faults))
 
 
 def judge_steps(found: Findings) -> Verdict:
@@ -176,8 +194,16 @@ def judge_steps(found: Findings) -> Verdict:
     wrong += [f"step {s} is in the record {n} times" for s, n in sorted(recorded.items()) if n > 1]
     wrong += [f"step {step} is none of {last}" for step in committing if not 1 <= step <= last]
     missing = sum(step not in recorded for step in range(1, last + 1))
+    if run.is_done and missing > _count_unheard(run.events):
+        wrong.append(f"{missing} steps are not in the record, more than anybody died with")
     told = f"{last} steps" + (f"; nobody lived to report {missing}" if missing else "")
     return _judge("every step is committed once", wrong, told)
+
+
+def _count_unheard(events: Sequence[Mapping[str, Any]]) -> float:
+    """Return how many steps may be in no record: each loss may have taken one along."""
+    kinds = Counter(event["kind"] for event in events)
+    return math.inf if kinds["coordinator_restarted"] else kinds["failure"]
 
 
 def judge_samples(found: Findings) -> Verdict:
@@ -204,6 +230,8 @@ def judge_samples(found: Findings) -> Verdict:
 def judge_ranks(found: Findings) -> Verdict:
     """All ranks that hold the same part of the state hold the same bits of it."""
     name, ends = "ranks end bitwise equal", found.disturbed.ends
+    if not ends and found.disturbed.is_done:
+        return Verdict(name, False, ("it is done, and no rank has told what it holds",))
     if not ends:
         return Verdict(name, None, ("no rank has come to the end",))
     holders: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -266,20 +294,15 @@ def judge_flips(found: Findings) -> Verdict:
 
 def judge_sameness(found: Findings) -> Verdict:
     """The run came to the same bits as one on which nothing fell."""
-    name, job, one, other = (
-        "it ends as an undisturbed run",
-        found.job,
-        found.disturbed,
-        found.undisturbed,
-    )
+    name = "it ends as an undisturbed run"
+    job, one, other = found.job, found.disturbed, found.undisturbed
     if other is None:
         return Verdict(name, None, ("left out, by --no-compare",))
-    if not job.deterministic:
-        return Verdict(name, None, ("training.deterministic is false: bits may differ anyway",))
-    if changed := [line for line in one.steps if line["world_size"] != job.target]:
-        told = f"the world had {changed[0]['world_size']} ranks in step {changed[0]['step']}"
-        return Verdict(name, None, (f"{told}: its sums have other bits",))
-    wrong = [] if other.state == "succeeded" else [f"that one {other.state}: {other.reason}"]
+    if not other.is_done:
+        return Verdict(name, False, (f"that one {other.state}: {other.reason.strip()[:500]}",))
+    if excuse := _tell_other_bits(one, job):
+        return Verdict(name, None, (excuse,))
+    wrong = [] if other.ends else ["no rank of that one has told what it holds"]
     parting = find_parting(one.history(), other.history())
     if parting.step is not None:
         more = f"trainflow bisect {one.job_id} {other.job_id} has more"
@@ -297,12 +320,25 @@ def judge_sameness(found: Findings) -> Verdict:
     return _judge(name, wrong, told)
 
 
+def _tell_other_bits(run: RunEvidence, job: JobFacts) -> str:
+    """Say why a run may rightly come to other bits than another; "" if it may not."""
+    if not job.deterministic:
+        return "training.deterministic is false: bits may differ anyway"
+    changed = [line for line in run.steps if line["world_size"] != job.target]
+    if not changed:
+        return ""
+    told = f"the world had {changed[0]['world_size']} ranks in step {changed[0]['step']}"
+    return f"{told}: its sums have other bits"
+
+
 def judge_time(found: Findings) -> Verdict:
     """The ledger has a cause for the time of every worker, from when it was asked for."""
     name = "all time has a cause"
     if found.has_wrong_clocks:
         return Verdict(name, None, ("clocks were wrong by which it is measured",))
     compared = compare_ledger(found.disturbed.events)
+    if compared is None and found.disturbed.is_done and found.job.is_monitored:
+        return Verdict(name, False, ("it is done and monitored, and told of no ledger",))
     if compared is None:
         return Verdict(name, None, ("it told of no ledger: it isn't monitored, or nobody lived",))
     charged_s, lived_s = compared
@@ -324,6 +360,7 @@ def _list(values: Iterable[object]) -> str:
 
 INVARIANTS: tuple[Callable[[Findings], Verdict], ...] = (
     judge_end,
+    judge_faults,
     judge_steps,
     judge_samples,
     judge_ranks,

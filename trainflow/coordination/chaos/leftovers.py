@@ -27,7 +27,11 @@ class Traces:
 
     def note(self, pids: Iterable[int]) -> None:
         """See processes of the run, and what they have started; of known ones sockets once more."""
-        for pid in [*pids, *self._find_started()]:
+        self._see(pids)
+        self._see(self._find_started())  # of new ones too: who is killed soon may leave some
+
+    def _see(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             with suppress(psutil.Error):
                 process = self._processes.get(pid)
                 if process is None or not process.is_running():
@@ -57,7 +61,7 @@ class Traces:
             if group["name"].startswith(f"{job_id}/") and group["state"] != "REMOVED"
         ]
         memory = names.stamp_directory(job_id, "any").parent
-        return left + [str(path) for path in [*memory.glob("**/*")]]
+        return left + [str(path) for path in (memory, *memory.glob("**/*")) if path.exists()]
 
     def _find_open(self) -> set[int]:
         """Return the ports of the run whose sockets some process holds, whoever that is."""

@@ -53,6 +53,7 @@ class RunView:
         workers: as `Coordinator.workers` has them.
         coordinator_pid: None before the first answer.
         keeper_pids: by node.
+        most_spares: how many were warm at most while it trained; None: it hasn't been seen to.
         traces: what was seen of the run's processes.
         gone: why there will be no more answers, or None.
     """
@@ -62,6 +63,7 @@ class RunView:
         self.workers: list[dict[str, Any]] = []
         self.coordinator_pid: int | None = None
         self.keeper_pids: dict[str, int] = {}
+        self.most_spares: int | None = None
         self.traces = Traces()
         self.gone: str | None = None
         self._run = run
@@ -119,6 +121,8 @@ class RunView:
         if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
             self._noted_at_s = now_s
             self._note()
+        if status["state"] == "running" and status["step"] > 0:
+            self.most_spares = max(self.most_spares or 0, status["spares"])
         self._measure_starting(self.workers, is_training=status["step"] > 0)
         self.status = status  # last: who sees the ending sees all that came before it
 

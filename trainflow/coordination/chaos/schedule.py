@@ -30,6 +30,7 @@ class PlannedFault:
         at_step: the step that says it.
         phase: place in that step; None: once it is committed, or of a flip in it.
         is_ordered: the rank does it by itself.
+        is_drawn: chance has it fall, and the plan lists it nowhere.
     """
 
     number: int
@@ -39,6 +40,7 @@ class PlannedFault:
     at_step: int | None = None
     phase: FaultPhase | None = None
     is_ordered: bool = False
+    is_drawn: bool = False
 
     @property
     def what(self) -> str:
@@ -57,7 +59,7 @@ def draw_faults(plan: ChaosPlan) -> tuple[PlannedFault, ...]:
     weights = [each.weight for each in plan.mix]
     drawn = [(at_s, rng.choices(plan.mix, weights)[0], rng.random()) for at_s in _times(plan)]
     faults = [
-        PlannedFault(number, fault, pick, at_s)
+        PlannedFault(number, fault, pick, at_s, is_drawn=True)
         for number, (at_s, fault, pick) in enumerate(drawn, start=1)
     ]
     return (

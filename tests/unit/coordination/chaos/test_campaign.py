@@ -13,6 +13,7 @@ from trainflow.computation.chaos_orders import Claim, OrderBook, claim
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.coordination.chaos import campaign, run_view
 from trainflow.coordination.chaos.campaign import Campaign, Report
+from trainflow.coordination.chaos.fallen import Outcome
 from trainflow.coordination.chaos.ground import Ground
 from trainflow.coordination.chaos.scene import Scene, Victim
 from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
@@ -48,6 +49,7 @@ class FakeRun:
         self.hangs_at = hangs_at
         self.stopped = False
         self.retired = False
+        self.num_spares = 2
         self._step = 0
 
     def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
@@ -57,7 +59,8 @@ class FakeRun:
         if self.stopped or self._step == MAX_STEPS:
             state = "stopped" if self.stopped else "succeeded"
             ending = {"reason": f"it {state}", "exit_code": 0}
-        status = {"job_id": self.job_id, "directory": str(self.directory), "spares": 2}
+        status = {"job_id": self.job_id, "directory": str(self.directory)}
+        status |= {"spares": self.num_spares}
         return status | {"state": state, "step": self._step, "ending": ending}
 
     def workers(self) -> list[dict[str, Any]]:
@@ -151,7 +154,9 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
     assert report.faults[0].victim is None
     assert report.faults[0].at_s is not None
-    assert holds(report, "it ends") is False
+    assert report.faults[0].outcome is Outcome.NOBODY
+    assert holds(report, "its faults fall") is False
+    assert holds(report, "it ends")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +170,9 @@ def test_a_fault_that_can_not_be_done_is_reported_with_the_reason(
     (told,) = report.faults
     assert told.victim is None
     assert told.undone == f"could not be done: {type(error).__name__}: {error}"
-    assert report.to_json()["faults"][0]["undone"] == told.undone
-    assert holds(report, "it ends") is False
+    as_json = report.to_json()["faults"][0]
+    assert (as_json["undone"], as_json["outcome"]) == (told.undone, "failed")
+    assert holds(report, "its faults fall") is False
 
 
 def test_an_order_is_given_before_the_run_and_reported_if_it_was_carried_out(
@@ -184,6 +190,55 @@ def test_an_order_is_given_before_the_run_and_reported_if_it_was_carried_out(
     done, undone = report.faults
     assert (done.number, done.victim, done.after_step) == (2, "rank 2 (slot2-1.2), pid 7", 5)
     assert (undone.number, undone.victim, undone.at_s) == (1, None, None)
+    assert undone.outcome is Outcome.NOT_DUE, "the record has no step"
+
+
+def write_steps(run: FakeRun, *steps: int) -> None:
+    """Record that these were committed."""
+    lines = (json.dumps({"step": step, "committed_at_s": 1e9 + step}) + "\n" for step in steps)
+    (run.directory / "metrics.jsonl").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(("last_step", "outcome"), [(4, Outcome.NOT_DUE), (5, Outcome.NOT_REACHED)])
+@pytest.mark.parametrize("phase", ["snapshot", "healing"])
+def test_an_order_at_a_place_that_nobody_came_to_is_told_from_one_that_was_never_due(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, phase: str, last_step: int, outcome: Outcome
+):
+    write_steps(run, *range(1, last_step + 1))
+    order = {"kind": "kill", "rank": 1, "at_step": 5, "phase": phase}
+    report = carry_out(tmp_path, run, order)
+    assert report.faults[0].outcome is outcome
+    assert holds(report, "its faults fall") is False
+
+
+def test_what_a_keeper_did_is_told(tmp_path: Path, run: FakeRun, fault: FakeFault):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(1, "127.0.0.2", 7, None, 6, (1, 1), 9.0, 0))
+    order = {"kind": "kill", "target": "keeper", "at_step": 5, "phase": "restoring"}
+    (told,) = carry_out(tmp_path, run, order).faults
+    assert (told.victim, told.worker_id) == ("the Keeper of 127.0.0.2, pid 7", None)
+    assert (told.after_step, told.outcome) == (5, Outcome.FELL)
+
+
+def test_where_spares_never_came_the_reason_is_told(tmp_path: Path, run: FakeRun, fault: FakeFault):
+    run.num_spares = 1
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_s": 0})
+    assert fault.fallen == []
+    told = next(e.evidence for e in report.verdicts if e.invariant == "its faults fall")
+    assert told[0] == "no fault fell before it was over"
+    assert told[1].startswith("seconds count from when all of workers.spares = 2 are warm, and at")
+
+
+def test_what_faults_did_and_could_not_be_ended_is_left_behind(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, monkeypatch: pytest.MonkeyPatch
+):
+    def release_all(scene: Scene) -> None:
+        scene.undone[None] = "could not be done: OSError: no"
+
+    monkeypatch.setattr(Scene, "release_all", release_all)
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    assert holds(report, "nothing is left behind") is False
 
 
 def test_a_flip_that_no_rank_carried_out_has_not_fallen(
@@ -192,6 +247,7 @@ def test_a_flip_that_no_rank_carried_out_has_not_fallen(
     report = carry_out(tmp_path, run, {"kind": "flip", "at_s": 0})
     assert len(fault.fallen) == 1
     assert report.faults[0].victim is None
+    assert report.faults[0].outcome is Outcome.NOT_REACHED
 
 
 def test_a_recovery_is_told_with_the_fault_that_it_names(

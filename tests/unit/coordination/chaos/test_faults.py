@@ -282,6 +282,13 @@ def test_a_fault_at_a_phase_becomes_an_order():
     assert (order.kind, order.rank, order.step, order.phase) == ("kill", 2, 7, "optimizer")
 
 
+def test_what_a_keeper_is_to_do_is_ordered_of_no_rank():
+    fault = planned(kind="kill", target="keeper", at_s=None, at_step=7, phase="restoring")
+    order = order_of(fault)
+    assert (order.rank, order.step, order.phase) == (None, 7, "restoring")
+    assert fault.what == "kill keeper in restoring"
+
+
 def _refuse(process: psutil.Process) -> None:
     raise psutil.AccessDenied(process.pid)
 

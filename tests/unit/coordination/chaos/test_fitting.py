@@ -30,6 +30,7 @@ def make_plan(*faults: dict[str, Any], **changes: Any) -> ChaosPlan:
 
 KILL = {"kind": "kill", "at_s": 1}
 FLIP = {"kind": "flip", "at_s": 1}
+RESTORING = {"kind": "kill", "at_step": 5, "phase": "restoring"}
 DROP = {"kind": "drop_node", "at_s": 1}
 CUT = {"kind": "partition", "at_s": 1}
 
@@ -71,6 +72,12 @@ def test_what_fits_passes(fault: dict[str, Any]):
             "expected another kind with workers.target = 1",
         ),
         (
+            RESTORING | {"rank": 1},
+            {},
+            "schedule.0.rank: got 1; expected 0 with phase = restoring and parallel.mode = ddp, "
+            "where rank 0 reads for all; change it, or have it in phase healing",
+        ),
+        (
             KILL,
             {"checkpoint": {"url": "/tmp/a", "resume": "/tmp/b"}},
             "checkpoint.resume: got '/tmp/b'; expected auto or never",
@@ -98,6 +105,21 @@ def test_what_fits_passes(fault: dict[str, Any]):
 def test_what_does_not_fit_is_named(fault: dict[str, Any], job: dict[str, Any], told: str):
     with pytest.raises(ConfigError) as refusal:
         require_fit(make_plan(fault), make_job(**job), {}, on_own_cluster=True)
+    assert told in str(refusal.value)
+
+
+def test_who_restores_a_state_may_be_any_rank_of_a_sharded_model():
+    plan, sharded = make_plan(RESTORING | {"rank": 1}), make_job(parallel={"mode": "fsdp"})
+    require_fit(plan, sharded, {}, on_own_cluster=True)
+    require_fit(make_plan(RESTORING | {"rank": 0}), make_job(), {}, on_own_cluster=True)
+
+
+def test_a_keeper_does_nothing_by_itself_on_a_cluster_that_is_somebody_s():
+    plan = make_plan(RESTORING | {"target": "keeper"})
+    require_fit(plan, make_job(), {}, on_own_cluster=True)
+    with pytest.raises(ConfigError) as refusal:
+        require_fit(plan, make_job(), {}, on_own_cluster=False)
+    told = "schedule.0.phase: got 'restoring'; expected null with target = keeper and --address"
     assert told in str(refusal.value)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
 from trainflow.coordination.chaos.flips import Flip
 from trainflow.coordination.chaos.invariants import (
     EndState,
@@ -23,6 +24,11 @@ NUM_SAMPLES = 10
 EPOCH, LATER = (1, 1), (1, 2)
 STEPS = range(1, JOB.max_steps + 1)
 DISTURBED = "disturbed"
+FELL = FallenFault(1, "kill rank 1", "rank 1 (w1), pid 7", "w1", 5.0, 2)
+NOT_DUE = FallenFault(2, "stop rank 0", due_by="time")
+NOBODY = FallenFault(3, "kill spare", at_s=6.0, after_step=2)
+DRAWN = FallenFault(5, "kill member", due_by="draw")
+MISSED = FallenFault(4, "kill rank 0 in snapshot", due_by="place", is_missed=True)
 
 
 def samples(step: int, rank: int) -> tuple[int, ...]:
@@ -82,7 +88,7 @@ def make_run(**changes: Any) -> RunEvidence:
 
 def make_findings(**changes: Any) -> Findings:
     undisturbed = replace(make_run(), job_id="tiny-ghijkl")
-    return Findings(JOB, make_run(**changes), undisturbed, num_faults=1)
+    return Findings(JOB, make_run(**changes), undisturbed, (FELL,))
 
 
 def verdict(found: Findings, invariant: str) -> Verdict:
@@ -92,7 +98,7 @@ def verdict(found: Findings, invariant: str) -> Verdict:
 def test_a_run_in_order_keeps_every_invariant():
     events = [*make_events(), name_rank()]
     found = make_findings(flips=[make_flip()], events=events)
-    assert [each.holds for each in judge(found)] == [True] * 8
+    assert [each.holds for each in judge(found)] == [True] * 9
 
 
 def without(items: list[Any], *places: int) -> list[Any]:
@@ -107,9 +113,34 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
         "it failed: rank 1 raised",
     ),
     "no fault fell": (
-        "it ends",
-        lambda: replace(make_findings(), num_faults=0),
-        "no fault fell before it was over: make the run longer, or the faults earlier",
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(NOT_DUE,)),
+        "no fault fell before it was over: make the run longer, or the fault earlier",
+    ),
+    "a listed fault was never due": (
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(FELL, NOT_DUE)),
+        "fault 2, stop rank 0: it was never due: make the run longer, or the fault earlier",
+    ),
+    "a listed fault found nobody": (
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(FELL, NOBODY)),
+        "fault 3, kill spare: nobody was there",
+    ),
+    "nobody came to a fault's place": (
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(FELL, MISSED)),
+        "fault 4, kill rank 0 in snapshot: nobody came to that place",
+    ),
+    "a drawn fault could not be done": (
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(FELL, replace(DRAWN, undone="it can't"))),
+        "fault 5, kill member: it can't",
+    ),
+    "a fault could not be ended": (
+        "its faults fall",
+        lambda: replace(make_findings(), faults=(replace(FELL, undone="it can't"),)),
+        "fault 1, kill rank 1: rank 1 (w1), pid 7; it can't",
     ),
     "a step in two epochs": (
         "every step is committed once",
@@ -136,6 +167,11 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
         lambda: make_findings(steps=[*CLEAN.steps, line(2)]),
         "step 2 is in the record 2 times",
     ),
+    "steps that are in no record": (
+        "every step is committed once",
+        lambda: make_findings(steps=[line(1), line(4)]),
+        "2 steps are not in the record, more than anybody died with",
+    ),
     "a sample left out": (
         "every sample is used once",
         lambda: make_findings(used=without([*CLEAN.used], 1)),
@@ -156,6 +192,11 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
         lambda: make_findings(ends=CLEAN.ends[:1]),
         "rank 1 has not told",
     ),
+    "nobody that has told, though it is done": (
+        "ranks end bitwise equal",
+        lambda: make_findings(ends=[]),
+        "it is done, and no rank has told what it holds",
+    ),
     "a flipped bit that was committed": (
         "flipped bits are kept out",
         lambda: make_findings(flips=[make_flip(epoch=LATER)]),
@@ -175,6 +216,24 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
         "it ends as an undisturbed run",
         lambda: make_findings(ends=[replace(each, digest="beef") for each in CLEAN.ends]),
         "the state's part 0 of 1: beef, undisturbed cafe",
+    ),
+    "an undisturbed run that failed, whatever the world did": (
+        "it ends as an undisturbed run",
+        lambda: replace(
+            make_findings(steps=[line(step, world_size=1) for step in STEPS]),
+            undisturbed=make_run(state="failed", reason="it raised"),
+        ),
+        "that one failed: it raised",
+    ),
+    "an undisturbed run of which nobody tells": (
+        "it ends as an undisturbed run",
+        lambda: replace(make_findings(), undisturbed=make_run(ends=[])),
+        "no rank of that one has told what it holds",
+    ),
+    "no ledger, though it is done": (
+        "all time has a cause",
+        lambda: make_findings(events=make_events()[:-1]),
+        "it is done and monitored, and told of no ledger",
     ),
     "time without a cause": (
         "all time has a cause",
@@ -203,9 +262,66 @@ def test_a_run_out_of_order_fails_with_evidence(way: str):
 
 
 def test_a_run_that_failed_before_a_fault_fell_is_not_to_be_made_longer():
-    found = replace(make_findings(state="failed", reason="it raised"), num_faults=0)
-    told = ("it failed: it raised", "no fault fell before it was over")
-    assert verdict(found, "it ends").evidence == told
+    found = replace(make_findings(state="failed", reason="it raised"), faults=(NOT_DUE,))
+    assert verdict(found, "it ends").evidence == ("it failed: it raised",)
+    assert verdict(found, "its faults fall").evidence == ("no fault fell before it was over",)
+
+
+def test_chance_may_have_a_fault_find_nobody_or_be_too_late():
+    drawn = (DRAWN, replace(DRAWN, at_s=6.0))
+    found = verdict(replace(make_findings(), faults=(FELL, *drawn)), "its faults fall")
+    assert found.holds
+    assert found.evidence == ("1 of 3 faults fell; of 1 it was never due; of 1 nobody was there",)
+    assert verdict(replace(make_findings(), faults=drawn), "its faults fall").holds is False
+
+
+@pytest.mark.parametrize(
+    ("seen", "reduced", "told"),
+    [
+        (SparesSeen(2, 1, were_all=False), True, "the cluster has room for 3 of 4 workers; give"),
+        (SparesSeen(2, 1, were_all=False), False, "make the run longer, as others were still"),
+        (SparesSeen(2, None, were_all=False), False, "it was over before it was seen to train"),
+    ],
+)
+@pytest.mark.parametrize("late", [DRAWN, NOT_DUE])
+def test_seconds_that_never_began_to_count_are_told_with_the_reason(
+    seen: SparesSeen, told: str, late: FallenFault, *, reduced: bool
+):
+    events = [*make_events(), *([tell("reduced", 1.0, wanted=4, slots=3)] if reduced else [])]
+    for faults in ((late,), (FELL, late)):
+        found = replace(make_findings(events=events), faults=faults, spares=seen)
+        judged = verdict(found, "its faults fall")
+        assert judged.holds is False
+        assert len(judged.evidence) == (2 if faults == (late,) else 1), judged.evidence
+        assert told in judged.evidence[-1]
+        assert seen.most is None or "spares = 2 are warm, and at most 1 were" in judged.evidence[-1]
+        assert "or the fault earlier" not in judged.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "events"),
+    [
+        ([1, 2, 4], []),
+        ([1], [tell("coordinator_restarted", 4.0, workers=["w0", "w1", "w2"])]),
+    ],
+)
+def test_a_step_may_be_in_no_record_for_each_loss_and_more_without_a_coordinator(
+    steps: list[int], events: list[dict[str, Any]]
+):
+    found = make_findings(steps=[line(step) for step in steps], events=[*make_events(), *events])
+    judged = verdict(found, "every step is committed once")
+    assert judged.holds
+    assert judged.evidence == (f"4 steps; nobody lived to report {4 - len(steps)}",)
+
+
+@pytest.mark.parametrize(("reduced", "num_told"), [(True, 2), (False, 1)])
+def test_of_a_run_that_did_not_end_only_a_lack_of_room_is_told(num_told: int, *, reduced: bool):
+    events = [*make_events(), *([tell("reduced", 1.0, wanted=4, slots=3)] if reduced else [])]
+    seen = SparesSeen(2, 1, were_all=False)
+    run = make_findings(events=events, state="stopped", reason="it took too long")
+    judged = verdict(replace(run, faults=(NOT_DUE,), spares=seen), "its faults fall")
+    assert len(judged.evidence) == num_told
+    assert ("room for 3 of 4 workers" in judged.evidence[-1]) == reduced
 
 
 def test_where_no_step_was_committed_nothing_is_said_of_samples():
@@ -299,12 +415,24 @@ def test_ranks_that_did_hash_are_compared_though_another_did_not():
 UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {
     "no flip": ("flipped bits are kept out", make_findings),
     "nobody told of samples": ("every sample is used once", lambda: make_findings(num_samples=0)),
-    "nobody came to the end": ("ranks end bitwise equal", lambda: make_findings(ends=[])),
+    "nobody came to the end": (
+        "ranks end bitwise equal",
+        lambda: make_findings(ends=[], state="failed"),
+    ),
     "nothing to compare with": (
         "it ends as an undisturbed run",
         lambda: replace(make_findings(), undisturbed=None),
     ),
-    "no ledger": ("all time has a cause", lambda: make_findings(events=make_events()[:-1])),
+    "no ledger of what isn't monitored": (
+        "all time has a cause",
+        lambda: replace(
+            make_findings(events=make_events()[:-1]), job=replace(JOB, is_monitored=False)
+        ),
+    ),
+    "no ledger of a run that failed": (
+        "all time has a cause",
+        lambda: make_findings(events=make_events()[:-1], state="failed"),
+    ),
     "clocks that were wrong": (
         "all time has a cause",
         lambda: replace(make_findings(), has_wrong_clocks=True),

@@ -61,8 +61,7 @@ def test_what_a_process_of_the_run_has_started_is_left_too(listener: subprocess.
     lines = read_lines(listener)
     (child,) = {pid for _, pid in lines} - {listener.pid}
     traces = Traces()
-    for _ in range(2):
-        traces.note([listener.pid])
+    traces.note([listener.pid])
     listener.send_signal(signal.SIGKILL)
     left = traces.find_left(JOB_ID)
     assert f"process {child}" in left
@@ -86,7 +85,7 @@ def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
     traces.note([listener.pid])
     listener.kill()
     listener.wait()
-    assert traces.find_left(JOB_ID) == [f"socket at port {port}"]
+    assert traces.find_left(JOB_ID) == [f"process {child}", f"socket at port {port}"]
     assert listener.stdin is not None
     listener.stdin.close()  # the child ends
     listener.stdin = None
@@ -106,7 +105,16 @@ def test_shared_memory_is_left():
         left = Traces().find_left(JOB_ID)
     finally:
         shutil.rmtree(folder.parent)
-    assert left == [str(folder)]
+    assert left == [str(folder.parent), str(folder)]
+
+
+def test_an_empty_folder_in_shared_memory_is_left():
+    folder = names.stamp_directory(JOB_ID, "node").parent
+    folder.mkdir(parents=True)
+    try:
+        assert Traces().find_left(JOB_ID) == [str(folder)]
+    finally:
+        folder.rmdir()
 
 
 def test_actors_and_placement_groups_of_the_run_are_left(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,193 @@
+"""What became of a campaign's faults: which fell, and why others didn't. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from trainflow.coordination.chaos.schedule import PlannedFault
+
+DueBy = Literal["draw", "time", "step", "place"]
+"""Drawn, for some second; or listed, for a second, a step, or a place that a process comes to."""
+
+_EARLIER = "make the run longer, or the fault earlier"
+
+
+class Outcome(StrEnum):
+    """What became of a planned fault.
+
+    Attributes:
+        FELL: it was done.
+        NOT_DUE: the run was over before.
+        NOBODY: there was nobody to fall on.
+        NOT_REACHED: a process was to do it by itself, and none came to that place.
+        FAILED: it, or its end, could not be done.
+    """
+
+    FELL = "fell"
+    NOT_DUE = "not_due"
+    NOBODY = "nobody"
+    NOT_REACHED = "not_reached"
+    FAILED = "failed"
+
+
+_TOLD = {
+    Outcome.NOT_DUE: "it was never due",
+    Outcome.NOBODY: "nobody was there",
+    Outcome.NOT_REACHED: "nobody came to that place",
+}
+
+
+@dataclass(frozen=True)
+class FallenFault:
+    """What became of a planned fault.
+
+    Attributes:
+        number: of it.
+        what: was to be done, and to whom.
+        victim: on whom it fell; None: on nobody.
+        worker_id: of the member or spare that it fell on, or that is on the node that it fell on.
+        at_s: CLOCK_REALTIME when it fell, or was found to have nobody to fall on; None: it was
+            never due, or nobody came to its place.
+        after_step: the newest step that was known to be committed.
+        recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
+            known where clocks were wrong.
+        undone: what of it could not be done, and why.
+        due_by: what said when.
+        is_missed: it was ordered of a process, and the run went on without any that did it.
+    """
+
+    number: int
+    what: str
+    victim: str | None = None
+    worker_id: str | None = None
+    at_s: float | None = None
+    after_step: int | None = None
+    recovered_s: float | None = None
+    undone: str | None = None
+    due_by: DueBy = "step"
+    is_missed: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it, in a word."""
+        if self.undone is not None:
+            return Outcome.FAILED
+        if self.victim is not None:
+            return Outcome.FELL
+        if self.is_missed:
+            return Outcome.NOT_REACHED
+        return Outcome.NOT_DUE if self.at_s is None else Outcome.NOBODY
+
+    @property
+    def told(self) -> str:
+        """On whom it fell, or why on nobody, for a person."""
+        if self.undone is not None:
+            return self.undone if self.victim is None else f"{self.victim}; {self.undone}"
+        return self.victim or _TOLD[self.outcome]
+
+
+@dataclass(frozen=True)
+class SparesSeen:
+    """What was seen of a run's spares, from which the seconds of a plan count.
+
+    Attributes:
+        wanted: how many there were to be.
+        most: how many were warm at most, while it trained; None: it was never seen to train.
+        were_all: whether all were, at some time.
+    """
+
+    wanted: int
+    most: int | None
+    were_all: bool
+
+
+def due_by(planned: PlannedFault) -> DueBy:
+    """Return what says when a fault is due."""
+    if planned.is_drawn:
+        return "draw"
+    if planned.at_s is not None:
+        return "time"
+    return "place" if planned.is_ordered else "step"
+
+
+def find_missing(
+    faults: Sequence[FallenFault],
+    spares: SparesSeen | None,
+    events: Sequence[Mapping[str, Any]],
+    *,
+    is_done: bool,
+) -> list[str]:
+    """Say of each fault that did not do what the plan wants why; nothing of those that chance has.
+
+    A fault that was drawn may find nobody, and may be due after the end, as long as any falls.
+
+    Args:
+        faults: all of them.
+        spares: what was seen of them; None: nothing is known.
+        events: of the run.
+        is_done: it did all of its steps; else what is due later is no fault of the plan.
+    """
+    late = [each for each in faults if each.outcome is Outcome.NOT_DUE]
+    by_second = [each for each in late if each.due_by in {"draw", "time"}]
+    cold = ""
+    if spares is not None and by_second:
+        cold = _tell_cold(spares, events, is_done=is_done)
+    wrong = [cold] if cold else []
+    if not any(each.victim for each in faults):
+        change = f": {_EARLIER}" if len(late) == len(faults) and is_done and not cold else ""
+        wrong.insert(0, f"no fault fell before it was over{change}")
+    explained = by_second if cold else []
+    return wrong + [
+        _tell(each)
+        for each in faults
+        if each not in explained and _is_missing(each, is_done=is_done)
+    ]
+
+
+def _is_missing(fault: FallenFault, *, is_done: bool) -> bool:
+    match fault.outcome:
+        case Outcome.FELL:
+            return False
+        case Outcome.FAILED:
+            return True
+        case Outcome.NOT_DUE:
+            return is_done and fault.due_by != "draw"
+        case _:
+            return fault.due_by != "draw"
+
+
+def _tell(fault: FallenFault) -> str:
+    change = f": {_EARLIER}" if fault.outcome is Outcome.NOT_DUE else ""
+    return f"fault {fault.number}, {fault.what}: {fault.told}{change}"
+
+
+def _tell_cold(spares: SparesSeen, events: Sequence[Mapping[str, Any]], *, is_done: bool) -> str:
+    """Say why the seconds of a plan never began to count; "" if they did, or it failed before."""
+    reduced = [event["data"] for event in events if event["kind"] == "reduced"]
+    if spares.were_all or not (is_done or reduced):
+        return ""
+    if spares.most is None:
+        return "it was over before it was seen to train: make the run longer"
+    told = (
+        f"seconds count from when all of workers.spares = {spares.wanted} are warm, and at most "
+        f"{spares.most} were: "
+    )
+    if reduced:
+        slots, wanted = reduced[-1]["slots"], reduced[-1]["wanted"]
+        return (
+            f"{told}the cluster has room for {slots} of {wanted} workers; give it room, or lower "
+            "workers.spares or workers.resources"
+        )
+    return f"{told}make the run longer, as others were still starting, or lower workers.spares"
+
+
+def count_outcomes(faults: Sequence[FallenFault]) -> str:
+    """Return how many fell, and what became of the others."""
+    num_fell = sum(each.outcome is Outcome.FELL for each in faults)
+    counts = {
+        outcome: sum(each.outcome is outcome for each in faults)
+        for outcome in (Outcome.NOT_DUE, Outcome.NOBODY, Outcome.NOT_REACHED)
+    }
+    others = [f"of {count} {_TOLD[outcome]}" for outcome, count in counts.items() if count]
+    return "; ".join([f"{num_fell} of {len(faults)} faults fell", *others])
