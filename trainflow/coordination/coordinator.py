@@ -358,10 +358,10 @@ class Coordinator:
     def _on_ready(self, description: WorkerDescription) -> None:
         entry = self._pool.entries.get(description.worker_id)
         if entry is not None:
-            self._staffing.on_ready(entry, description.node_id)
-            self._staffing.starts.on_ready(description)
-            self._record.contacts.note(description)
             self._pool.describe(description)
+            self._staffing.on_ready(entry, description.node_id)
+            self._staffing.starts.on_ready(entry)
+            self._record.contacts.note(description)
             self._nodes.ensure({description.node_id})
             self._control.advance()
 
