@@ -76,7 +76,7 @@ class RunMonitor:
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
         if self._metrics is not None:
-            self._metrics.on_checkpoint_skipped()
+            self._try("RunMetrics.on_checkpoint_skipped", self._metrics.on_checkpoint_skipped)
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper says what the workers on its node take of it, beside how they get on."""

@@ -94,6 +94,16 @@ def test_a_new_coordinator_knows_when_the_newest_step_was_committed(
     export.return_value.show.assert_any_call(metrics.STEP_AGE, 30.0)
 
 
+def test_metrics_that_fail_are_in_no_checkpoints_way(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+        export.return_value.add.side_effect = KeyError("unforeseen")
+        monitor.on_checkpoint_skipped()
+    (event,) = record.events_since(0)
+    assert event["data"] == {"follower": "RunMetrics.on_checkpoint_skipped"}
+
+
 def test_metrics_that_have_failed_show_no_age_that_grows(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     with mock.patch.object(run_monitor, "RayExport") as export:
