@@ -4,6 +4,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -80,7 +81,9 @@ class RunMetrics:
             if event["kind"] == "checkpoint":
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
-                self._work = WorkDescribed(**event["data"])
+                self._on_work_told(event)
+            elif event["kind"] in _BEGINNINGS:
+                self._work = None
             elif event["kind"] == "epoch":
                 self._nodes = event["data"].get("nodes", ())
 
@@ -124,10 +127,12 @@ class RunMetrics:
         self._nodes = event["data"].get("nodes", ())
 
     def _on_beginning(self, event: Event) -> None:
-        self._stepped_at_s = event["at_s"]
+        self._stepped_at_s, self._work = event["at_s"], None
 
     def _on_work_told(self, event: Event) -> None:
-        self._work = WorkDescribed(**event["data"])
+        """Take what one worker tells; if another has told of another device, no peak is known."""
+        told, known = WorkDescribed(**event["data"]), self._work
+        self._work = told if known in {None, told} else replace(told, peak_flops=None)
 
     def _on_anomaly(self, event: Event) -> None:
         self._export.add(metrics.ANOMALIES, kind=event["data"]["anomaly"])

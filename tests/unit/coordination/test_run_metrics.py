@@ -301,6 +301,23 @@ def test_of_an_unknown_device_no_share_is_shown(shown: Shown):
     assert shown.export.value(metrics.MFU) is None
 
 
+def test_of_devices_that_differ_no_share_is_shown_until_a_later_attempt(shown: Shown):
+    one = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    other = replace(one, device="NVIDIA B", peak_flops=3e6)
+    shown.tell("work", **asdict(one))
+    shown.step()
+    assert shown.export.value(metrics.MFU) is not None
+    shown.tell("work", **asdict(other))
+    shown.export.forget()
+    shown.step(step=2)
+    assert shown.export.value(metrics.TOKENS) == BATCH * 16
+    assert shown.export.value(metrics.MFU) is None
+    shown.tell("attempt", attempt=2)
+    shown.tell("work", **asdict(other))
+    shown.step(step=3)
+    assert shown.export.value(metrics.MFU) is not None
+
+
 def test_a_new_coordinator_knows_how_much_is_computed():
     work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
     shown = Shown(make_event("work", **asdict(work)))
