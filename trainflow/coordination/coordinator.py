@@ -222,6 +222,7 @@ class Coordinator:
             logger.exception("the coordinator failed")
             self._fail(traceback.format_exc())
         self._state = self._ending.result().state
+        self._monitor.tell_over(self._state)
         await self._status_file.close()
         await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
         await asyncio.sleep(_ACKNOWLEDGE_S)

@@ -28,6 +28,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
 from trainflow.coordination.webhook_feed import WebhookFeed
+from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 
 logger = logging.getLogger(__name__)
@@ -137,6 +138,18 @@ class RunMonitor:
             self._try("SinkFeed.end", lambda: sinks.end(state))
         for each in self._posts:
             self._try(f"{type(each).__name__}.end", partial(each.end, state, self._clock))
+
+    def tell_over(self, state: RunState) -> None:
+        """The coordinator is about to go; Ray brings what it shows to its agent as it does.
+
+        A coordinator that comes back after that tells it again: twice is better than never.
+        """
+        if self._export is not None:
+            self._try("RunMonitor.tell_over", partial(self._count_end, self._export, state))
+
+    def _count_end(self, export: MetricExport, state: RunState) -> None:
+        export.add(metrics.RUNS_ENDED, state=state.value)
+        export.show(metrics.COORDINATOR_TIMESTAMP, self._clock.unix_s())  # it may be the first
 
     async def close(self) -> None:
         """Wait for what is on its way to sinks and receivers, within a bound."""
