@@ -4,10 +4,12 @@
 
 Two jobs of two ranks each run the same steps by turns on one Ray cluster, both under TrainFlow. One
 is monitored by all there is: metrics, ledger, anomalies, curves for TensorBoard, and a webhook,
-which a server of this process answers. The other has ``monitoring.enabled: false``. A pair of
-neighbouring blocks gives one ratio of median step times; the figure is the median of the ratios,
-with the interval that holds it in 95% of bootstrap samples. What coordinators compute is read at
-the turns. Series are counted at the coordinator of a simulated cluster.
+which a server of this process answers. The other has ``monitoring.enabled: false``. Turns are short
+and go A B B A; four of them, a quad, give one ratio of step times, and one of what each job's
+processes computed. There are several rounds, each with processes of its own and another job first:
+where these happen to lie in memory makes a difference that turns can't show. The figure is the
+median of the ratios, with the interval that holds it in 95% of bootstrap samples of rounds, and of
+quads in them. Series are counted at the coordinator of a simulated cluster.
 
 Process: the harness.
 """
@@ -21,21 +23,23 @@ import tempfile
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-import psutil
 import ray
 
 from benchmarks.coordinator_scale import WORKERS_A_NODE, make_job, measure_deaths
 from benchmarks.monitoring_job import NUM_RANKS, SIDES, Args
 from benchmarks.overhead_job import SIZES
-from benchmarks.report import Row, interval_of_median, publish
+from benchmarks.report import Row, interval_over_rounds, publish
 from benchmarks.series import NotedSeries
 from benchmarks.simulated_cluster import simulated
-from benchmarks.turns import Turns, block_medians
+from benchmarks.turn_costs import Quad, find_agents, follow_quads, join_quads, read_cpu_s
+from benchmarks.turns import Turns
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.config.webhook import KINDS
@@ -43,14 +47,30 @@ from trainflow.coordination.driver import Run, connect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.monitoring.metrics import METRICS
 
-FULL_BLOCKS, QUICK_BLOCKS = (42, 26), (4, 4)
-_COUNTED = slice(1, -1)  # in the first both warm up, and during the last one of them ends
+_COUNTED = slice(1, -1)  # in the first quad both warm up, and during the last one of them ends
 NUM_SIMULATED = (10, 1000)
 _NUM_DEATHS = 2
+_BLOCKS_A_QUAD = 2  # of each job
 _WITHIN_S = 1200.0
 _ENDS_WITHIN_S = 60.0
-_POLL_S = 0.02
-_LOOK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        num_rounds: each with jobs of its own.
+        num_quads: of each round; the first and the last don't count.
+        steps_a_block: of a turn, of which the first doesn't count.
+    """
+
+    num_rounds: int
+    num_quads: int
+    steps_a_block: int
+
+
+FULL, QUICK = Plan(4, 18, 8), Plan(1, 3, 3)
 
 
 def make_side(args: Args, webhook_url: str) -> JobConfig:
@@ -111,59 +131,31 @@ def answering() -> Generator[str]:
         server.server_close()
 
 
-def measure_turns(args: Args) -> tuple[list[tuple[float, float]], list[list[float]]]:
-    """Run both jobs.
+def measure_round(args: Args, num_quads: int, agents_s: list[float]) -> list[Quad]:
+    """Run both jobs once; returns the quads that count, with the monitored job's figures first.
 
-    Returns:
-        For each pair of blocks the median step times in seconds, monitored and not; and for each
-        side the CPU-seconds that its coordinator took in each of its blocks.
+    Args:
+        args: of both; says which begins.
+        num_quads: that are run.
+        agents_s: is given the CPU-seconds of Ray's agent, which serves both jobs.
     """
     os.environ["TRAINFLOW_HOME"] = str(args.work_dir / "home")
-    sides = [args.model_copy(update={"system": system}) for system in SIDES]
+    sides = [
+        args.model_copy(update={"system": system, "begins": begins})
+        for system, begins in zip(SIDES, (args.begins, not args.begins), strict=True)
+    ]
     with answering() as url, LocalCluster.start(head_cpus=NUM_RANKS * len(SIDES)) as cluster:
         connect(cluster.address)
         try:
             runs = [start_run(make_side(side, url)) for side in sides]
-            cpu_s = follow_turns(Turns(args.work_dir / "turns"), runs, args.num_blocks)
+            turns = Turns(args.work_dir / "turns")
+            readings = list(follow_quads(turns, runs, num_quads, _WITHIN_S))
+            agents_s.append(sum(map(read_cpu_s, find_agents(cluster.head.tree()))))
             for run in runs:
                 _wait_ended(run)
         finally:
             ray.shutdown()
-    times = [block_medians(args.work_dir, system) for system in SIDES]
-    return list(zip(*times, strict=True)), cpu_s
-
-
-def follow_turns(turns: Turns, runs: Sequence[Run], num_blocks: int) -> list[list[float]]:
-    """Read at each turn what the coordinators have computed; see `measure_turns`."""
-    processes = [psutil.Process(run.coordinator_pid()) for run in runs]
-    spent_s: list[list[float]] = [[] for _ in runs]
-    deadline_s = looked_at_s = SYSTEM_CLOCK.monotonic_s()
-    deadline_s += _WITHIN_S
-    block, before_s = 0, [_cpu_s(process) for process in processes]
-    while block < len(runs) * num_blocks:
-        SYSTEM_CLOCK.sleep(_POLL_S)
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        if now_s - looked_at_s > _LOOK_EVERY_S:
-            looked_at_s = now_s
-            _require_going_on(runs, is_late=now_s > deadline_s)
-        if turns.block > block:
-            after_s = [_cpu_s(process) for process in processes]
-            side = block % len(runs)
-            spent_s[side].append(after_s[side] - before_s[side])
-            block, before_s = block + 1, after_s
-    return spent_s
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _require_going_on(runs: Sequence[Run], *, is_late: bool) -> None:
-    for run in runs:
-        status = run.status()
-        if is_late or status["state"] == "failed":
-            raise RuntimeError(f"{run.job_id} did not get to its end: {status['ending']}")
+    return join_quads(args.work_dir, SIDES, readings)[_COUNTED]
 
 
 def _wait_ended(run: Run) -> None:
@@ -175,37 +167,76 @@ def _wait_ended(run: Run) -> None:
     run.retire()
 
 
-def measure_cost(num_blocks: int, steps_a_block: int) -> list[Row]:
-    """Measure a step and a coordinator."""
-    work_dir = Path(tempfile.mkdtemp(prefix="monitoring-"))
-    args = Args(
-        work_dir=work_dir,
-        size="demo",
-        num_blocks=num_blocks,
-        steps_a_block=steps_a_block,
-        system="monitored",
-    )
-    try:
-        all_pairs, cpu_s = measure_turns(args)
-        if not list((work_dir / "curves").rglob("events.out.tfevents*")) or not Posts.num_taken:
-            raise RuntimeError("nothing was told: there are no curves, or no posts")
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
-    pairs = all_pairs[_COUNTED]
-    ratios = [monitored / plain for monitored, plain in pairs]
-    low, high = interval_of_median(ratios)
-    rows = [
-        Row("monitored", "overhead_ratio", median(ratios), "1"),
-        Row("monitored", "overhead_ratio_low", low, "1"),
-        Row("monitored", "overhead_ratio_high", high, "1"),
-        Row("monitored", "pairs", len(pairs), "pairs"),
-        Row("monitored", "posts", Posts.num_taken, "posts"),
-    ]
+def measure_cost(plan: Plan) -> list[Row]:
+    """Measure what steps take, and what both jobs' processes compute."""
+    rounds: list[list[Quad]] = []
+    agents_s: list[float] = []
+    for number in range(plan.num_rounds):
+        work_dir = Path(tempfile.mkdtemp(prefix="monitoring-"))
+        args = Args(
+            work_dir=work_dir,
+            size="demo",
+            num_blocks=_BLOCKS_A_QUAD * plan.num_quads,
+            steps_a_block=plan.steps_a_block,
+            system="monitored",
+            begins=number % 2 == 0,
+        )
+        try:
+            rounds.append(measure_round(args, plan.num_quads, agents_s))
+            if not list((work_dir / "curves").rglob("events.out.tfevents*")):
+                raise RuntimeError("nothing was told: there are no curves")
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        print(f"round {number}: {find_ratios(rounds[-1])}", flush=True)
+    if not Posts.num_taken:
+        raise RuntimeError("nothing was told: there are no posts")
+    steps_a_round = len(SIDES) * _BLOCKS_A_QUAD * plan.num_quads * plan.steps_a_block
+    agent_s = sum(agents_s) / (len(agents_s) * steps_a_round)
+    return [*tabulate(rounds, plan.steps_a_block), Row("ray", "agent_cpu_s", agent_s, "s a step")]
+
+
+def find_ratios(quads: Sequence[Quad]) -> dict[str, list[float]]:
+    """Return what monitoring costs by each quad.
+
+    ``step``: of step times; ``cpu``: of CPU-seconds of all processes; ``more``: what the
+    coordinator computes more, as a share of what all processes of the other job do.
+    """
+    return {
+        "step": [monitored / plain for monitored, plain in (each.step_s for each in quads)],
+        "cpu": [each.spent[0].all_s / each.spent[1].all_s for each in quads],
+        "more": [
+            (each.spent[0].coordinator_s - each.spent[1].coordinator_s) / each.spent[1].all_s
+            for each in quads
+        ],
+    }
+
+
+def tabulate(rounds: Sequence[Sequence[Quad]], steps_a_block: int) -> list[Row]:
+    """Return all figures of all rounds."""
+    ratios = [find_ratios(quads) for quads in rounds]
+    rows: list[Row] = []
+    for name, metric, figure in (
+        ("step", "overhead_ratio", median),
+        ("cpu", "cpu_ratio", median),
+        ("more", "coordinator_more_ratio", fmean),
+    ):
+        by_round = [each[name] for each in ratios]
+        low, high = interval_over_rounds(by_round, figure)
+        value = figure(list(chain.from_iterable(by_round)))
+        figures = {metric: value, f"{metric}_low": low, f"{metric}_high": high}
+        rows += [Row("monitored", key, each, "1") for key, each in figures.items()]
+    quads = list(chain.from_iterable(rounds))
+    rows.append(Row("monitored", "quads", len(quads), "quads"))
+    rows.append(Row("monitored", "posts", Posts.num_taken, "posts"))
+    steps_a_quad = _BLOCKS_A_QUAD * steps_a_block
     for side, system in enumerate(SIDES):
-        rows.append(Row(system, "step_s", median(pair[side] for pair in pairs), "s"))
-        num_steps = len(pairs) * steps_a_block
-        spent_s = sum(cpu_s[side][_COUNTED])
-        rows.append(Row(system, "coordinator_cpu_s", spent_s / num_steps, "s a step"))
+        step_s = median(each.step_s[side] for each in quads) / _BLOCKS_A_QUAD
+        rows.append(Row(system, "step_s", step_s, "s"))
+        for metric, spent_s in (
+            ("coordinator_cpu_s", [each.spent[side].coordinator_s for each in quads]),
+            ("cpu_s", [each.spent[side].all_s for each in quads]),
+        ):
+            rows.append(Row(system, metric, fmean(spent_s) / steps_a_quad, "s a step"))
     return rows
 
 
@@ -225,17 +256,19 @@ async def count_series(num_workers: int) -> Row:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two short pairs")
+    parser.add_argument("--quick", action="store_true", help="one short round")
     arguments = parser.parse_args()
-    num_blocks, steps_a_block = QUICK_BLOCKS if arguments.quick else FULL_BLOCKS
+    plan = QUICK if arguments.quick else FULL
     rows = [asyncio.run(count_series(num_workers)) for num_workers in NUM_SIMULATED]
     bound = sum(metric.num_series for metric in METRICS)
     rows.append(Row("trainflow", "series_bound", bound, "series"))
-    rows += measure_cost(num_blocks, steps_a_block)
+    rows += measure_cost(plan)
     conditions = {
         "ranks": NUM_RANKS,
         "threads_a_rank": 1,
-        "steps_a_block": steps_a_block,
+        "rounds": plan.num_rounds,
+        "quads_a_round": plan.num_quads,
+        "steps_a_block": plan.steps_a_block,
         "sinks": ["tensorboard"],
         "webhook": "local",
         "simulated_deaths": _NUM_DEATHS,

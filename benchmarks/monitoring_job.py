@@ -13,17 +13,22 @@ from trainflow import Session
 NUM_RANKS = overhead_job.NUM_RANKS
 
 SIDES = ("monitored", "plain")
-"""By whose turn it is."""
+"""Their names."""
 
 
 class Args(overhead_job.Args):
-    """What is run, and which of both this is."""
+    """What is run, and which of both this is.
+
+    Attributes:
+        begins: it has the first turn.
+    """
 
     system: Literal["monitored", "plain"]
+    begins: bool
 
 
 def train(session: Session, args: Args) -> None:
     """Run one side's blocks."""
-    parity = SIDES.index(args.system)
-    side = Side(args.work_dir, args.system, parity, args.steps_a_block)
+    parity = 0 if args.begins else 1
+    side = Side(args.work_dir, args.system, parity, args.steps_a_block, is_mirrored=True)
     run_blocks(session, SIZES[args.size], side)

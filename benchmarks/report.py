@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +51,26 @@ def publish(name: str, conditions: dict[str, Any], rows: list[Row], *, quick: bo
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
+
+
+Figure = Callable[[Sequence[float]], float]
+
+
+def interval_over_rounds(
+    rounds: Sequence[Sequence[float]], figure: Figure = median, seed: int = 0
+) -> tuple[float, float]:
+    """Return the bounds that hold a figure of all values in 95% of bootstrap samples.
+
+    Rounds are drawn first, and then values in each: what differs from one round to the next, as
+    where processes happen to lie in memory, is in the interval.
+    """
+    rng = random.Random(seed)
+    figures: list[float] = []
+    for _ in range(_BOOTSTRAPS):
+        drawn = rng.choices(rounds, k=len(rounds))
+        figures.append(figure([v for each in drawn for v in rng.choices(each, k=len(each))]))
+    figures.sort()
+    return figures[int(0.025 * _BOOTSTRAPS)], figures[int(0.975 * _BOOTSTRAPS)]
 
 
 def interval_of_median(values: list[float], seed: int = 0) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """Let two systems compute by turns, so that a pair of blocks sees the same machine.
 
 A block is a run of steps of one system; while it runs the other system waits. The turn is one
-integer in a file that everyone maps: block b belongs to the first system if b is even.
+integer in a file that everyone maps. Turns go A B A B, or A B B A: so that a machine which becomes
+slower all the time is as slow for both.
 
 Process: every rank of both systems, and the harness.  Blocks: `wait_turn`.
 """
@@ -33,7 +34,7 @@ class Turns:
 
     @property
     def block(self) -> int:
-        """The block whose turn it is."""
+        """The number of the turn that it is, of both systems' blocks together."""
         return _VALUE.unpack_from(self._map)[0]
 
     def wait_turn(self, block: int) -> None:
@@ -55,12 +56,19 @@ class Side:
         system: its name.
         parity: 0 if it begins, else 1.
         steps_a_block: of both.
+        is_mirrored: turns go A B B A.
     """
 
     work_dir: Path
     system: str
     parity: int
     steps_a_block: int
+    is_mirrored: bool = False
+
+    def turn_of(self, block: int) -> int:
+        """Return the number of the turn in which one of this system's blocks runs."""
+        swaps = self.is_mirrored and block % 2 == 1
+        return 2 * block + (1 - self.parity if swaps else self.parity)
 
 
 class BlockClock:
@@ -78,7 +86,7 @@ class BlockClock:
         """Wait for the system's turn if a block begins with this step (from 0)."""
         block, place = divmod(number, self._side.steps_a_block)
         if place == 0:
-            self._turns.wait_turn(2 * block + self._side.parity)
+            self._turns.wait_turn(self._side.turn_of(block))
 
     def after_step(self, number: int) -> None:
         """Note the time since the last step's end, and pass the turn on if it ends a block."""
@@ -91,7 +99,7 @@ class BlockClock:
             self._log.write(json.dumps({"block": block, "steps_s": self._durations_s}) + "\n")
             self._durations_s = []
             if self._is_first:
-                self._turns.finish(2 * block + self._side.parity)
+                self._turns.finish(self._side.turn_of(block))
 
 
 def block_medians(work_dir: Path, system: str) -> list[float]:

@@ -2,6 +2,7 @@
 
 import re
 import urllib.request
+from collections.abc import Iterator, Mapping
 
 import ray
 
@@ -15,12 +16,19 @@ def scrape(metric: str, **labels: str) -> float:
         metric: its name in the exposition format.
         labels: that a sample must have; it may have more.
     """
-    return sum(
-        float(value)
-        for page in _pages()
-        for shown, value in re.findall(rf"^{metric}\{{(.*)\}} (\S+)$", page, re.MULTILINE)
-        if all(f'{name}="{label}"' in shown for name, label in labels.items())
-    )
+    return sum(_samples(metric, labels))
+
+
+def shows(metric: str, **labels: str) -> bool:
+    """Whether there is any sample of a metric with these labels, be it 0."""
+    return any(True for _ in _samples(metric, labels))
+
+
+def _samples(metric: str, labels: Mapping[str, str]) -> Iterator[float]:
+    for page in _pages():
+        for shown, value in re.findall(rf"^{metric}\{{(.*)\}} (\S+)$", page, re.MULTILINE):
+            if all(f'{name}="{label}"' in shown for name, label in labels.items()):
+                yield float(value)
 
 
 def _pages() -> list[str]:

@@ -108,5 +108,9 @@ def test_every_panel_answers_and_alerts_fire_and_resolve(
     # Nobody hears of what needs nobody; it fires all the same.
     assert prometheus.query('ALERTS{alertname="TrainFlowWorkerLost"}[10m]')
     wait_for(lambda: "TrainFlowWorkerLost" not in prometheus.firing(), WITHIN_S, "end of the loss")
+    looked, ended = metrics.COORDINATOR_TIMESTAMP.shown_name, metrics.RUNS_ENDED.shown_name
+    assert prometheus.query(f"last_over_time({looked}[{WINDOW}]) and on (instance) up")
     run.run.stop()
     assert run.finish()["state"] == "stopped"
+    wait_for(lambda: prometheus.query(f'{ended}{{state="stopped"}}'), WITHIN_S, "word of the end")
+    assert not {"TrainFlowCoordinatorSilent", "TrainFlowRunFailed"} & prometheus.firing()

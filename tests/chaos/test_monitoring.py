@@ -16,7 +16,7 @@ from trainflow.monitoring.metrics import METRICS
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 # What this run has none of: it has no GPU, nothing is compressed, sharded, or brought to sinks, its
-# model is no known transformer, no checkpoint is late, and no detector has failed.
+# model is no known transformer, no checkpoint is late, no detector has failed, and it goes on.
 ABSENT = {
     metrics.ANOMALIES,
     metrics.ANOMALY_ACTIVE,
@@ -30,6 +30,7 @@ ABSENT = {
     metrics.POSTS_DROPPED,
     metrics.RESIDUAL,
     metrics.REWINDS,
+    metrics.RUNS_ENDED,
     metrics.SINK_DROPPED,
     metrics.STEPS_LOST,
     metrics.STEPS_SKIPPED,
@@ -61,6 +62,7 @@ def test_every_metric_of_a_run_with_a_kill_is_shown(cluster: LocalCluster, tmp_p
     assert shown(run, metrics.RECOVERIES) == 1
     assert shown(run, metrics.WORLD_SIZE) == 3
     assert run.finish()["state"] == "succeeded"
+    assert shown(run, metrics.RUNS_ENDED, state="succeeded") == 1, "its coordinator is gone"
 
 
 def lives(events: list[dict[str, Any]], end_s: float) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Every panel and every rule, over a real Prometheus that scrapes every metric there is."""
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.slow, pytest.mark.timeout(240)]
 WITHIN_S = 90.0
 JOBS = ("lm-abc234", "lm-xyz765")
 # The first value of a counter of losses; Prometheus has seen the series begin.
-BEGINS = {metrics.FAILURES, metrics.ANOMALIES}
+BEGINS = {metrics.FAILURES, metrics.ANOMALIES, metrics.RUNS_ENDED}
 
 
 class Page:
@@ -38,10 +39,14 @@ class Page:
 
     Attributes:
         is_odd: whether a loss that is no number has been found.
+        gone: jobs whose coordinators are: of these counters are left.
+        failed: jobs whose coordinators have told that their runs have failed.
     """
 
     def __init__(self) -> None:
         self.is_odd = False
+        self.gone: set[str] = set()
+        self.failed: set[str] = set()
         self._num_scrapes = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
@@ -63,13 +68,18 @@ class Page:
         return "\n".join([*lines, ""])
 
     def _samples(self, metric: Metric, job: str) -> Iterator[str]:
+        if metric.kind is Kind.GAUGE and job in self.gone:
+            return
         for values in product(*metric.labels.values()):
             pairs = zip(("job", *metric.labels), (job, *values), strict=True)
             labels = ",".join(f'{name}="{value}"' for name, value in pairs)
             if metric.kind is Kind.HISTOGRAM:
                 yield from self._buckets(metric, labels)
             elif metric in BEGINS:
-                if self.is_odd and "not_finite" in values:
+                is_odd = self.is_odd and "not_finite" in values
+                if is_odd or (
+                    metric is metrics.RUNS_ENDED and job in self.failed and "failed" in values
+                ):
                     yield f"{metric.shown_name}{{{labels}}} 1"
             else:
                 yield f"{metric.shown_name}{{{labels}}} {self._value(metric)}"
@@ -83,7 +93,8 @@ class Page:
     def _value(self, metric: Metric) -> float:
         if metric is metrics.ANOMALY_ACTIVE:  # what is found is over with the next step
             return 0.0
-        return self._num_scrapes if metric.kind is Kind.COUNTER else 1.0
+        grows = metric.kind is Kind.COUNTER or metric is metrics.COORDINATOR_TIMESTAMP
+        return self._num_scrapes if grows else 1.0
 
     def _make_handler(self) -> type[BaseHTTPRequestHandler]:
         outer = self
@@ -185,3 +196,33 @@ def test_an_alert_is_told_of_when_it_fires_and_when_it_is_over(
     assert receiver.headers["Authorization"] == "Bearer token-of-the-receiver"
     wait_for(lambda: (alert, "resolved") in told(receiver.documents), WITHIN_S, "word of its end")
     assert alert not in prometheus.firing()
+
+
+def hasten(query: str) -> str:
+    """Return a query whose windows are a twelfth as long, and stand to each other as they did."""
+    lengths = {"m": 5, "h": 300}
+    return re.sub(
+        r"(?<=\[)(\d+)([mh])(?=\])|(?<=offset )(\d+)([mh])",
+        lambda f: f"{int(f[1] or f[3]) * lengths[f[2] or f[4]]}s",
+        query,
+    )
+
+
+def jobs_found(prometheus: PrometheusServer, suffix: str) -> set[str]:
+    """Return the jobs for which an alert would fire."""
+    rule = next(rule for rule in ALL_RULES if rule.suffix == suffix)
+    return {each["metric"]["job"] for each in prometheus.query(hasten(rule.query))}
+
+
+def test_of_coordinators_that_are_gone_the_one_is_missed_that_told_no_end(
+    prometheus: PrometheusServer, page: Page
+):
+    ended, lost = JOBS
+    wait_for(lambda: not unanswered(prometheus), WITHIN_S, "answer of all panels")
+    assert jobs_found(prometheus, "CoordinatorSilent") == set()
+    page.failed, page.gone = {ended}, {ended, lost}
+    wait_for(lambda: jobs_found(prometheus, "RunFailed") == {ended}, WITHIN_S, "the failure")
+    wait_for(lambda: jobs_found(prometheus, "CoordinatorSilent") == {lost}, WITHIN_S, "the loss")
+    page.gone = set()
+    wait_for(lambda: not jobs_found(prometheus, "RunFailed"), WITHIN_S, "its resumption")
+    wait_for(lambda: not jobs_found(prometheus, "CoordinatorSilent"), WITHIN_S, "its return")

@@ -228,6 +228,7 @@ class Coordinator:
             logger.exception("the coordinator failed")
             self._fail(traceback.format_exc())
         self._state = self._ending.result().state
+        self._monitor.tell_over(self._state)
         await self._status_file.close()
         await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
         await asyncio.sleep(_ACKNOWLEDGE_S)
@@ -364,10 +365,10 @@ class Coordinator:
     def _on_ready(self, description: WorkerDescription) -> None:
         entry = self._pool.entries.get(description.worker_id)
         if entry is not None:
-            self._staffing.on_ready(entry, description.node_id)
-            self._staffing.starts.on_ready(description)
-            self._record.contacts.note(description)
             self._pool.describe(description)
+            self._staffing.on_ready(entry, description.node_id)
+            self._staffing.starts.on_ready(entry)
+            self._record.contacts.note(description)
             self._nodes.ensure({description.node_id})
             self._control.advance()
 

@@ -21,7 +21,7 @@ class Outbox:
         """Begin.
 
         Args:
-            receiver: one of `metrics.RECEIVERS`.
+            receiver: one of those that `metrics.POSTS_DROPPED` names.
             settings: where documents are posted.
             record: is told of what is not taken.
             export: likewise.

@@ -4,12 +4,14 @@ Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import GradientSums, StepReport, WorkDescribed
 from trainflow.config.job import JobConfig
+from trainflow.coordination.lasting_gauges import LastingGauges
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
@@ -54,7 +56,7 @@ class RunMetrics:
             stepped_at_s: CLOCK_REALTIME of the newest step that one did; 0 before the first.
         """
         self._job = job
-        self._export = export
+        self._export = LastingGauges(export, clock)
         self._clock = clock
         self._checkpoint_at_s: float | None = None
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
@@ -79,7 +81,9 @@ class RunMetrics:
             if event["kind"] == "checkpoint":
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
-                self._work = WorkDescribed(**event["data"])
+                self._on_work_told(event)
+            elif event["kind"] in _BEGINNINGS:
+                self._work = None
             elif event["kind"] == "epoch":
                 self._nodes = event["data"].get("nodes", ())
 
@@ -95,6 +99,7 @@ class RunMetrics:
         self._export.show(metrics.STEP_AGE, self._age_s(self._stepped_at_s))
         if self._checkpoint_at_s is not None:
             self._export.show(metrics.CHECKPOINT_AGE, self._age_s(self._checkpoint_at_s))
+        self._export.tick()
 
     def _age_s(self, at_s: float) -> float:
         """Return how long ago something was; of a clock that was set back since, 0."""
@@ -122,10 +127,12 @@ class RunMetrics:
         self._nodes = event["data"].get("nodes", ())
 
     def _on_beginning(self, event: Event) -> None:
-        self._stepped_at_s = event["at_s"]
+        self._stepped_at_s, self._work = event["at_s"], None
 
     def _on_work_told(self, event: Event) -> None:
-        self._work = WorkDescribed(**event["data"])
+        """Take what one worker tells; if another has told of another device, no peak is known."""
+        told, known = WorkDescribed(**event["data"]), self._work
+        self._work = told if known in {None, told} else replace(told, peak_flops=None)
 
     def _on_anomaly(self, event: Event) -> None:
         self._export.add(metrics.ANOMALIES, kind=event["data"]["anomaly"])
@@ -169,9 +176,11 @@ class RunMetrics:
         heard = self._usages.items()
         self._usages = {node: each for node, each in heard if now_s - each[0] <= _HEARD_WITHIN_S}
         everywhere = (usage for _, usages in self._usages.values() for usage in usages)
-        for name, figures in spread_usage(everywhere).items():
-            for statistic, value in figures.items():
-                self._export.show(_USAGES[name], value, statistic=statistic)
+        spreads = spread_usage(everywhere)
+        for name, metric in _USAGES.items():
+            self._export.hide(metric)
+            for statistic, value in spreads.get(name, {}).items():
+                self._export.show(metric, value, statistic=statistic)
 
     def _on_times(self, report: StepReport) -> None:
         export = self._export
@@ -210,13 +219,11 @@ class RunMetrics:
         rate = num_tokens / step_s
         for metric, flops in ((metrics.MFU, work.model_flops), (metrics.HFU, work.hardware_flops)):
             share = find_utilization(flops, rate, report.world_size, work.peak_flops)
-            if share is not None:
-                self._export.show(metric, share)
+            self._export.show_known(metric, share)
 
     def _on_traffic(self, report: StepReport) -> None:
         self._export.add(metrics.WIRE_BYTES, report.wire_bytes * report.world_size)
-        if report.copy_lag is not None:
-            self._export.show(metrics.COPY_LAG, report.copy_lag)
+        self._export.show_known(metrics.COPY_LAG, report.copy_lag)
         if report.rank == 0 and report.sums is not None:
             self._export.add(metrics.GRADIENT_WIRE_BYTES, report.wire_bytes)
             self._on_sums(report.sums)
@@ -227,8 +234,7 @@ class RunMetrics:
         seconds = (sums.before_s, sums.link_s, sums.after_s)
         for phase, each_s in zip(metrics.SUM_PHASES, seconds, strict=True):
             export.add(metrics.GRADIENT_SUM_SECONDS, each_s, phase=phase)
-        if sums.residual_ratio is not None:
-            export.show(metrics.RESIDUAL, sums.residual_ratio)
+        export.show_known(metrics.RESIDUAL, sums.residual_ratio)
         export.show(metrics.SLOW_KERNELS, float(sums.slow_kernels))
 
     def _on_recovered(self, event: Event) -> None:

@@ -21,12 +21,14 @@ from trainflow.coordination.detector_gauges import DetectorGauges
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.lasting_gauges import LastingGauges
 from trainflow.coordination.metric_export import MetricExport, RayExport
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
 from trainflow.coordination.webhook_feed import WebhookFeed
+from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class RunMonitor:
         self._record = record
         self._clock = clock
         self._failed: set[str] = set()
+        self._export: MetricExport | None = None
+        self._gauges: LastingGauges | None = None
         self._detectors: DetectorGauges | None = None
         self._metrics: RunMetrics | None = None
         self._goodput: GoodputWatch | None = None
@@ -56,15 +60,17 @@ class RunMonitor:
         """Have followed what the job asks for."""
         record, clock, settings = self._record, self._clock, job.monitoring
         events = [*record.lasting_events, *record.events_since(0)]
+        self._export, gauges = export, LastingGauges(export, clock)
+        self._gauges = gauges
         step = record.newest_step or {}
         stepped_at_s = step.get("heard_at_s", step.get("committed_at_s", 0.0))
-        self._detectors = self._open(lambda: DetectorGauges(export), "DetectorGauges")
+        self._detectors = self._open(lambda: DetectorGauges(gauges), "DetectorGauges")
         make_metrics = partial(RunMetrics, job, export, clock, events, stepped_at_s)
         self._metrics = self._open(make_metrics, "RunMetrics")
         self._goodput = self._open(lambda: GoodputWatch(record, export, clock), "GoodputWatch")
         if settings.anomalies.enabled:
             told = record.anomalies.told
-            self._open(lambda: AnomalyGauges(export, told), "AnomalyGauges")
+            self._open(lambda: AnomalyGauges(gauges, told), "AnomalyGauges")
             self._anomalies = self._open(lambda: AnomalyWatch(job, record), "AnomalyWatch")
         if settings.sinks:
             self._sinks = self._open(lambda: SinkFeed(job_id, job, record, export), "SinkFeed")
@@ -76,14 +82,14 @@ class RunMonitor:
     def on_checkpoint_skipped(self) -> None:
         """A checkpoint that was due is not made."""
         if self._metrics is not None:
-            self._metrics.on_checkpoint_skipped()
+            self._try("RunMetrics.on_checkpoint_skipped", self._metrics.on_checkpoint_skipped)
 
     def hear(self, beat: Heartbeat) -> None:
         """A Keeper says what the workers on its node take of it, beside how they get on."""
-        metrics = self._metrics
-        if metrics is not None:
+        shown = self._metrics
+        if shown is not None:
             usages = [each.usage for each in beat.progress.values() if each.usage is not None]
-            self._try("RunMetrics.hear", lambda: metrics.hear(beat.node_id, usages))
+            self._try("RunMetrics.hear", lambda: shown.hear(beat.node_id, usages))
 
     def describe_anomalies(self, step: int) -> Any | None:  # noqa: ANN401  JSON
         """Return what a checkpoint of a step is to keep; None if there is nothing."""
@@ -101,9 +107,11 @@ class RunMonitor:
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Look at what changes with time alone; called about twice a second."""
-        metrics = self._metrics
-        if metrics is not None and not self._is_off(Detector.METRICS):
-            self._try("RunMetrics.tick", lambda: metrics.tick(world_size, num_spares))
+        shown = self._metrics
+        if shown is not None and not self._is_off(Detector.METRICS):
+            self._try("RunMetrics.tick", lambda: shown.tick(world_size, num_spares))
+        if self._gauges is not None:
+            self._try("LastingGauges.tick", self._gauges.tick)
         if self._goodput is not None and not self._is_off(Detector.GOODPUT):
             self._try("GoodputWatch.tick", self._goodput.tick)
         if self._sinks is not None:
@@ -130,6 +138,18 @@ class RunMonitor:
             self._try("SinkFeed.end", lambda: sinks.end(state))
         for each in self._posts:
             self._try(f"{type(each).__name__}.end", partial(each.end, state, self._clock))
+
+    def tell_over(self, state: RunState) -> None:
+        """The coordinator is about to go; Ray brings what it shows to its agent as it does.
+
+        A coordinator that comes back after that tells it again: twice is better than never.
+        """
+        if self._export is not None:
+            self._try("RunMonitor.tell_over", partial(self._count_end, self._export, state))
+
+    def _count_end(self, export: MetricExport, state: RunState) -> None:
+        export.add(metrics.RUNS_ENDED, state=state.value)
+        export.show(metrics.COORDINATOR_TIMESTAMP, self._clock.unix_s())  # it may be the first
 
     async def close(self) -> None:
         """Wait for what is on its way to sinks and receivers, within a bound."""

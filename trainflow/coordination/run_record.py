@@ -235,8 +235,8 @@ class RunRecord:
         self.add_event("compression_chosen", text, **asdict(chosen))
 
     def _add_work(self, work: WorkDescribed) -> None:
-        """Say once how much the model computes: every worker tells it."""
-        if self.has(_WORK):
+        """Say once how much the model computes, and again of another device: all workers tell."""
+        if any(e["kind"] == _WORK and e["data"] == asdict(work) for e in self._lasting):
             return
         peak = (
             "" if work.peak_flops is None else f", of which one does {work.peak_flops:.4g} a second"

@@ -15,29 +15,22 @@ _START_TIME = 19  # "starttime", as counted from the field behind the command's 
 
 
 class StartTimes:
-    """A stopwatch that is begun in the actor's constructor.
-
-    Attributes:
-        result: what it has measured; None until the worker is warm.
-    """
+    """A stopwatch that is begun in the actor's constructor."""
 
     def __init__(self, asked_at_s: float, process_age_s: float, clock: Clock):
         """Begin.
 
         Args:
             asked_at_s: CLOCK_REALTIME when the coordinator asked for the worker, by its own clock.
-            process_age_s: Ray may have had the process ready before that, which doesn't count.
+            process_age_s: Ray may have had the process ready before that.
             clock: measures.
         """
-        self.result: WorkerStart | None = None
+        self._asked_at_s = asked_at_s
+        self._process_age_s = process_age_s
         self._clock = clock
         self._last_s = clock.monotonic_s()
-        took_s = max(0.0, clock.unix_s() - asked_at_s)
-        process_s = min(took_s, process_age_s)
-        self._phases_s = {
-            StartPhase.PLACED: took_s - process_s,
-            StartPhase.PROCESS: process_s,
-        }
+        self._phases_s: dict[StartPhase, float] = {}
+        self._is_over = False
 
     def end(self, phase: StartPhase) -> None:
         """A phase is over, or a part of it, which began when the one before was."""
@@ -53,11 +46,18 @@ class StartTimes:
             kernels_s: what having kernels ready has taken, so far counted to the model.
         """
         self.end(phase)
-        phases_s = dict(self._phases_s)
         if kernels_s:
-            phases_s[StartPhase.KERNELS] = kernels_s
-            phases_s[StartPhase.MODEL] = max(0.0, phases_s[StartPhase.MODEL] - kernels_s)
-        self.result = WorkerStart(self._clock.unix_s(), phases_s)
+            model_s = self._phases_s[StartPhase.MODEL]
+            self._phases_s[StartPhase.KERNELS] = kernels_s
+            self._phases_s[StartPhase.MODEL] = max(0.0, model_s - kernels_s)
+        self._is_over = True
+
+    def tell(self) -> WorkerStart | None:
+        """Return what has been measured; None until the worker is warm."""
+        if not self._is_over:
+            return None
+        warm_for_s = self._clock.monotonic_s() - self._last_s
+        return WorkerStart(self._asked_at_s, self._process_age_s, self._phases_s, warm_for_s)
 
 
 def read_process_age_s() -> float:

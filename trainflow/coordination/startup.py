@@ -39,10 +39,39 @@ class StartPhase(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerStart:
+    """One worker's way to being warm, as far as it can tell itself.
+
+    Attributes:
+        asked_at_s: CLOCK_REALTIME of the coordinator when it asked for the worker, as it had said.
+        process_age_s: for how long the worker's process had lived when the actor was built in it.
+        phases_s: what each phase took from there on; one that there was none of is missing.
+        warm_for_s: for how long it had been warm when it told this.
+    """
+
+    asked_at_s: float
+    process_age_s: float
+    phases_s: Mapping[StartPhase, float]
+    warm_for_s: float
+
+    def place(self, heard_at_s: float) -> "PlacedStart":
+        """Return the whole way, by the clock of the coordinator, which has heard of it.
+
+        Of the worker's clock only durations count, so that it may be wrong. For how long the word
+        was on its way can't be told from waiting for a process, and counts as that.
+        """
+        warm_at_s = heard_at_s - self.warm_for_s
+        before_s = max(0.0, warm_at_s - self.asked_at_s - sum(self.phases_s.values()))
+        process_s = min(before_s, self.process_age_s)  # it may have stood ready before
+        first = {StartPhase.PLACED: before_s - process_s, StartPhase.PROCESS: process_s}
+        return PlacedStart(warm_at_s, first | dict(self.phases_s))
+
+
+@dataclass(frozen=True)
+class PlacedStart:
     """One worker's way from being asked for to being warm.
 
     Attributes:
-        warm_at_s: CLOCK_REALTIME when it was.
+        warm_at_s: CLOCK_REALTIME of the coordinator when it was.
         phases_s: what each phase took; one that there was none of is missing.
     """
 
@@ -57,13 +86,13 @@ class WorkerStart:
 
 @dataclass(frozen=True)
 class RunMoments:
-    """When a run had come how far; all CLOCK_REALTIME.
+    """When a run had come how far; all CLOCK_REALTIME of the coordinator.
 
     Attributes:
         submitted_at_s: its coordinator began to open it.
         launched_at_s: there was room for its workers, and they were asked for.
         formed_at_s: the epoch that committed its first step had begun.
-        committed_at_s: that step was committed.
+        committed_at_s: it heard that this step was committed.
     """
 
     submitted_at_s: float
@@ -87,14 +116,14 @@ class Share:
     worker: str | None = None
 
 
-def share_out_worker(start: WorkerStart) -> list[Share]:
+def share_out_worker(start: PlacedStart) -> list[Share]:
     """Return what each phase took of a worker's start, in their order."""
     return [
         Share(phase.value, start.phases_s[phase]) for phase in StartPhase if phase in start.phases_s
     ]
 
 
-def share_out_run(moments: RunMoments, starts: Mapping[str, WorkerStart]) -> list[Share]:
+def share_out_run(moments: RunMoments, starts: Mapping[str, PlacedStart]) -> list[Share]:
     """Return what each phase took of a run's start, in their order.
 
     A phase of the workers is that of the slowest in it, and the slowest of the next may be another;
@@ -115,7 +144,7 @@ def share_out_run(moments: RunMoments, starts: Mapping[str, WorkerStart]) -> lis
     ]
 
 
-def _find_slowest(phase: StartPhase, starts: Mapping[str, WorkerStart]) -> Share | None:
+def _find_slowest(phase: StartPhase, starts: Mapping[str, PlacedStart]) -> Share | None:
     took_s = {k: each.phases_s[phase] for k, each in starts.items() if phase in each.phases_s}
     if not took_s:
         return None

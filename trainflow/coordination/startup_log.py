@@ -1,7 +1,8 @@
 """Record where the time of starts goes: the run's, once, and that of each spare that is warm.
 
 What it needs it finds in the record and with the workers, so a coordinator that comes back tells
-what the one before it couldn't.
+what the one before it couldn't. Moments are by the coordinator's clock; of workers' clocks, which
+may be wrong, durations alone count.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
@@ -10,17 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.startup import (
+    PlacedStart,
     RunMoments,
     StartPhase,
-    WorkerStart,
     name_longest,
     share_out_run,
     share_out_worker,
 )
-from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 
 Json = dict[str, Any]
 
@@ -36,9 +36,9 @@ class StartupLog:
         self._record = record
         self._is_over = False
 
-    def on_ready(self, description: WorkerDescription) -> None:
+    def on_ready(self, entry: WorkerEntry) -> None:
         """A worker is warm; it is told of if it rehearsed, as one that training didn't wait for."""
-        start, worker_id = description.start, description.worker_id
+        start, worker_id = _place(entry), entry.worker_id
         if start is None or StartPhase.REHEARSAL not in start.phases_s or self._is_told(worker_id):
             return
         shares = share_out_worker(start)
@@ -70,12 +70,13 @@ class StartupLog:
             submitted_at_s=submitted["at_s"],
             launched_at_s=launched["at_s"],
             formed_at_s=epoch["at_s"],
-            committed_at_s=first["committed_at_s"],
+            # Earlier releases didn't say when they had heard of it.
+            committed_at_s=first.get("heard_at_s", first["committed_at_s"]),
         )
         self._tell_startup(first["step"], moments, self._starts_of(epoch["data"]["members"]))
 
     def _tell_startup(
-        self, step: int, moments: RunMoments, starts: Mapping[str, WorkerStart]
+        self, step: int, moments: RunMoments, starts: Mapping[str, PlacedStart]
     ) -> None:
         shares = share_out_run(moments, starts)
         took_s = moments.committed_at_s - moments.submitted_at_s
@@ -87,15 +88,11 @@ class StartupLog:
             phases={share.phase: asdict(share) for share in shares},
         )
 
-    def _starts_of(self, worker_ids: Iterable[str]) -> dict[str, WorkerStart]:
+    def _starts_of(self, worker_ids: Iterable[str]) -> dict[str, PlacedStart]:
         """Return what is known of how these have started."""
         entries = (self._pool.entries.get(worker_id) for worker_id in worker_ids)
-        described = [each.description for each in entries if each is not None]
-        return {
-            each.worker_id: each.start
-            for each in described
-            if each is not None and each.start is not None
-        }
+        placed = {each.worker_id: _place(each) for each in entries if each is not None}
+        return {worker_id: start for worker_id, start in placed.items() if start is not None}
 
     def _is_told(self, worker_id: str) -> bool:
         """Whether an earlier coordinator has told of it, and died before the worker knew."""
@@ -112,3 +109,9 @@ class StartupLog:
 def _find(events: Sequence[Json], kind: str) -> Json | None:
     """Return the first event of a kind."""
     return next((event for event in events if event["kind"] == kind), None)
+
+
+def _place(entry: WorkerEntry) -> PlacedStart | None:
+    """Return how a worker has started; None if it hasn't told."""
+    told = None if entry.description is None else entry.description.start
+    return None if told is None else told.place(entry.described_at_s)

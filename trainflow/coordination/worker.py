@@ -143,7 +143,7 @@ class Worker:
             has_begun=self._gate.has_begun,
             standing=None if standing is None else standing.report(self._spec.worker_id),
             failure=self._gate.failure,
-            start=self._start.result,
+            start=self._start.tell(),
             raised=self._raised,
         )
 

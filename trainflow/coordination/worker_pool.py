@@ -37,12 +37,14 @@ class WorkerEntry:
         worker_id: ``slot<bundle>-<serial>``.
         actor: handle.
         description: what it said when it became ready; None before.
+        described_at_s: CLOCK_REALTIME when it said that.
         compute_s: that it computes in a step, over the newest ones; None before any as a member.
     """
 
     worker_id: str
     actor: Any
     description: WorkerDescription | None = None
+    described_at_s: float = 0.0
     compute_s: float | None = None
 
     @property
@@ -142,7 +144,7 @@ class WorkerPool:
             return
         if entry.description is None:
             self._start(self._watch_presence(description))
-        entry.description = description
+        entry.description, entry.described_at_s = description, SYSTEM_CLOCK.unix_s()
 
     async def wait_description(self, worker_id: str) -> WorkerDescription | None:
         """Wait until a worker says what it is, however long that takes; None once it is gone."""

@@ -67,6 +67,6 @@ DUTIES: Mapping[Detector, Duty] = {
     Detector.CUTS: Duty("nodes that can't reach each other", _STEADY_S),
     Detector.ROOM: Duty("room for workers that are wanted", _STEADY_S),
     Detector.ANOMALIES: Duty("losses and gradient norms that are wrong"),
-    Detector.METRICS: Duty("what metrics show, which stand still or are wrong"),
+    Detector.METRICS: Duty("what metrics show, which are gone, stand still or are wrong"),
     Detector.GOODPUT: Duty("where the time goes"),
 }

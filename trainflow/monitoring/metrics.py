@@ -24,10 +24,6 @@ from trainflow.monitoring.usage import STATISTICS
 _STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-RECEIVERS = ("webhook", "grafana")
-"""Who may be told of events by HTTP."""
-
-
 # What training comes to
 
 LOSS = Metric(
@@ -221,7 +217,7 @@ POSTS_DROPPED = Metric(
     Kind.COUNTER,
     "1",
     "Events that a receiver of events was not told of: it was slow, or failed.",
-    {"receiver": RECEIVERS},
+    {"receiver": ("webhook", "grafana")},
 )
 
 DETECTOR_OFF = Metric(
@@ -239,6 +235,13 @@ COORDINATOR_TIMESTAMP = Metric(
     Kind.GAUGE,
     "seconds",
     "Unix time at which the coordinator last looked after the run.",
+)
+RUNS_ENDED = Metric(
+    "runs_ended_total",
+    Kind.COUNTER,
+    "1",
+    "Ends of the job's attempts; stays when the coordinator is gone.",
+    {"state": ("succeeded", "failed", "stopped")},
 )
 WORLD_SIZE = Metric("world_size", Kind.GAUGE, "1", "Members of the current epoch.")
 TARGET_WORLD_SIZE = Metric(
@@ -370,6 +373,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     ),
     "Members, and what befalls them": (
         COORDINATOR_TIMESTAMP,
+        RUNS_ENDED,
         WORLD_SIZE,
         TARGET_WORLD_SIZE,
         SPARES,

@@ -26,6 +26,11 @@ is there some ten seconds later. Each has the label `{job}`, the job's id, besid
 (and Ray's own: component, node, session). None has one a rank: a run makes at most {num_series}
 series, however many ranks it has.
 
+Gauges are shown anew each second for as long as they hold, since Ray's agent forgets what it has
+not heard of for 20 s (twice Ray's `metrics_report_interval_ms`): they are gone so soon after the
+coordinator. What it has counted is brought to the agent as it goes, and stays there as long as the
+node.
+
 When a coordinator is restarted, counters go on where they were if that is on the same node, since
 Ray's agent there adds up what comes, and begin at 0 on another one; `rate` and `increase` allow for
 both.

@@ -54,6 +54,23 @@ class Queries:
         begun = f"({series} unless last_over_time({series}[{_GAP}] offset {over}))"
         return f"sum by ({_labels(by)}) ({begun} or increase({series}[{over}]))"
 
+    def last_seen(self, metric: Metric, within: str, before: str = "") -> str:
+        """Return a gauge's series as they were last, within a window that ended a while ago."""
+        assert metric.kind is Kind.GAUGE, metric.name
+        offset = f" offset {before}" if before else ""
+        return f"last_over_time({self.series(metric)}[{within}]{offset})"
+
+    def come_and_gone(self, metric: Metric, *by: str, where: str = "", window: str = "") -> str:
+        """Return the same as `new`, also of what is not shown any more.
+
+        A head that is taken down takes along what its agent had counted.
+        """
+        assert metric.kind is Kind.COUNTER, metric.name
+        series, over = self.series(metric, where), window or self._window
+        last = f"last_over_time({series}[{over}])"
+        begun = f"({last} unless last_over_time({series}[{_GAP}] offset {over}))"
+        return f"sum by ({_labels(by)}) ({begun} or increase({series}[{over}]))"
+
     def total(self, metric: Metric, *by: str, where: str = "") -> str:
         """Return what a counter has come to."""
         assert metric.kind is Kind.COUNTER, metric.name

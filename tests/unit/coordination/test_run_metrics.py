@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.jobs import BATCH, make_job
 from tests.unit.coordination.fakes import FakeClock
-from tests.unit.coordination.noted_export import NotedExport
+from tests.unit.coordination.test_lasting_gauges import ForgetfulExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
@@ -38,7 +38,7 @@ class Shown:
 
     def __init__(self, *events: dict[str, Any], stepped_at_s: float = 0.0) -> None:
         self.clock = FakeClock()
-        self.export = NotedExport()
+        self.export = ForgetfulExport()
         self.metrics = RunMetrics(make_job(), self.export, self.clock, events, stepped_at_s)
 
     def tell(self, kind: str, text: str = "", **data: Any) -> None:
@@ -170,6 +170,20 @@ def test_a_node_that_is_silent_counts_no_more(shown: Shown):
     assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") == 200
 
 
+def test_what_no_node_tells_any_more_is_not_shown_again():
+    shown = Shown()
+    shown.step()
+    shown.metrics.hear("node-1", [Usage(900)])
+    shown.metrics.tick(3, 0)
+    shown.clock.now_s += 16.0
+    shown.metrics.tick(3, 0)
+    shown.export.forget()
+    shown.clock.now_s += 1.0
+    shown.metrics.tick(3, 0)
+    assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") is None
+    assert shown.export.value(metrics.LOSS) == STEP.loss
+
+
 def test_of_devices_that_tell_nothing_nothing_is_shown(shown: Shown):
     shown.metrics.hear("node-1", [Usage(900)])
     shown.metrics.tick(3, 0)
@@ -285,6 +299,23 @@ def test_of_an_unknown_device_no_share_is_shown(shown: Shown):
     shown.metrics.on_step(replace(STEP, step=2))
     assert shown.export.value(metrics.TOKENS) == BATCH * 16
     assert shown.export.value(metrics.MFU) is None
+
+
+def test_of_devices_that_differ_no_share_is_shown_until_a_later_attempt(shown: Shown):
+    one = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
+    other = replace(one, device="NVIDIA B", peak_flops=3e6)
+    shown.tell("work", **asdict(one))
+    shown.step()
+    assert shown.export.value(metrics.MFU) is not None
+    shown.tell("work", **asdict(other))
+    shown.export.forget()
+    shown.step(step=2)
+    assert shown.export.value(metrics.TOKENS) == BATCH * 16
+    assert shown.export.value(metrics.MFU) is None
+    shown.tell("attempt", attempt=2)
+    shown.tell("work", **asdict(other))
+    shown.step(step=3)
+    assert shown.export.value(metrics.MFU) is not None
 
 
 def test_a_new_coordinator_knows_how_much_is_computed():

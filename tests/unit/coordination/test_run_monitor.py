@@ -11,6 +11,7 @@ import pytest
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, guard_of
 from tests.unit.coordination.noted_export import NotedExport
+from tests.unit.coordination.test_lasting_gauges import ForgetfulExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import WorkDescribed
 from trainflow.coordination import run_monitor
@@ -94,6 +95,16 @@ def test_a_new_coordinator_knows_when_the_newest_step_was_committed(
     export.return_value.show.assert_any_call(metrics.STEP_AGE, 30.0)
 
 
+def test_metrics_that_fail_are_in_no_checkpoints_way(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
+        export.return_value.add.side_effect = KeyError("unforeseen")
+        monitor.on_checkpoint_skipped()
+    (event,) = record.events_since(0)
+    assert event["data"] == {"follower": "RunMetrics.on_checkpoint_skipped"}
+
+
 def test_metrics_that_have_failed_show_no_age_that_grows(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     with mock.patch.object(run_monitor, "RayExport") as export:
@@ -105,6 +116,52 @@ def test_metrics_that_have_failed_show_no_age_that_grows(tmp_path: Path):
     shown = [call.args[0] for call in export.return_value.show.call_args_list]
     assert metrics.STEP_AGE not in shown
     export.return_value.show.assert_any_call(metrics.DETECTOR_OFF, 1.0, detector="metrics")
+
+
+def test_what_goes_on_is_shown_for_longer_than_ray_keeps_it(tmp_path: Path):
+    clock, export = FakeClock(), ForgetfulExport()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    record.add_step(STEP)
+    record.add_event(BEGAN, "the loss drifts", anomaly="loss_drift")
+    record.add_event("detector_off", "it failed", detector="hangs")
+    export.forget()
+    clock.now_s += 60.0
+    monitor.tick(world_size=2, num_spares=0)
+    assert active(export) == {"loss_drift"}
+    assert export.value(metrics.DETECTOR_OFF, detector="hangs") == 1
+    assert export.value(metrics.LOSS) == STEP.loss
+
+
+def test_metrics_that_have_failed_show_nothing_that_stands_still(tmp_path: Path):
+    clock, export = FakeClock(), ForgetfulExport()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    guard_of(record)
+    record.add_step(STEP)
+    record.add_event("recovered", "without its times")
+    export.forget()
+    clock.now_s += 60.0
+    monitor.tick(world_size=2, num_spares=0)
+    assert export.value(metrics.LOSS) is None
+    assert export.value(metrics.COORDINATOR_TIMESTAMP) is None
+    assert export.value(metrics.DETECTOR_OFF, detector="metrics") == 1
+
+
+@pytest.mark.parametrize("state", [state for state in RunState if state.is_terminal])
+def test_the_end_is_counted_whether_or_not_metrics_have_failed(tmp_path: Path, state: RunState):
+    export = NotedExport()
+    clock = FakeClock()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    record.add_event("recovered", "without its times")
+    clock.now_s = 1060.0
+    monitor.tell_over(state)
+    assert export.value(metrics.RUNS_ENDED, state=state.value) == 1
+    assert export.value(metrics.COORDINATOR_TIMESTAMP) == 1060.0, "also of one that never looked"
 
 
 def test_an_anomaly_is_active_until_it_is_over(tmp_path: Path):

@@ -15,6 +15,7 @@ from trainflow.computation.reports import (
     ResidualsLost,
     StepReport,
     TensorDigests,
+    WorkDescribed,
 )
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
@@ -337,3 +338,15 @@ def test_the_time_between_failures_is_told_of_the_whole_run(tmp_path: Path):
     for number in range(1100):
         record.add_event("checkpoint", "made", step=number)
     assert record.seconds_between_failures() == 11 * 86_400.0 / 2
+
+
+def test_how_much_is_computed_is_told_once_of_each_device(tmp_path: Path):
+    record = RunRecord(tmp_path, FakeClock())
+    one = WorkDescribed(6000, 8000, 16, "NVIDIA A", 1e6)
+    other = replace(one, device="NVIDIA B", peak_flops=3e6)
+    for told in (one, one, other, one, other):
+        record.add_report(told)
+    again = RunRecord(tmp_path, FakeClock())
+    again.add_report(one)
+    events = [event for event in again.events_since(0) if event["kind"] == "work"]
+    assert [event["data"]["device"] for event in events] == ["NVIDIA A", "NVIDIA B"]

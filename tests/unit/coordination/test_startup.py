@@ -8,6 +8,7 @@ import pytest
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.start_times import StartTimes, read_process_age_s
 from trainflow.coordination.startup import (
+    PlacedStart,
     RunMoments,
     Share,
     StartPhase,
@@ -20,12 +21,12 @@ from trainflow.coordination.startup import (
 MOMENTS = RunMoments(
     submitted_at_s=100.0, launched_at_s=101.0, formed_at_s=106.0, committed_at_s=106.5
 )
-QUICK = WorkerStart(103.0, {StartPhase.PROCESS: 0.5, StartPhase.IMPORTS: 1.5})
-LATE = WorkerStart(105.75, {StartPhase.PROCESS: 0.25, StartPhase.IMPORTS: 4.5})
+QUICK = PlacedStart(103.0, {StartPhase.PROCESS: 0.5, StartPhase.IMPORTS: 1.5})
+LATE = PlacedStart(105.75, {StartPhase.PROCESS: 0.25, StartPhase.IMPORTS: 4.5})
 
 
 class Clock:
-    """Time that a test sets; the two clocks differ."""
+    """Time that a test sets; what the machine says of the date is wrong by days."""
 
     def __init__(self) -> None:
         self.now_s = 50.0
@@ -34,40 +35,51 @@ class Clock:
         return self.now_s
 
     def unix_s(self) -> float:
-        return 1000.0 + self.now_s
+        raise AssertionError("another machine's clock may say anything")
 
     def sleep(self, duration_s: float) -> None:
         raise AssertionError("a stopwatch doesn't sleep")
 
 
-def begin(asked_at_s: float, process_age_s: float) -> tuple[StartTimes, Clock]:
+def begin(process_age_s: float) -> tuple[StartTimes, Clock]:
+    """Begin one that was asked for at 1000 s by the coordinator's clock."""
     clock = Clock()
-    return StartTimes(asked_at_s, process_age_s, clock), clock
+    return StartTimes(1000.0, process_age_s, clock), clock
 
 
-def phases_of(times: StartTimes) -> dict[StartPhase, float]:
-    assert times.result is not None
-    return dict(times.result.phases_s)
+def told(times: StartTimes) -> WorkerStart:
+    told = times.tell()
+    assert told is not None
+    return told
 
 
 def test_each_phase_is_what_passed_since_the_one_before():
-    times, clock = begin(asked_at_s=1047.0, process_age_s=2.0)
+    times, clock = begin(process_age_s=2.0)
     for phase, now_s in ((StartPhase.IMPORTS, 54.0), (StartPhase.MODEL, 55.0)):
         clock.now_s = now_s
         times.end(phase)
-    assert times.result is None, "it isn't warm yet"
+    assert times.tell() is None, "it isn't warm yet"
     clock.now_s = 55.5
     times.finish(StartPhase.REHEARSAL, kernels_s=0.0)
-    assert phases_of(times) == {
+    placed = told(times).place(heard_at_s=1008.5)
+    assert placed.phases_s == {
         StartPhase.PLACED: 1.0,
         StartPhase.PROCESS: 2.0,
         StartPhase.IMPORTS: 4.0,
         StartPhase.MODEL: 1.0,
         StartPhase.REHEARSAL: 0.5,
     }
-    assert times.result is not None
-    assert times.result.warm_at_s == 1055.5
-    assert times.result.took_s == 8.5
+    assert placed.warm_at_s == 1008.5
+    assert placed.took_s == 8.5
+
+
+def test_a_worker_that_is_asked_again_was_warm_when_it_was():
+    times, clock = begin(process_age_s=1.0)
+    clock.now_s = 53.0
+    times.finish(StartPhase.MODEL, kernels_s=0.0)
+    first = told(times).place(heard_at_s=1004.0)
+    clock.now_s = 653.0
+    assert told(times).place(heard_at_s=1604.0) == first
 
 
 def test_a_process_has_lived_since_it_was_started():
@@ -80,29 +92,29 @@ def test_a_process_has_lived_since_it_was_started():
 
 
 def test_kernels_are_taken_out_of_the_model_that_they_were_loaded_for():
-    times, clock = begin(asked_at_s=1050.0, process_age_s=0.0)
+    times, clock = begin(process_age_s=0.0)
     clock.now_s = 53.0
     times.end(StartPhase.MODEL)
     clock.now_s = 53.5
     times.finish(StartPhase.MODEL, kernels_s=2.0)
-    phases = phases_of(times)
+    phases = told(times).phases_s
     assert (phases[StartPhase.KERNELS], phases[StartPhase.MODEL]) == (2.0, 1.5)
     assert StartPhase.REHEARSAL not in phases
 
 
 @pytest.mark.parametrize(
-    ("asked_at_s", "process_age_s", "placed_s", "process_s"),
+    ("heard_at_s", "process_age_s", "placed_s", "process_s"),
     [
-        (1047.0, 60.0, 0.0, 3.0),  # it stood ready before it was wanted
-        (1060.0, 1.0, 0.0, 0.0),  # the coordinator's clock is ahead
+        (1003.0, 60.0, 0.0, 3.0),  # it stood ready before it was wanted
+        (990.0, 1.0, 0.0, 0.0),  # the coordinator's clock was set back meanwhile
     ],
 )
 def test_a_process_counts_from_when_it_was_asked_for(
-    asked_at_s: float, process_age_s: float, placed_s: float, process_s: float
+    heard_at_s: float, process_age_s: float, placed_s: float, process_s: float
 ):
-    times, _ = begin(asked_at_s, process_age_s)
+    times, _ = begin(process_age_s)
     times.finish(StartPhase.MODEL, kernels_s=0.0)
-    phases = phases_of(times)
+    phases = told(times).place(heard_at_s).phases_s
     assert (phases[StartPhase.PLACED], phases[StartPhase.PROCESS]) == (placed_s, process_s)
 
 
@@ -122,14 +134,14 @@ def test_a_run_of_whose_workers_nothing_is_known_still_has_its_own_phases():
     assert shares == {"room": 1.0, "forming": 5.0, "first_step": 0.5}
 
 
-def test_clocks_that_disagree_make_no_phase_negative():
-    ahead = WorkerStart(200.0, {StartPhase.IMPORTS: 1.0})
+def test_a_clock_that_was_set_back_makes_no_phase_negative():
+    ahead = PlacedStart(200.0, {StartPhase.IMPORTS: 1.0})
     shares = share_out_run(MOMENTS, {"slot0-1.0": ahead})
     assert min(share.took_s for share in shares) == 0.0
 
 
 def test_a_workers_phases_come_in_their_order():
-    start = WorkerStart(0.0, {StartPhase.MODEL: 1.0, StartPhase.PLACED: 2.0})
+    start = PlacedStart(0.0, {StartPhase.MODEL: 1.0, StartPhase.PLACED: 2.0})
     assert [share.phase for share in share_out_worker(start)] == ["placed", "model"]
 
 

@@ -2,11 +2,11 @@
 
 from trainflow.monitoring import metrics
 from trainflow.monitoring.alerts.rule import AlertRule, Severity
+from trainflow.monitoring.detectors import Detector
 from trainflow.monitoring.promql import Queries
 
 _ASK = Queries()
 
-_SILENT = "2m"  # one that has ended stays for a minute, and what it showed a little longer
 _MOST_FAILURES_AN_HOUR = 5
 _SLOW_RECOVERY_S = 60
 _LONG_WITHOUT_A_STEP_S = 600
@@ -15,22 +15,72 @@ _MOST_COLLECTIVE_ERRORS_AN_HOUR = 2
 _PLANNED = 'cause!="preempted"'
 _WRONG_BITS = 'cause="wrong_bits"'
 _ON_THE_WIRE = 'cause="collective"'
-_LOOKED_AT = _ASK.latest(metrics.COORDINATOR_TIMESTAMP)
-# Not by Prometheus's own clock, which may differ from the coordinator's.
-_LOOKED_AT_BEFORE = f"max by (job) ({_ASK.series(metrics.COORDINATOR_TIMESTAMP)} offset {_SILENT})"
+_METRICS_OFF = f'detector="{Detector.METRICS.value}"'
+_HAS_FAILED, _ENDED_ELSE = 'state="failed"', 'state!="failed"'
+_SILENT = "2m"
+_LOOKED_BACK, _END_LOOKED_BACK = "15m", "20m"  # an end that was told before it fell silent, too
+_FAILED_WITHIN, _SEEN_WITHIN = "30m", "35m"
+
+
+def _coordinator_is_silent() -> str:
+    """Return what finds coordinators that look after their runs no more, gone or standing still.
+
+    What one has shown goes 20 s after it was set last. Its time is compared with what it was
+    before, not with Prometheus's own, which may differ. A cluster that is taken down is no target
+    of Prometheus any more; one that was lost is, and doesn't answer.
+    """
+    looked = metrics.COORDINATOR_TIMESTAMP
+    seen = _ASK.last_seen(looked, _LOOKED_BACK, _SILENT)
+    before, now = f"max by (job) ({seen})", f"max by (job) ({_ASK.last_seen(looked, _SILENT)})"
+    ended = f"{_ASK.come_and_gone(metrics.RUNS_ENDED, window=_END_LOOKED_BACK)} > 0"
+    off = f"{_ASK.latest(metrics.DETECTOR_OFF, where=_METRICS_OFF)} == 1"
+    return (
+        f"max by (job) ({seen} and on (instance) up) unless ({now} != {before}) "
+        f"unless {ended} unless {off}"
+    )
+
+
+def _run_has_failed() -> str:
+    """Return what finds runs that have failed of late, and with which nobody has gone on since.
+
+    Each must have been seen to go on of late, too: the head's agent tells of ends for as long as it
+    is there, and to a Prometheus that is new all of them are.
+    """
+    failed, ended_else = (
+        f"{_ASK.come_and_gone(metrics.RUNS_ENDED, where=where, window=_FAILED_WITHIN)} > 0"
+        for where in (_HAS_FAILED, _ENDED_ELSE)
+    )
+    looked = metrics.COORDINATOR_TIMESTAMP
+    seen = f"max by (job) ({_ASK.last_seen(looked, _SEEN_WITHIN)})"
+    return f"{failed} and {seen} unless {_ASK.latest(looked)} unless {ended_else}"
+
 
 MEMBERS = (
     AlertRule(
+        "RunFailed",
+        Severity.CRITICAL,
+        _run_has_failed(),
+        0,
+        "{{ $labels.job }}: the run has failed",
+        "It has ended so within 30 minutes, and is not gone on with under its id.",
+        "`trainflow status` has the reason, the event `failed` the traceback, and `logs` in the "
+        "run's folder what its workers printed. The service resumes it under its id from its "
+        "newest checkpoint (`trainflow resume`); so does `trainflow run` as a new job.",
+    ),
+    AlertRule(
         "CoordinatorSilent",
         Severity.CRITICAL,
-        f"{_LOOKED_AT} == {_LOOKED_AT_BEFORE}",
-        0,
-        "{{ $labels.job }}: the coordinator stands still",
-        "It has not looked after the run for two minutes; losses are not made up for meanwhile.",
+        _coordinator_is_silent(),
+        60,  # Prometheus itself may have been away, and have yet to look
+        "{{ $labels.job }}: the coordinator is gone or stands still",
+        "It has not looked after the run for two minutes, and has told of no end; losses are not "
+        "made up for meanwhile.",
         "Training goes on without it until something is lost. `trainflow workers` tells where it "
-        "is; a disk or a network file system under TRAINFLOW_HOME that hangs is the usual cause. "
-        "If its process is killed, Ray starts it again and it goes on from the run's record. Ends "
-        "of runs are silent: what a coordinator showed is gone 20 s after its process is.",
+        "is. If its process was killed, Ray starts it again, and it goes on from the run's record; "
+        "if Ray's head is gone, nobody does: begin it anew, and resume the job. If it is there, a "
+        "disk or a network file system under TRAINFLOW_HOME that hangs is the usual cause; or "
+        "Prometheus doesn't reach the head. It fires for a quarter of an hour, and not for a run "
+        "whose end was told, or whose metrics are off (DetectorOff).",
     ),
     AlertRule(
         "Stalled",

@@ -52,7 +52,6 @@ def counted(suffix: str, label: str, value: str) -> str:
 
 FAILED, ANOMALY = "failures_total", "anomalies_total"
 DIED = counted(FAILED, "cause", "died")
-TIMES = shown("coordinator_timestamp_seconds")
 WORLD, WANTED = shown("world_size"), shown("target_world_size")
 SPARES, WANTED_SPARES = shown("spares"), shown("target_spares")
 RECOVERED = shown("recoveries_total")
@@ -78,18 +77,39 @@ OFF = counted("detector_off", "detector", "hangs")
 UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
 AGE, STEP_AGE = shown("checkpoint_age_seconds"), shown("step_age_seconds")
 LATE = shown("checkpoints_skipped_total")
-UP = 'up{job="ray",instance="10.0.0.1:8080"}'
+HEAD = 'instance="10.0.0.1:8080"'
+UP = f'up{{job="ray",{HEAD}}}'
+LOOKED = shown("coordinator_timestamp_seconds", HEAD)
+NO_METRICS = counted("detector_off", "detector", "metrics")
+SUCCEEDED, BROKEN, STOPPED = (
+    counted("runs_ended_total", "state", state) for state in ("succeeded", "failed", "stopped")
+)
 
 CASES: Mapping[str, Case] = {
-    "CoordinatorSilent": Case(
-        "10m",
-        {TIMES: "0+60x5 300x10"},
+    "RunFailed": Case(
+        "25m",
+        {BROKEN: "_x20 1x20", LOOKED: "0+60x18"},
         (
-            {TIMES: "0+60x20"},
-            {TIMES: "7200+60x20"},  # its clock is two hours ahead
-            {TIMES: "0+60x3 _x20"},
-            {TIMES: "_x10 600"},  # it has but begun
-            {TIMES: "0+60x9 540x1"},  # the run has ended a minute ago
+            {SUCCEEDED: "_x20 1x20", LOOKED: "0+60x18"},
+            {STOPPED: "_x20 1x20", LOOKED: "0+60x18"},
+            {BROKEN: "_x20 1x20"},  # Prometheus is new; nobody knows how long ago that was
+            {BROKEN: "_x10 1x30", LOOKED: "0+60x9 _x5 900+60x20"},  # it is gone on with
+            {BROKEN: "_x10 1x30", SUCCEEDED: "_x20 1x20", LOOKED: "0+60x18"},  # and well
+        ),
+    ),
+    "CoordinatorSilent": Case(
+        "12m",
+        {LOOKED: "0+60x5 300x10", UP: "1x20"},
+        (
+            {LOOKED: "0+60x20", UP: "1x20"},
+            {LOOKED: "7200+60x20", UP: "1x20"},  # its clock is two hours ahead
+            {LOOKED: "0+60x5 240+60x20", UP: "1x20"},  # and was set back
+            {LOOKED: "_x12 600", UP: "1x20"},  # it has but begun
+            {LOOKED: "0+60x5 _ _ 480+60x9", UP: "1x20"},  # it was started again
+            {LOOKED: "0+60x5 _x20", SUCCEEDED: "_x6 1x20", UP: "1x20"},
+            {LOOKED: "0+60x5 _x20", SUCCEEDED: "_x6 1 1 _x20", UP: "1x7 0x20"},  # so has the head
+            {LOOKED: "0+60x5 _x20", UP: "1x6 stale"},  # the whole cluster was taken down
+            {LOOKED: "0+60x5 _x20", NO_METRICS: "0x5 1x20", UP: "1x20"},  # see DetectorOff
         ),
     ),
     "Stalled": Case(

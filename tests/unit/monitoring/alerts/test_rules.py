@@ -12,15 +12,18 @@ import pytest
 import yaml
 
 from tests.unit.monitoring.alerts.cases import (
+    BROKEN,
     CASES,
     DIED,
     JOB,
+    LOOKED,
     NORM,
     NORM_NOW,
     NOT_FINITE,
     NOT_FINITE_NOW,
     SPIKE,
     SPIKE_NOW,
+    UP,
     WASTED,
     WORLD,
     WRONG,
@@ -122,6 +125,27 @@ def test_an_anomaly_that_goes_on_for_longer_than_is_looked_back_is_told_of_until
     case = CASES[suffix]
     series = {counted: "_x20 1x100", active: "0x20 1x60 0x40"}
     looks = [(f"{at}m", [expected(rule, case)] if 21 <= at < 81 else []) for at in (10, 25, 80, 85)]
+    tests = [one_check(rule, replace(case, at=at), series, alerts) for at, alerts in looks]
+    run_checks(tests, tmp_path / "test.yml")
+
+
+@pytest.mark.parametrize("head", ["1x60", "1x8 0x60"], ids=["the head is there", "it is gone too"])
+def test_a_coordinator_that_is_gone_for_good_is_told_of_for_a_while(head: str, tmp_path: Path):
+    rule = next(rule for rule in ALL_RULES if rule.suffix == "CoordinatorSilent")
+    case = CASES[rule.suffix]
+    series = {LOOKED: "0+60x8 _x60", UP: head}
+    looks = [
+        (f"{at}m", [expected(rule, case)] if 11 < at < 25 else []) for at in (8, 10, 12, 24, 26)
+    ]
+    tests = [one_check(rule, replace(case, at=at), series, alerts) for at, alerts in looks]
+    run_checks(tests, tmp_path / "test.yml")
+
+
+def test_a_coordinator_that_vanishes_after_the_run_was_resumed_is_told_of(tmp_path: Path):
+    rule = next(rule for rule in ALL_RULES if rule.suffix == "CoordinatorSilent")
+    case = CASES[rule.suffix]
+    series = {LOOKED: "0+60x8 _ _ 660+60x20 _x60", BROKEN: "_x9 1x90", UP: "1x90"}
+    looks = [(f"{at}m", [expected(rule, case)] if 35 <= at < 47 else []) for at in (15, 31, 35, 46)]
     tests = [one_check(rule, replace(case, at=at), series, alerts) for at, alerts in looks]
     run_checks(tests, tmp_path / "test.yml")
 
