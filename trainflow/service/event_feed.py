@@ -32,7 +32,10 @@ _ENDINGS = frozenset(str(state) for state in RunState if state.is_terminal)
 async def wait_for_news(news: asyncio.Event, timeout_s: float) -> bool:
     """Wait until a topic's news are there; False if they weren't in time."""
     try:
-        await asyncio.wait_for(news.wait(), timeout_s)
+        # Not asyncio.wait_for: up to Python 3.11 it forgets that it was cancelled if news come in
+        # the same moment, and the stream of a client that has left would go on for good.
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
     except TimeoutError:
         return False
     return True

@@ -362,6 +362,20 @@ async def test_the_reader_rests_while_nobody_waits(streams: EventStreams, histor
     assert history.calls["heads"] >= 1
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_leaves_in_the_moment_in_which_news_come_waits_no_more(turns: int):
+    news = asyncio.Event()
+    waiting = asyncio.ensure_future(wait_for_news(news, 20))
+    await asyncio.wait({waiting}, timeout=0)
+    news.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    was_told = waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled() is not was_told
+
+
 @pytest.mark.parametrize(
     ("state", "known", "ended_s", "expected"),
     [
