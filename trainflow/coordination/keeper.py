@@ -114,7 +114,7 @@ class Keeper:
         self._promised = 0
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None  # None: restarted, and not told yet who counts
-        self._is_unanswered = False  # the newest heartbeat was
+        self._is_cut_off = False  # when the newest heartbeat was sent, as far as it could tell
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
         self._next_beat_s = 0.0
@@ -280,16 +280,17 @@ class Keeper:
     def _beat(self, progress: dict[str, Progress]) -> None:
         """Send one heartbeat; renew the lease if the coordinator, or else most peers, answered.
 
-        No answer is waited for beyond the lease's end, at which the workers must die. Once the
-        coordinator hasn't answered peers are asked beside it, so that each has all of that time.
+        No answer is waited for beyond the lease's end, at which the workers must die. Once neither
+        has answered both are asked at once, so that each has all of that time.
         """
         until_s = self._lease.wait_until_s(SYSTEM_CLOCK.monotonic_s())
-        ping = self._ping() if self._is_unanswered else None
-        self._is_unanswered = self._tell(progress, until_s) is None
-        if not self._is_unanswered:
+        ping = self._ping() if self._is_cut_off else None
+        if self._tell(progress, until_s) is not None:
+            self._is_cut_off = False
             return
         ping = ping or self._ping()
-        if ping is not None and ping.is_heard(_left_s(ping.sent_at_s, until_s)):
+        self._is_cut_off = ping is None or not ping.is_heard(_left_s(ping.sent_at_s, until_s))
+        if ping is not None and not self._is_cut_off:
             self._lease.renew(ping.sent_at_s)
 
     def _ping(self) -> PeerPing | None:
