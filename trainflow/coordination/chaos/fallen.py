@@ -139,7 +139,7 @@ def find_missing(
         wrong.insert(0, f"no fault fell before it was over{change}")
     explained = by_second if cold else []
     return wrong + [
-        _tell(each)
+        _tell(each, spares, events)
         for each in faults
         if each not in explained and _is_missing(each, is_done=is_done)
     ]
@@ -157,29 +157,49 @@ def _is_missing(fault: FallenFault, *, is_done: bool) -> bool:
             return fault.due_by != "draw"
 
 
-def _tell(fault: FallenFault) -> str:
-    change = f": {_EARLIER}" if fault.outcome is Outcome.NOT_DUE else ""
-    return f"fault {fault.number}, {fault.what}: {fault.told}{change}"
+def _tell(
+    fault: FallenFault, spares: SparesSeen | None, events: Sequence[Mapping[str, Any]]
+) -> str:
+    told = f"fault {fault.number}, {fault.what}: {fault.told}"
+    if fault.outcome is Outcome.NOT_DUE:
+        return f"{told}: {_EARLIER}"
+    is_spare = fault.what.endswith(" spare")
+    if fault.outcome is not Outcome.NOBODY or not is_spare or spares is None:
+        return told
+    if spares.most:
+        return f"{told}: let it fall when one of the {spares.most} that were is, or have more"
+    return (
+        f"{told}: none of workers.spares = {spares.wanted} was warm while it trained; "
+        f"{_advise(events)}"
+    )
 
 
 def _tell_cold(spares: SparesSeen, events: Sequence[Mapping[str, Any]], *, is_done: bool) -> str:
     """Say why the seconds of a plan never began to count; "" if they did, or it failed before."""
-    reduced = [event["data"] for event in events if event["kind"] == "reduced"]
-    if spares.were_all or not (is_done or reduced):
+    if spares.were_all or not (is_done or _find_reduced(events)):
         return ""
     if spares.most is None:
         return "it was over before it was seen to train: make the run longer"
-    told = (
+    return (
         f"seconds count from when all of workers.spares = {spares.wanted} are warm, and at most "
-        f"{spares.most} were: "
+        f"{spares.most} were: {_advise(events)}"
     )
-    if reduced:
-        slots, wanted = reduced[-1]["slots"], reduced[-1]["wanted"]
-        return (
-            f"{told}the cluster has room for {slots} of {wanted} workers; give it room, or lower "
-            "workers.spares or workers.resources"
-        )
-    return f"{told}make the run longer, as others were still starting, or lower workers.spares"
+
+
+def _advise(events: Sequence[Mapping[str, Any]]) -> str:
+    """Say why spares did not come, and what to change."""
+    reduced = _find_reduced(events)
+    if not reduced:
+        return "make the run longer, as others were still starting, or lower workers.spares"
+    slots, wanted = reduced[-1]["slots"], reduced[-1]["wanted"]
+    return (
+        f"the cluster has room for {slots} of {wanted} workers; give it room, or lower "
+        "workers.spares or workers.resources"
+    )
+
+
+def _find_reduced(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [event["data"] for event in events if event["kind"] == "reduced"]
 
 
 def count_outcomes(faults: Sequence[FallenFault]) -> str:

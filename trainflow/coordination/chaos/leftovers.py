@@ -30,6 +30,10 @@ class Traces:
         self._see(pids)
         self._see(self._find_started())  # of new ones too: who is killed soon may leave some
 
+    def find(self, pid: int) -> psutil.Process | None:
+        """Return the process that had this pid when it was seen, whoever has it now."""
+        return self._processes.get(pid)
+
     def _see(self, pids: Iterable[int]) -> None:
         for pid in pids:
             with suppress(psutil.Error):

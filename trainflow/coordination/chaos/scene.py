@@ -93,16 +93,26 @@ class Scene:
     def find(self, planned: PlannedFault) -> Victim | None:
         """Return whom a fault falls on at this moment; None if nobody is there."""
         if planned.fault.target == "coordinator":
-            return _open(self.view.coordinator_pid, "the coordinator", {})
+            return self._open(self.view.coordinator_pid, "the coordinator", {})
         worker = choose_worker(planned, self.view.workers)
         if worker is None:
             return None
         row = dict(worker)
         if planned.fault.target == "keeper":
             pid = self.view.keeper_pids.get(row["node_id"])
-            return _open(pid, f"the Keeper of {row['host']}", row)
+            return self._open(pid, f"the Keeper of {row['host']}", row)
         who = "a spare" if row["rank"] is None else f"rank {row['rank']}"
-        return _open(row["pid"], f"{who} ({row['worker_id']})", row)
+        return self._open(row["pid"], f"{who} ({row['worker_id']})", row)
+
+    def _open(self, pid: int | None, name: str, worker: dict[str, Any]) -> Victim | None:
+        if pid is None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            process = self.view.traces.find(pid) or psutil.Process(pid)
+            # A pid that was told a while ago may be somebody else's by now.
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return Victim(process, f"{name}, pid {pid}", worker)
+        return None
 
     def attempt(self, number: int | None, do: Callable[[], _Done]) -> _Done | None:
         """Do something of a fault; None if it can't be done, of which the first is noted."""
@@ -171,13 +181,3 @@ class Scene:
         """Start another node in the place of a dropped one; it joins when it joins."""
         assert self.own is not None, "only a node of ours is dropped"
         self.own.cluster.begin_replacing(node, self.own.node_cpus)
-
-
-def _open(pid: int | None, name: str, worker: dict[str, Any]) -> Victim | None:
-    if pid is None:
-        return None
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return Victim(process, f"{name}, pid {pid}", worker)
-    return None

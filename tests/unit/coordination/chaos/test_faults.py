@@ -112,6 +112,19 @@ def test_a_dead_process_is_not_hit_again(scene: Scene, process: subprocess.Popen
         assert FAULTS[kind].fall(planned(kind=kind), scene) is None
 
 
+def test_who_has_the_pid_of_a_dead_process_by_now_is_not_hit(
+    scene: Scene, process: subprocess.Popen[bytes]
+):
+    """A Keeper's pid is asked for every few seconds, and not told while it is started again."""
+    scene.view.traces.note([process.pid])
+    noted = scene.view.traces.find(process.pid)
+    assert noted is not None
+    noted._ident = (process.pid, 0.0)  # it was another that had it
+    for target in ("keeper", "coordinator", "member"):
+        assert FAULTS["kill"].fall(planned(kind="kill", target=target), scene) is None
+    assert process.poll() is None
+
+
 def test_a_stopped_process_goes_on_when_the_plan_says_so(
     scene: Scene, process: subprocess.Popen[bytes], clock: FakeClock
 ):

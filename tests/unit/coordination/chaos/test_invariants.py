@@ -324,6 +324,20 @@ def test_of_a_run_that_did_not_end_only_a_lack_of_room_is_told(num_told: int, *,
     assert ("room for 3 of 4 workers" in judged.evidence[-1]) == reduced
 
 
+@pytest.mark.parametrize(
+    ("most", "told"),
+    [
+        (None, "none of workers.spares = 2 was warm while it trained; make the run longer"),
+        (0, "none of workers.spares = 2 was warm while it trained; make the run longer"),
+        (1, "let it fall when one of the 1 that were is, or have more"),
+    ],
+)
+def test_why_no_spare_was_there_is_told(most: int | None, told: str):
+    seen = SparesSeen(2, most, were_all=False)
+    found = verdict(replace(make_findings(), faults=(FELL, NOBODY), spares=seen), "its faults fall")
+    assert found.evidence[0].startswith(f"fault 3, kill spare: nobody was there: {told}")
+
+
 def test_where_no_step_was_committed_nothing_is_said_of_samples():
     found = verdict(make_findings(commits=[], steps=[]), "every sample is used once")
     assert (found.holds, found.evidence) == (None, ("no step was committed",))
