@@ -1,167 +1,194 @@
-"""What the README has a new user do: serve, submit, watch, kill, stop, resume, look back."""
+"""What the README has a new user do with the service: its own commands, in its order."""
 
 import json
 import os
+import re
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import running_chromium
-from tests.integration.served import WITHIN_S, find_port, tiny_job, wait_until
+from tests.integration.served import find_port
+from tests.integration.terminal import Terminal, open_terminal, read_blocks
 from trainflow.cli.exit_codes import ExitCode
 
-pytestmark = [pytest.mark.ray, pytest.mark.browser, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]
 
-SHOWN_WITHIN_MS = 30_000
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 240.0
+WITHIN_MS = 1000 * WITHIN_S
+SERVED_AT = "http://127.0.0.1:8000"
+BLOCKS = ["serve", "submit", "kill", "stop", "resume", "serve again", "look back", "go on"]
 
 
-class Desk:
-    """A person at a terminal.
+class Day:
+    """A person who has read the README, and does what it says.
 
     Attributes:
-        folder: with a job's code and its file.
-        url: of the person's own service.
+        blocks: the README's commands.
+        first: where the service serves.
+        second: where it is asked.
+        url: of the service.
+        folder: what the person has cloned.
     """
 
-    def __init__(self, place: Path):
-        self.folder = place / "project"
-        self.folder.mkdir()
-        port = find_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._port = port
-        self._log = place / "serve.log"
-        self._token = place / "token"
-        self._environment = {
-            **os.environ,
-            "TRAINFLOW_HOME": str(place / "home"),
-            "TRAINFLOW_SERVER": self.url,
-            "TRAINFLOW_TOKEN_FILE": str(self._token),
+    def __init__(self, folder: Path, exits: ExitStack):
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{(port := find_port())}"
+        text = (ROOT / "README.md").read_text().replace(SERVED_AT, self.url)
+        self.blocks = read_blocks(text)
+        for name in (".gitignore", "jobs"):
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, folder / name)
+        scripts = folder / ".venv" / "bin"
+        scripts.mkdir(parents=True)
+        (scripts / "activate").write_text(f"PATH={scripts}:$PATH\n")
+        (scripts / "trainflow").write_text(f'#!/bin/sh\nexec {sys.executable} -m trainflow "$@"\n')
+        (scripts / "trainflow").chmod(0o755)
+        others = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINFLOW", "RAY"))}
+        env = others | {
+            "TRAINFLOW_HOME": str(folder / "home"),
+            "TRAINFLOW_SERVICE__HTTP__PORT": str(port),
         }
+
+        def open_one(name: str) -> Terminal:
+            log = folder / f"{name}.log"
+            return exits.enter_context(open_terminal(folder, log, env, WITHIN_S))
+
+        self.first, self.second = open_one("first"), open_one("second")
 
     @property
     def token(self) -> str:
-        return self._token.read_text().strip()
+        return (self.folder / "out" / "token").read_text().strip()
 
-    def run(self, *arguments: str, leaves_with: int = 0) -> str:
-        """Give a command of TrainFlow; returns what it has printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "trainflow", *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-            check=False,
-        )
-        assert done.returncode == leaves_with, (arguments, done.stdout, done.stderr)
-        return done.stdout
+    @property
+    def job_id(self) -> str:
+        return self.second.run("echo $ID").strip()
 
-    def ask(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "-o", "json"))
-
-    def make_token(self) -> None:
-        scopes = ("--scope", "read", "--scope", "submit")
-        self.run("token", "create", "me", *scopes, "--to", str(self._token))
+    def ask(self, path: str = "") -> Any:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"{self.url}/v1/jobs/{self.job_id}{path}"
+        return httpx.get(url, headers=headers, timeout=60).raise_for_status().json()
 
     @contextmanager
-    def serving(self) -> Generator[None]:
-        """Have the service run in another terminal, until Ctrl-C."""
-        settings = ["--set", f"http.port={self._port}", "--set", f"roots=[{self.folder}]"]
-        command = [sys.executable, "-m", "trainflow", "serve", "--cpus", "4", *settings]
-        with (
-            self._log.open("wb") as log,
-            subprocess.Popen(command, stdout=log, stderr=log, env=self._environment) as service,
-        ):
-            try:
-                wait_until(
-                    lambda: "serving at" in self._log.read_text() or service.poll() is not None,
-                    self._log.read_text,
-                )
-                assert service.poll() is None, self._log.read_text()
-                yield
-            finally:
-                service.send_signal(signal.SIGINT)
-                assert service.wait(WITHIN_S) == 0, self._log.read_text()
+    def serving(self, block: str) -> Generator[None]:
+        """Give a block's commands in the first terminal, of which the last stays until Ctrl-C."""
+        *before, serve = self.blocks[block]
+        for command in before:
+            self.first.run(command)
+        begun = len(self.first.read())
+        self.first.begin(serve)
+        self.first.wait(lambda: "serving at" in self.first.read()[begun:])
+        yield
+        self.first.press_ctrl_c()
+        assert "ending the service" in self.first.finish(begun, 0)
 
-    def kill_member(self, job_id: str) -> None:
-        """Kill the worker that has rank 0, as the README has it."""
-        (pid,) = (each["pid"] for each in self.ask("workers", job_id) if each["rank"] == 0)
-        os.kill(pid, signal.SIGKILL)
+    def do(self, block: str) -> list[str]:
+        """Give a block's commands in the second terminal; returns what each has printed."""
+        return [self.second.run(command) for command in self.blocks[block]]
 
-    def wait_step(self, job_id: str, step: int) -> None:
+    def wait_job(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         found: dict[str, Any] = {}
 
         def look() -> bool:
-            found.update(self.ask("status", job_id))
-            return found["state"] == "running" and found["last_step"] >= step
+            found.update(self.ask())
+            return holds(found)
 
-        wait_until(look, lambda: found)
+        self.second.wait(look)
+        return found
+
+    def submit_and_follow(self) -> None:
+        """Give the second block's commands, and press Ctrl-C where it says that one may."""
+        *before, follow = self.blocks["submit"]
+        for command in before:
+            self.second.run(command)
+        assert "Ctrl-C" in follow
+        begun = len(self.second.read())
+        self.second.begin(follow)
+        self.second.wait(lambda: "launched" in self.second.read()[begun:])
+        self.second.press_ctrl_c()
+        told = self.second.finish(begun, ExitCode.DETACHED)
+        assert f"trainflow events {self.job_id} -f --after" in told
+
+    def kill_member(self) -> None:
+        """Give the commands that kill a worker, with the pid of one that the first has shown."""
+        look, kill = self.blocks["kill"]
+        table = self.second.run(look)
+        header, *rows = [line.split() for line in table.splitlines() if line.strip()]
+        column = header.index("PID")
+        pid = next(row[column] for row in rows if "member" in row)
+        assert "PID" in kill
+        self.second.run(kill.replace("PID", pid))
 
 
-def enter(page: Page, desk: Desk, job_id: str) -> None:
-    """Open a job's page, with the token that it asks for."""
-    page.goto(f"{desk.url}/#/jobs/{job_id}")
-    page.get_by_label("Token").fill(desk.token)
+def enter(page: Page, day: Day) -> None:
+    """Open the job's page, with the token that it asks for."""
+    page.goto(f"{day.url}/#/jobs/{day.job_id}")
+    page.get_by_label("Token").fill(day.token)
     page.get_by_role("button", name="Use this token").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(job_id, timeout=SHOWN_WITHIN_MS)
+    expect(page.get_by_role("heading", level=1)).to_have_text(day.job_id, timeout=WITHIN_MS)
 
 
-def watch_a_kill(page: Page, desk: Desk, job_id: str) -> None:
+def watch_a_kill(page: Page, day: Day) -> None:
     """Kill a member, and see on the page that it was, and that training goes on."""
-    expect(page.locator("#figure-goodput")).to_contain_text("%", timeout=SHOWN_WITHIN_MS)
-    desk.kill_member(job_id)
+    expect(page.locator("#figure-goodput")).to_contain_text("%", timeout=WITHIN_MS)
+    day.kill_member()
     told = page.locator(".events li .kind").filter(has_text="failure")
-    expect(told).to_have_count(1, timeout=SHOWN_WITHIN_MS)
+    expect(told).to_have_count(1, timeout=WITHIN_MS)
     recoveries = page.get_by_role("table", name="Recoveries", exact=True).locator("tbody tr")
-    expect(recoveries).to_have_count(1, timeout=SHOWN_WITHIN_MS)
-    expect(page.locator("#figure-failures")).to_have_text("1", timeout=SHOWN_WITHIN_MS)
+    expect(recoveries).to_have_count(1, timeout=WITHIN_MS)
+    expect(page.locator("#figure-failures")).to_have_text("1", timeout=WITHIN_MS)
+
+
+def live_through_the_morning(day: Day, page: Page) -> int:
+    """Submit, watch, kill, stop and resume; returns the step at which the job was stopped."""
+    day.submit_and_follow()
+    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > 25)
+    enter(page, day)
+    state = page.locator("#figure-state")
+    expect(state).to_contain_text("running", timeout=WITHIN_MS)
+    watch_a_kill(page, day)
+    day.do("stop")
+    expect(state).to_contain_text("stopped", timeout=WITHIN_MS)
+    stopped_at = day.wait_job(lambda job: job["state"] == "stopped")["last_step"]
+    day.do("resume")
+    expect(page.locator("#figure-attempt")).to_have_text("2", timeout=WITHIN_MS)
+    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > stopped_at + 5)
+    expect(state).to_contain_text("running", timeout=WITHIN_MS)
+    return stopped_at
 
 
 def test_the_first_day_of_a_new_user(tmp_path: Path):
     if shutil.which("chromium") is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
-    desk = Desk(tmp_path)
-    shutil.copy(Path(__file__).parent / "command_line_job.py", desk.folder / "my_training.py")
-    checkpoint = {"url": str(tmp_path / "checkpoints"), "every_steps": 50}
-    training = {"max_steps": 10**6, "global_batch_size": 8, "microbatch_size": 2}
-    job_file = desk.folder / "job.yaml"
-    job_file.write_text(json.dumps(tiny_job(training=training, checkpoint=checkpoint)))
-    desk.make_token()
-
-    with desk.serving(), running_chromium() as browser:
-        submit = ("submit", str(job_file), "--working-directory", str(desk.folder))
-        job_id = desk.run(*submit).strip()
-        desk.wait_step(job_id, 60)
-        page = browser.new_page()
-        enter(page, desk, job_id)
-        state = page.locator("#figure-state")
-        expect(state).to_contain_text("running", timeout=SHOWN_WITHIN_MS)
-        expect(page.locator(".events li").last).to_contain_text("submitted")
-        watch_a_kill(page, desk, job_id)
-        desk.run("stop", job_id)
-        expect(state).to_contain_text("stopped", timeout=SHOWN_WITHIN_MS)
-        stopped_at = desk.ask("status", job_id)["last_step"]
-        desk.run("resume", job_id)
-        expect(page.locator("#figure-attempt")).to_have_text("2", timeout=SHOWN_WITHIN_MS)
-        desk.wait_step(job_id, stopped_at + 20)
-        expect(state).to_contain_text("running", timeout=SHOWN_WITHIN_MS)
-        desk.run("resume", job_id, leaves_with=ExitCode.CONFLICT)
-        desk.run("stop", job_id)
-        expect(state).to_contain_text("stopped", timeout=SHOWN_WITHIN_MS)
-
-    desk.run("list", leaves_with=ExitCode.UNREACHABLE)
-    with desk.serving():
-        (listed,) = desk.ask("list")
-        assert (listed["job_id"], listed["state"], listed["attempt"]) == (job_id, "stopped", 2)
-        assert desk.ask("status", job_id)["last_step"] >= stopped_at + 20
-        kinds = [event["kind"] for event in desk.ask("events", job_id)]
-        assert kinds[0] == "submitted"
-        assert kinds.count("stopped") == 2
-        assert "the line is about to be fitted" in desk.run("logs", job_id, "--worker", "0")
+    with ExitStack() as exits:
+        day = Day(tmp_path, exits)
+        assert list(day.blocks) == BLOCKS
+        with day.serving("serve"), running_chromium() as browser:
+            stopped_at = live_through_the_morning(day, browser.new_page())
+        job_id = day.job_id
+        with day.serving("serve again"):
+            listed, events, log = day.do("look back")
+            assert re.search(rf"^{job_id} +running ", listed, re.MULTILINE)
+            for kind in ("submitted", "failure", "recovered", "stopped", "resumed"):
+                assert f" {kind}: " in events
+            assert log.strip()
+            day.wait_job(lambda job: job["stale_s"] > 60)
+            day.do("go on")
+            day.wait_job(lambda job: job["attempt"] == 3 and job["last_step"] > stopped_at + 10)
+            day.second.run("trainflow stop $ID")
+            day.wait_job(lambda job: job["state"] == "stopped")
+            attempts = [each["number"] for each in day.ask("/attempts")]
+            assert attempts == [1, 2, 3], json.dumps(attempts)

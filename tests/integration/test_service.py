@@ -1,8 +1,10 @@
 """The service on a real cluster: a job's life over HTTP."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -96,31 +98,42 @@ def test_events_are_streamed_through_serve(service: Service):
     assert '"kind": "succeeded"' in text
 
 
-def test_what_ray_is_given_the_service_sees_and_the_other_way_round(service: Service):
+def test_what_ray_is_given_the_service_stops_and_resumes_and_the_other_way_round(
+    service: Service, tmp_path: Path
+):
     jobs = JobSubmissionClient(service.cluster.address)
-    ground = service.ground
-    (ground.folder / "job.json").write_text(json.dumps(ground.endless_job() | {"name": "by-ray"}))
-    environment = {
-        "working_dir": str(ground.folder),
-        "env_vars": {"TRAINFLOW_HOME": str(ground.home)},
-    }
-    command = f"{sys.executable} -m trainflow run job.json"
+    ground, folder = service.ground, tmp_path / "in_none_of_the_roots"
+    (folder / "inner").mkdir(parents=True)
+    shutil.copy(ground.folder / "my_training.py", folder)
+    job = ground.endless_job() | {"name": "by-ray"}
+    (folder / "inner" / "job.json").write_text(json.dumps(job))
+    environment = {"working_dir": str(folder), "env_vars": {"TRAINFLOW_HOME": str(ground.home)}}
+    command = f"cd inner && exec {sys.executable} -m trainflow run job.json"
     submission = jobs.submit_job(entrypoint=command, runtime_env=environment)
 
     def find() -> list[dict[str, Any]]:
         found = service.ask("GET", "/v1/jobs?name=by-ray&state=running")["jobs"]
-        return [job for job in found if job["last_step"] > 20]
+        return [job for job in found if job["last_step"] > 60]
 
     wait_until(lambda: bool(find()), lambda: jobs.get_job_logs(submission))
     job_id = find()[0]["job_id"]
     attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
     assert [each["submission_id"] for each in attempts] == [None]
     service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
-    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    stopped = service.wait_job(job_id, lambda job: job["state"] == "stopped")
     wait_until(
         lambda: jobs.get_job_status(submission).is_terminal(),
         lambda: jobs.get_job_logs(submission),
     )
+    shutil.rmtree(folder)  # what Ray was given is what counts
+    assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
+    further = stopped["last_step"] + 20
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > further)
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    resumed = [event["data"]["step"] for event in events if event["kind"] == "resumed"]
+    assert resumed == [stopped["last_step"]]
     by_service = service.submit(tiny_job())
     assert f"{by_service}-a1" in {each.submission_id for each in jobs.list_jobs()}
     service.wait_job(by_service, lambda job: job["state"] == "succeeded")

@@ -4,9 +4,10 @@ Process: driver.  Thread: main.  Blocks: until the run has ended.
 """
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainflow.checkpointing.probing import require_usable
 from trainflow.cli.attached_run import AttachedRun
@@ -17,14 +18,13 @@ from trainflow.cli.home import require_home
 from trainflow.cli.kept_output import DRIVER_LOG, keep_output
 from trainflow.cli.output import say
 from trainflow.cli.progress import Answer, Progress
+from trainflow.cli.ray_submission import is_ray_submission, keep_for_service
 from trainflow.cli.stop_signals import StopSignals
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config import JobConfig
 from trainflow.coordination import driver, names
 from trainflow.coordination.names import Attempt
 from trainflow.errors import TrainFlowError, UnreachableError
-
-_RAY_SUBMISSION = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what Ray's job submission alone sets
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,23 @@ class ReachedCluster:
 
     address: str
     require: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """A run that this process stays with.
+
+    Attributes:
+        cluster: that it is on.
+        job: that is run.
+        run: itself.
+        attempt: the number of this one.
+    """
+
+    cluster: ReachedCluster
+    job: JobConfig
+    run: driver.Run
+    attempt: int
 
 
 def run_job(job: JobConfig, address: str | None) -> int:
@@ -127,39 +144,35 @@ def _run_on(
         driver.make_room(attempt.job_id)
     run = driver.start_run(job, attempt=attempt)
     signals.second_interrupts = True
+    attached = _Attached(cluster, job, run, 1 if attempt is None else attempt.number)
     if attempt is None and is_ray_submission(os.environ):
-        return _stay_kept(cluster, job, run, signals)
-    return _stay(cluster, job, run, signals)
+        return _stay_kept(attached, signals)
+    return _stay(attached, signals)
 
 
-def is_ray_submission(env: Mapping[str, str]) -> bool:
-    """Whether Ray's job submission has started this process, and so holds what it prints."""
-    return _RAY_SUBMISSION in env
-
-
-def _stay_kept(
-    cluster: ReachedCluster, job: JobConfig, run: driver.Run, signals: StopSignals
-) -> int:
+def _stay_kept(attached: _Attached, signals: StopSignals) -> int:
     """Stay with a run, and keep what is printed with it: Ray's own copy goes with the head."""
     with ExitStack() as exits:
         try:
-            exits.enter_context(keep_output(names.run_directory(run.job_id) / DRIVER_LOG))
+            exits.enter_context(keep_output(names.run_directory(attached.run.job_id) / DRIVER_LOG))
         except OSError as error:
             say(f"what is printed here is not kept with the run ({error})", err=True)
         try:
-            return _stay(cluster, job, run, signals)
+            return _stay(attached, signals)
         except TrainFlowError as error:
             say(f"trainflow: {error}", err=True)
             return error.exit_code
 
 
-def _stay(cluster: ReachedCluster, job: JobConfig, run: driver.Run, signals: StopSignals) -> int:
+def _stay(attached: _Attached, signals: StopSignals) -> int:
+    cluster, job, run = attached.cluster, attached.job, attached.run
     say(f"run {run.job_id} on the cluster at {cluster.address}")
+    keep_for_service(job, Attempt(run.job_id, attached.attempt), os.environ, Path.cwd())
     with closing(choose_display(DriverConsole())) as display:
-        attached = AttachedRun(
+        following = AttachedRun(
             run, Progress.of(job), display, signals, SYSTEM_CLOCK, require_cluster=cluster.require
         )
-        status = attached.follow()
+        status = following.follow()
     run.retire()
     return conclude(status)
 

@@ -3,10 +3,10 @@
 The app knows only this; `ray_cluster` is the real one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainflow.coordination.profile_list import Profile
 from trainflow.service.service_documents import ClusterDocument
@@ -29,14 +29,16 @@ class Driver:
         submission_id: names it; the cluster runs one of an id once.
         command: for a shell.
         variables: of its environment.
-        working_directory: folder whose content the driver and the job's workers, on whatever node,
-            find where they are; None: the command says where it runs.
+        working_directory: folder, or package or URI of one, whose content the driver and the job's
+            workers, on whatever node, find where they are; None: the command says where it runs.
+        environment: what else they run in, as Ray's runtime environments say it.
     """
 
     submission_id: str
     command: str
     variables: dict[str, str]
     working_directory: str | None
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Cluster(Protocol):

@@ -42,6 +42,7 @@ from trainflow.service.problems import ProblemError, ProblemType
 from trainflow.service.submission_files import (
     KeptSubmission,
     keep_submission,
+    locate_code,
     locate_submission,
     read_or_adopt_submission,
     remove_submission,
@@ -111,7 +112,8 @@ class JobDesk:
             return made, False
         job_id, is_new = self._claim(request, key, names.new_job_id(job_file.config.name))
         with telling_disk_faults():
-            kept = keep_submission(job_id, job_file.text, job_file.suffix, directory)
+            given = KeptSubmission(f"job{job_file.suffix}", directory)
+            kept = keep_submission(job_id, job_file.text, given)
         self._begin(job_id, job_file.config)
         found = self.history.jobs.get(job_id)
         if found.job.attempt == 1 and found.job.state is RunState.PENDING:
@@ -166,11 +168,13 @@ class JobDesk:
         self, attempt: Attempt, kept: KeptSubmission, key: IdempotencyKey | None = None
     ) -> None:
         """Submit a driver; if the cluster refuses it for good, the attempt has failed."""
+        own = {"TRAINFLOW_HOME": str(names.home().absolute())}
         driver = Driver(
             submission_id=names.submission_id(attempt.job_id, attempt.number),
             command=driver_command(attempt, kept),
-            variables={"TRAINFLOW_HOME": str(names.home().absolute())},
-            working_directory=kept.working_directory,
+            variables=kept.environment.get("env_vars", {}) | own,
+            working_directory=locate_code(attempt.job_id, kept),
+            environment=kept.environment,
         )
         try:
             self.cluster.submit(driver)
@@ -270,7 +274,7 @@ class JobDesk:
         with self._alone_with(job_id):
             job = self.history.jobs.get(job_id).job
             self._require_resumable(job)
-            kept = self._find_submission(job_id)
+            kept = self._find_submission(Attempt(job_id, job.attempt + 1))
             before(job)
             # A later driver goes on with a record, and who might have written it is gone.
             with telling_disk_faults():
@@ -307,10 +311,10 @@ class JobDesk:
             for key in claimed:
                 claims.release(key, owner=owner)
 
-    def _find_submission(self, job_id: str) -> KeptSubmission:
+    def _find_submission(self, attempt: Attempt) -> KeptSubmission:
         try:
             with telling_disk_faults():
-                kept = read_or_adopt_submission(job_id)
+                kept = read_or_adopt_submission(attempt)
         except ConflictError as error:
             raise ProblemError(ProblemType.NOT_RESUMABLE, str(error)) from error
         if kept.working_directory is not None:
@@ -385,6 +389,5 @@ def driver_command(attempt: Attempt, kept: KeptSubmission) -> str:
         words += ["--resume", "auto"]
     # exec: whoever signals the command signals the driver.
     command = f"exec {shlex.join(words)}"
-    if kept.working_directory is None:
-        return f"cd {shlex.quote(str(folder))} && {command}"
-    return command
+    place = kept.place if kept.working_directory or kept.package else str(folder)
+    return command if place == "." else f"cd {shlex.quote(place)} && {command}"

@@ -16,7 +16,7 @@ from tests.unit.cli.conftest import CallMain
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending
 from trainflow.cli.kept_output import keep_output
 from trainflow.cli.output import silence
-from trainflow.cli.run_command import is_ray_submission
+from trainflow.cli.ray_submission import is_ray_submission
 from trainflow.coordination import driver
 from trainflow.coordination.names import Attempt
 from trainflow.errors import ConflictError, CoordinationError

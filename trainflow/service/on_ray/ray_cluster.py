@@ -50,7 +50,7 @@ class RayCluster:
 
     def submit(self, driver: Driver) -> None:
         """Run a driver, unless one was submitted under its id. Ray takes a copy of its folder."""
-        environment: dict[str, Any] = {"env_vars": driver.variables}
+        environment: dict[str, Any] = {**driver.environment, "env_vars": driver.variables}
         if driver.working_directory is not None:
             environment["working_dir"] = driver.working_directory
         try:
