@@ -100,7 +100,9 @@ class Coordinator:
         self._kept = KeptState(self._checkpoints, memory, record, background, self)
         self._kept.begin_drills(job, import_paths)
         pool = self._pool = WorkerPool(
-            *(job_id, job, import_paths),
+            job_id,
+            job,
+            import_paths,
             on_gone=self._on_gone,
             on_stillborn=self._on_raised,
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
