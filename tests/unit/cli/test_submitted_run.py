@@ -20,6 +20,7 @@ from trainflow.cli.ray_submission import is_ray_submission
 from trainflow.coordination import driver
 from trainflow.coordination.names import Attempt
 from trainflow.errors import ConflictError, CoordinationError
+from trainflow.service.submission_files import KeptSubmission, read_submission
 
 ADDRESS = "--address=10.0.0.1:6379"
 
@@ -69,9 +70,11 @@ def test_what_ray_job_submission_has_started_is_kept_with_the_run(
     path = home / "runs" / "tiny-abcdef" / "driver.log"
     assert call_main("run", job_file, ADDRESS) == 0
     assert not path.exists()
+    assert read_submission("tiny-abcdef") is None
     capfd.readouterr()
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert call_main("run", job_file, ADDRESS) == 0
+    assert read_submission("tiny-abcdef") == KeptSubmission("job.json", str(Path.cwd()))
     assert path.read_text() == "".join(capfd.readouterr())
     assert path.read_text().startswith("run tiny-abcdef on the cluster at ")
     assert "succeeded: so it ended" in path.read_text()
