@@ -79,7 +79,9 @@ def find_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 def follow_quads(
     turns: Turns, runs: Sequence[Run], num_quads: int, within_s: float
 ) -> Iterator[tuple[Spent, ...]]:
-    """Yield what each run has computed so far, as each quad begins and as the last one ends.
+    """Yield what each run has computed so far, as each quad begins.
+
+    The end of the last one is not looked at: whoever has done its turns in it ends.
 
     Raises:
         RuntimeError: a run failed, or didn't get there in time.
@@ -87,7 +89,7 @@ def follow_quads(
     deadline_s = SYSTEM_CLOCK.monotonic_s() + within_s
     _wait_turn(turns, 1, runs, deadline_s)  # from then on all processes are there
     processes = [JobProcesses(run) for run in runs]
-    for quad in range(num_quads + 1):
+    for quad in range(num_quads):
         _wait_turn(turns, TURNS_A_QUAD * quad, runs, deadline_s)
         yield tuple(each.read() for each in processes)
 
@@ -112,7 +114,7 @@ def _require_going_on(runs: Sequence[Run], *, is_late: bool) -> None:
 def join_quads(
     work_dir: Path, systems: tuple[str, str], readings: Sequence[tuple[Spent, ...]]
 ) -> list[Quad]:
-    """Return all quads of a round.
+    """Return all quads of a round but the last.
 
     Args:
         work_dir: where ranks have left their step times.

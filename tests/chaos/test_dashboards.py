@@ -27,6 +27,7 @@ WITHIN_S = 120.0
 SPIKE_AT = (150, 151)
 # What this run has none of, beside what it shows nothing of: devices, and sums that fail.
 NONE_HERE = ("ray_node_gpus", "ray_node_gram", 'cause="collective"')
+THERE = {metrics.ANOMALIES, metrics.RUNS_ENDED}  # but here; or its panel answers without
 ENDLESS = 100_000
 
 
@@ -62,7 +63,7 @@ class Panels:
 
     def __init__(self, prometheus: PrometheusServer, job_id: str):
         self._prometheus = prometheus
-        absent = [metric.shown_name for metric in ABSENT - {metrics.ANOMALIES}]
+        absent = [metric.shown_name for metric in ABSENT - THERE]
         self._silent = {
             f"{dashboard.title}: {panel.title}: {each.legend}": self._fill(each.query, job_id)
             for dashboard in DASHBOARDS

@@ -84,12 +84,16 @@ _COST = (
     ),
 )
 
+_SEEN = f"max by (job) ({ASK.last_seen(metrics.COORDINATOR_TIMESTAMP, '15m')})"
+_ENDED = ASK.come_and_gone(metrics.RUNS_ENDED, window="20m")
+
 _SIGNS = (
     Panel(
         "Silence of the coordinator",
         "Does each run's coordinator look after it? It does twice a second; what is shown is up to "
-        "some twenty seconds late, and as wrong as its clock is beside Prometheus's.",
-        curve(f"time() - {ASK.latest(metrics.COORDINATOR_TIMESTAMP)}"),
+        "some twenty seconds late, and as wrong as its clock is beside Prometheus's. One that is "
+        "gone without word of an end is shown for a quarter of an hour.",
+        curve(f"time() - ({_SEEN} unless {_ENDED} > 0)"),
         Look(unit=Unit.SECONDS),
     ),
     Panel(

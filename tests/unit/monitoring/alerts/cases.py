@@ -107,7 +107,7 @@ CASES: Mapping[str, Case] = {
             {LOOKED: "_x12 600", UP: "1x20"},  # it has but begun
             {LOOKED: "0+60x5 _ _ 480+60x9", UP: "1x20"},  # it was started again
             {LOOKED: "0+60x5 _x20", SUCCEEDED: "_x6 1x20", UP: "1x20"},
-            {LOOKED: "0+60x5 _x20", SUCCEEDED: "_x6 1 1 _x20", UP: "1x7 0x20"},  # so has the head
+            {LOOKED: "0+60x5 _x20", SUCCEEDED: "_x6 1 1 stale", UP: "1x7 0x20"},  # so has the head
             {LOOKED: "0+60x5 _x20", UP: "1x6 stale"},  # the whole cluster was taken down
             {LOOKED: "0+60x5 _x20", NO_METRICS: "0x5 1x20", UP: "1x20"},  # see DetectorOff
         ),
