@@ -92,9 +92,7 @@ def _keep_code(attempt: Attempt, environment: Mapping[str, Any], cwd: Path) -> K
         CoordinationError: Ray doesn't have it.
     """
     # What was left out of the package is no longer there to be left out.
-    rest = {
-        key: each for key, each in environment.items() if key not in {"working_dir", "excludes"}
-    }
+    rest = {key: each for key, each in environment.items() if key not in _OF_THE_FOLDER}
     if _HELD_BY_RAY in json.dumps(rest):
         raise ValueError("its runtime environment has py_modules, of which Ray keeps the packages")
     uri = environment.get("working_dir")
