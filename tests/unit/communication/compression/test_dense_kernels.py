@@ -27,6 +27,11 @@ def threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def assert_all_equal(seen: list[tuple[Tensor, Tensor]]) -> None:
+    for others in zip(*seen, strict=True):
+        assert all(torch.equal(others[0], each) for each in others)
+
+
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 100_003])
 def test_both_add_alike(size):
     sums = [torch.empty(size) for _ in TIERS]
@@ -133,20 +138,33 @@ def test_no_column_that_is_not_finite_becomes_so(bad):
 
 
 @pytest.mark.parametrize("shape", [(32_000, 64, 16), (300, 5000, 4)])
-def test_the_bits_are_the_same_whatever_the_number_of_threads(shape):
+def test_what_is_made_of_sums_has_the_same_bits_whatever_the_number_of_threads(shape):
+    """Every rank makes it, of equal sums."""
     rows, columns, rank = shape
-    matrix, q = numbers(rows, columns), numbers(columns, rank, seed=1)
     for kernels in TIERS:
         seen: list[tuple[Tensor, Tensor]] = []
         for count in (1, 2, 3):
-            p, to_q = torch.empty(rows, rank), torch.empty(columns, rank)
+            p, result = numbers(rows, rank), torch.empty(rows, columns)
             with threads(count):
-                kernels.project(matrix, q, p)
                 assert kernels.orthonormalise(p, 0) == rank
-                kernels.project_back(matrix, p, to_q)
-            seen.append((p, to_q))
-        first, *others = seen
-        assert all(map(torch.equal, first * len(others), [one for each in others for one in each]))
+                kernels.expand(p, numbers(columns, rank, seed=1), result, None, 1.0)
+            seen.append((p, result))
+        assert_all_equal(seen)
+
+
+@pytest.mark.parametrize("shape", [(32_000, 64, 16), (300, 5000, 4)])
+def test_compiled_products_have_the_same_bits_whatever_the_number_of_threads(shape):
+    """Those of the other tier are BLAS's: they have where it is made so, and need not."""
+    rows, columns, rank = shape
+    kernels, matrix = NativeDenseKernels(), numbers(rows, columns)
+    seen: list[tuple[Tensor, Tensor]] = []
+    for count in (1, 2, 3):
+        p, to_q = torch.empty(rows, rank), torch.empty(columns, rank)
+        with threads(count):
+            kernels.project(matrix, numbers(columns, rank, seed=1), p)
+            kernels.project_back(matrix, p, to_q)
+        seen.append((p, to_q))
+    assert_all_equal(seen)
 
 
 def test_a_part_of_a_bucket_may_begin_anywhere():
