@@ -57,9 +57,19 @@ class IsolationWatch:
         admitted = [host for host in unprobed if self._admit_if_warm(host)]
         return bool(admitted)
 
+    @property
+    def isolates(self) -> bool:
+        """Whether any node is isolated, one that is gone and may come back among them."""
+        return bool(self._policy.isolated)
+
     def may_start(self, node_id: str) -> bool:
-        """Whether a worker may be started on an isolated node now: as its probe, one alone."""
+        """Whether a worker may be started on a node now: on an isolated one, one as its probe.
+
+        A node that has yet to be seen may be an isolated one that has come back.
+        """
         host = self._nodes.host_of(node_id)
+        if host is not None and host not in self._policy.isolated:
+            return True
         if host is None or not self._policy.may_probe(host, self._clock.unix_s()):
             return False
         self._policy.begin_probe(host)

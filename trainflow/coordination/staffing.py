@@ -161,7 +161,7 @@ class Staffing:
         num_fit = sum(each is None or each.node_id not in unfit for each in descriptions)
         if num_fit >= self._num_wanted:
             return False
-        if not unfit.all():
+        if not unfit.all() and not self._isolation.isolates:
             return True
         return self._guard.ask(Detector.ISOLATION, lambda: self._is_fit(bundle), otherwise=True)
 
@@ -172,9 +172,9 @@ class Staffing:
         node_id = placed.get(bundle)
         if all(node in unfit for node in placed.values()):
             return True
-        if node_id is None or node_id in unfit.draining:
+        if node_id is None or node_id in unfit.cut_off.union(unfit.unheard, unfit.draining):
             return False
-        return node_id not in unfit or self._isolation.may_start(node_id)
+        return not self._isolation.isolates or self._isolation.may_start(node_id)
 
     async def pause(self, bundle: int) -> None:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""

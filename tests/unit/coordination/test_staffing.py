@@ -84,6 +84,41 @@ def test_where_no_node_is_better_any_will_do(scene: Scene):
     assert scene.fit() == [0, 1, 2]
 
 
+def isolate(scene: Scene, node_id: str) -> None:
+    for number in range(3):
+        scene.record.add_event("failure", "lost", worker=f"w{number}", host=f"10.0.0.{node_id}")
+        scene.isolation.on_failure(node_id)
+
+
+def test_an_isolated_node_that_is_gone_gets_no_worker_before_it_is_seen_again(scene: Scene):
+    """Ray has placed its bundle before it was looked which nodes there are."""
+    hosts = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    scene.nodes.host_of = hosts.get
+    scene.nodes.alive = dict(hosts)
+    isolate(scene, "b")
+    assert scene.unfit.isolated == {"b"}
+    del scene.nodes.alive["b"]
+    scene.isolation.tick()
+    scene.placed = {0: "a"}
+    assert scene.fit() == [0], "Ray has to place it first"
+    scene.placed = {0: "a", 1: "b2"}
+    assert scene.fit() == [0], "nobody knows which machine that is"
+    hosts["b2"] = "10.0.0.b"
+    assert scene.fit() == [0], "its pause is not over"
+    scene.clock.now_s += 10.0
+    assert scene.fit() == [0, 1]
+    assert scene.fit() == [0], "one is enough"
+
+
+def test_another_node_takes_the_worker_of_one_that_is_isolated_and_gone(scene: Scene):
+    scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    isolate(scene, "b")
+    scene.nodes.alive = {"a": "10.0.0.a", "c": "10.0.0.c"}
+    scene.isolation.tick()
+    scene.placed = {0: "a", 1: "c"}
+    assert scene.fit() == [0, 1]
+
+
 def test_one_that_is_given_up_before_it_began_is_told_of_and_is_no_failure(scene: Scene):
     scene.pool.entries["slot2-1.r1"] = entry = WorkerEntry("slot2-1.r1", None)
     scene.pool.drop = scene.pool.entries.pop
@@ -259,11 +294,12 @@ def test_workers_of_a_node_that_are_none_of_the_run_s_are_ended(scene: Scene):
 def test_an_isolation_that_fails_is_told_once_and_keeps_nobody_from_being_replaced(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, call: str
 ):
+    scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    isolate(scene, "b")
     monkeypatch.setattr(scene.isolation, call, lambda _node: 1 / 0)
     for _ in range(2):
         scene.staffing.on_ready(WorkerEntry("slot0-1.0", None), "a")
         lose(scene, "slot0-1.0", "a")
-        scene.unfit.isolated = frozenset("b")
         assert scene.fit() == ([0, 1] if call == "may_start" else [0])
     (off,) = scene.guard.describe()
     assert off["detector"] == "isolation"
