@@ -94,6 +94,11 @@ class Found:
         print(name, told, flush=True)
         self.told.setdefault(name, []).append(told)
 
+    def count(self, run: str, alarms: dict[str, int]) -> None:
+        """Add what was told of where nothing was wrong, and say so."""
+        print(run, alarms, flush=True)
+        self.alarms[run] = alarms
+
     def rows(self) -> list[Row]:
         """Reduce it to figures."""
         rows: list[Row] = []
@@ -166,21 +171,28 @@ def measure_fault(run: NetRun, hosts: NetHosts, fault: Fault, rank: int) -> Told
 
 
 def measure_isolation(run: NetRun, hosts: NetHosts, number: int) -> Told:
-    """Kill the worker of a host until the host is isolated, and wait until it is taken back."""
+    """Kill the worker of a host until the host is isolated, and wait until it is taken back.
+
+    Fewer kills will do if other workers were lost there before.
+    """
     host = hosts.address(number)
-    num_readmitted = len(run.events("readmit"))
-    for _ in range(ISOLATE_AFTER):
-        settle(run, 0.0)
-        (pid,) = [each["pid"] for each in run.workers() if each["host"] == host]
-        fell_at_s = SYSTEM_CLOCK.unix_s()
-        os.kill(pid, signal.SIGKILL)
+    num_told = len(run.events("isolate"))
+    fell_at_s = 0.0
 
     def find() -> list[float]:
-        told = [e["at_s"] for e in run.events("isolate") if e["data"]["host"] == host]
-        return [at_s for at_s in told if at_s > fell_at_s]
+        told = run.events("isolate")[num_told:]
+        return [each["at_s"] for each in told if each["data"]["host"] == host]
 
-    run.wait(find, _TOLD_WITHIN_S)
-    run.wait(lambda: len(run.events("readmit")) > num_readmitted)
+    settle(run, 0.0)
+    for _ in range(ISOLATE_AFTER):
+        (worker,) = [each for each in run.workers() if each["host"] == host]
+        lost = f"lost {worker['worker_id']} "
+        fell_at_s = SYSTEM_CLOCK.unix_s()
+        os.kill(worker["pid"], signal.SIGKILL)
+        run.wait(lambda lost=lost: any(e["text"].startswith(lost) for e in run.events("failure")))
+        settle(run, 0.0)  # of an isolated host that is once it has been taken back
+        if find():
+            break
     return Told(find()[0] - fell_at_s)
 
 
@@ -255,7 +267,7 @@ def measure_with_limits_set(
             for fault in faults:
                 found.add(fault.name, measure_fault(run, hosts, fault, number % NUM_RANKS))
         if healthy_s:
-            found.alarms["healthy"] = count_alarms(run, healthy_s)
+            found.count("healthy", count_alarms(run, healthy_s))
     return found
 
 
@@ -270,7 +282,7 @@ def measure_with_limits_derived(
             found.add(stopped.name, measure_fault(run, hosts, stopped, number % NUM_RANKS))
             found.add("flapping", measure_isolation(run, hosts, 1 + number % NUM_NODES))
         if healthy_s:
-            found.alarms["healthy_auto"] = count_alarms(run, healthy_s)
+            found.count("healthy_auto", count_alarms(run, healthy_s))
     return found
 
 
