@@ -305,7 +305,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one kill")
-    parser.add_argument("--times", type=int, default=5, help="how often each fault falls")
+    parser.add_argument("--times", type=int, default=3, help="how often each fault falls")
     parser.add_argument(
         "--healthy", type=float, default=_HEALTHY_S, help="seconds without any, of both runs"
     )
