@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ _START_WITHIN_S = 60.0
 _STOPS_WITHIN_S = 10.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
+_DASHBOARD_PORT = 8265  # Ray's own default, to which `ray job submit` turns
 
 
 @dataclass
@@ -110,7 +112,7 @@ class LocalCluster:
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
-        head = ["--head", "--port=0", f"--include-dashboard={str(takes_jobs).lower()}"]
+        head = ["--head", "--port=0", *_place_dashboard(is_wanted=takes_jobs)]
         node = _start_node(sites, 0, [*head, f"--num-cpus={head_cpus:g}"], bound=dies_with_starter)
         cluster = cls(_wait_head(node), node, sites=sites, dies_with_starter=dies_with_starter)
         try:
@@ -182,6 +184,19 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def _place_dashboard(*, is_wanted: bool) -> list[str]:
+    """Return where Ray's dashboard is to be: where people expect it, or else at any port."""
+    if not is_wanted:
+        return ["--include-dashboard=false"]
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", _DASHBOARD_PORT))
+        except OSError:
+            return ["--include-dashboard=true", "--dashboard-port=0"]
+    return ["--include-dashboard=true", f"--dashboard-port={_DASHBOARD_PORT}"]
 
 
 def _wait_head(node: LocalNode) -> str:
