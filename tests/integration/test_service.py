@@ -106,6 +106,7 @@ def test_what_ray_is_given_the_service_stops_and_resumes_and_the_other_way_round
     (folder / "inner").mkdir(parents=True)
     shutil.copy(ground.folder / "my_training.py", folder)
     job = ground.endless_job() | {"name": "by-ray"}
+    job["checkpoint"] |= {"url": str(tmp_path / "checkpoints")}  # other jobs have left theirs
     (folder / "inner" / "job.json").write_text(json.dumps(job))
     environment = {"working_dir": str(folder), "env_vars": {"TRAINFLOW_HOME": str(ground.home)}}
     command = f"cd inner && exec {sys.executable} -m trainflow run job.json"
