@@ -11,9 +11,9 @@ from tests.chaos.harness import wait_until
 from tests.chaos.scraping import scrape, shows
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.driver import connect
-from trainflow.coordination.lasting_gauges import LastingGauges
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.coordination.metric_export import RayExport
+from trainflow.coordination.paced_export import PacedExport
 from trainflow.monitoring import metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -27,7 +27,7 @@ class Shower:
 
     def __init__(self) -> None:
         self._export = RayExport(JOB)
-        self._gauges = LastingGauges(self._export, SYSTEM_CLOCK)
+        self._gauges = PacedExport(self._export, SYSTEM_CLOCK)
         self._export.show(metrics.LOSS, 3.0)
         self._gauges.show(metrics.STEP, 7.0)
 

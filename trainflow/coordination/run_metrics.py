@@ -11,8 +11,8 @@ from typing import Any
 from trainflow.clock import Clock
 from trainflow.computation.reports import GradientSums, StepReport, WorkDescribed
 from trainflow.config.job import JobConfig
-from trainflow.coordination.lasting_gauges import LastingGauges
 from trainflow.coordination.metric_export import MetricExport
+from trainflow.coordination.paced_export import PacedExport
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import FailureCount
@@ -56,7 +56,7 @@ class RunMetrics:
             stepped_at_s: CLOCK_REALTIME of the newest step that one did; 0 before the first.
         """
         self._job = job
-        self._export = LastingGauges(export, clock)
+        self._export = PacedExport(export, clock)
         self._clock = clock
         self._checkpoint_at_s: float | None = None
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
@@ -121,6 +121,11 @@ class RunMetrics:
         """The run is over."""
         for cause in self._failures.release():
             self._export.add(metrics.FAILURES, cause=cause.value)
+        self.flush()
+
+    def flush(self) -> None:
+        """Tell all that has not been told yet."""
+        self._export.flush()
 
     def _on_epoch(self, event: Event) -> None:
         self._export.add(metrics.EPOCHS)

@@ -21,8 +21,8 @@ from trainflow.coordination.detector_gauges import DetectorGauges
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
 from trainflow.coordination.keeper import Heartbeat
-from trainflow.coordination.lasting_gauges import LastingGauges
 from trainflow.coordination.metric_export import MetricExport, RayExport
+from trainflow.coordination.paced_export import PacedExport
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
@@ -46,7 +46,7 @@ class RunMonitor:
         self._clock = clock
         self._failed: set[str] = set()
         self._export: MetricExport | None = None
-        self._gauges: LastingGauges | None = None
+        self._gauges: PacedExport | None = None
         self._detectors: DetectorGauges | None = None
         self._metrics: RunMetrics | None = None
         self._goodput: GoodputWatch | None = None
@@ -60,7 +60,7 @@ class RunMonitor:
         """Have followed what the job asks for."""
         record, clock, settings = self._record, self._clock, job.monitoring
         events = [*record.lasting_events, *record.events_since(0)]
-        self._export, gauges = export, LastingGauges(export, clock)
+        self._export, gauges = export, PacedExport(export, clock)
         self._gauges = gauges
         step = record.newest_step or {}
         stepped_at_s = step.get("heard_at_s", step.get("committed_at_s", 0.0))
@@ -111,7 +111,7 @@ class RunMonitor:
         if shown is not None and not self._is_off(Detector.METRICS):
             self._try("RunMetrics.tick", lambda: shown.tick(world_size, num_spares))
         if self._gauges is not None:
-            self._try("LastingGauges.tick", self._gauges.tick)
+            self._try("PacedExport.tick", self._gauges.tick)
         if self._goodput is not None and not self._is_off(Detector.GOODPUT):
             self._try("GoodputWatch.tick", self._goodput.tick)
         if self._sinks is not None:
@@ -144,6 +144,8 @@ class RunMonitor:
 
         A coordinator that comes back after that tells it again: twice is better than never.
         """
+        if self._metrics is not None and not self._is_off(Detector.METRICS):
+            self._try("RunMetrics.flush", self._metrics.flush)
         if self._export is not None:
             self._try("RunMonitor.tell_over", partial(self._count_end, self._export, state))
 

@@ -8,13 +8,13 @@ import pytest
 
 from tests.distributed.jobs import BATCH, make_job
 from tests.unit.coordination.fakes import FakeClock
-from tests.unit.coordination.test_lasting_gauges import ForgetfulExport
+from tests.unit.coordination.test_paced_export import ForgetfulExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import GradientSums, WorkDescribed
 from trainflow.coordination.metric_export import RayExport
 from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.monitoring import metrics
-from trainflow.monitoring.metric import Kind
+from trainflow.monitoring.metric import Kind, Metric
 from trainflow.monitoring.metrics import METRICS
 from trainflow.monitoring.slow_nodes import PLACES
 from trainflow.monitoring.usage import STATISTICS, Usage
@@ -40,6 +40,10 @@ class Shown:
         self.clock = FakeClock()
         self.export = ForgetfulExport()
         self.metrics = RunMetrics(make_job(), self.export, self.clock, events, stepped_at_s)
+
+    def value(self, metric: Metric, **labels: str) -> float | None:
+        self.metrics.flush()
+        return self.export.value(metric, **labels)
 
     def tell(self, kind: str, text: str = "", **data: Any) -> None:
         self.metrics.on_event(make_event(kind, text, **data))
@@ -71,7 +75,7 @@ def test_a_step_shows_what_training_comes_to(shown: Shown):
         (metrics.TARGETS, 2 * STEP.weight),
         (metrics.WIRE_BYTES, 2 * STEP.wire_bytes * STEP.world_size),
     ]
-    assert [(metric, shown.export.value(metric)) for metric, _ in values] == values
+    assert [(metric, shown.value(metric)) for metric, _ in values] == values
 
 
 def test_a_step_shows_where_its_time_went(shown: Shown):
@@ -82,15 +86,15 @@ def test_a_step_shows_where_its_time_went(shown: Shown):
         "phase_duration_seconds|compute": [0.25],
         "phase_duration_seconds|communicate": [0.125],
     }
-    assert shown.export.value(metrics.SHORTEST_WAIT) == 0.01
-    assert shown.export.value(metrics.LATENCY) == STEP.exchange_s
-    assert shown.export.value(metrics.PHASE_SECONDS, phase="compute") == 0.25
+    assert shown.value(metrics.SHORTEST_WAIT) == 0.01
+    assert shown.value(metrics.LATENCY) == STEP.exchange_s
+    assert shown.value(metrics.PHASE_SECONDS, phase="compute") == 0.25
 
 
 def test_latency_is_rank_0s_and_no_other_ranks(shown: Shown):
     shown.step(exchange_s=0.002)
     shown.step(rank=1, exchange_s=0.5)  # of a rank that tells how it joined
-    assert shown.export.value(metrics.LATENCY) == 0.002
+    assert shown.value(metrics.LATENCY) == 0.002
 
 
 def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
@@ -98,17 +102,17 @@ def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
     shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
     spread_of_first = {"min": 0.1, "p50": 0.2, "p99": 0.4, "max": 0.4}
     for statistic, value in spread_of_first.items():
-        assert shown.export.value(metrics.RANK_COMPUTE, statistic=statistic) == value
+        assert shown.value(metrics.RANK_COMPUTE, statistic=statistic) == value
     shown.clock.now_s += 5.0
     shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
-    assert shown.export.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
+    assert shown.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
 
 
 def slow_nodes(shown: Shown) -> list[tuple[float | None, float | None]]:
     return [
         (
-            shown.export.value(metrics.SLOW_NODE_RANK, place=place),
-            shown.export.value(metrics.SLOW_NODE_COMPUTE, place=place),
+            shown.value(metrics.SLOW_NODE_RANK, place=place),
+            shown.value(metrics.SLOW_NODE_COMPUTE, place=place),
         )
         for place in PLACES
     ]
@@ -145,14 +149,14 @@ def test_a_new_coordinator_knows_from_the_record_who_is_where():
 
 def test_what_workers_take_is_told_by_its_spread_and_now_and_then(shown: Shown):
     def memory(statistic: str) -> float | None:
-        return shown.export.value(metrics.WORKER_MEMORY, statistic=statistic)
+        return shown.value(metrics.WORKER_MEMORY, statistic=statistic)
 
     shown.metrics.hear("node-1", [Usage(100), Usage(300, 5000, 0.25)])
     shown.metrics.hear("node-2", [Usage(200)])
     shown.metrics.tick(3, 0)
     assert [memory(each) for each in STATISTICS] == [100, 200, 300, 300]
-    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="min") == 5000
-    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") == 0.25
+    assert shown.value(metrics.DEVICE_MEMORY, statistic="min") == 5000
+    assert shown.value(metrics.DEVICE_BUSY, statistic="max") == 0.25
     shown.metrics.hear("node-1", [Usage(900)])
     shown.metrics.tick(3, 0)
     assert memory("max") == 300
@@ -167,7 +171,7 @@ def test_a_node_that_is_silent_counts_no_more(shown: Shown):
     shown.metrics.hear("node-2", [Usage(200)])
     shown.clock.now_s += 6.0
     shown.metrics.tick(3, 0)
-    assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") == 200
+    assert shown.value(metrics.WORKER_MEMORY, statistic="max") == 200
 
 
 def test_what_no_node_tells_any_more_is_not_shown_again():
@@ -180,33 +184,32 @@ def test_what_no_node_tells_any_more_is_not_shown_again():
     shown.export.forget()
     shown.clock.now_s += 1.0
     shown.metrics.tick(3, 0)
-    assert shown.export.value(metrics.WORKER_MEMORY, statistic="max") is None
-    assert shown.export.value(metrics.LOSS) == STEP.loss
+    assert shown.value(metrics.WORKER_MEMORY, statistic="max") is None
+    assert shown.value(metrics.LOSS) == STEP.loss
 
 
 def test_of_devices_that_tell_nothing_nothing_is_shown(shown: Shown):
     shown.metrics.hear("node-1", [Usage(900)])
     shown.metrics.tick(3, 0)
-    assert shown.export.value(metrics.DEVICE_MEMORY, statistic="max") is None
-    assert shown.export.value(metrics.DEVICE_BUSY, statistic="max") is None
+    assert shown.value(metrics.DEVICE_MEMORY, statistic="max") is None
+    assert shown.value(metrics.DEVICE_BUSY, statistic="max") is None
 
 
 def test_a_run_that_goes_back_for_its_loss_is_counted_with_the_steps_that_are_void(shown: Shown):
     shown.tell("rewound", to_step=110, position=1210, steps_lost=20)
-    assert shown.export.value(metrics.REWINDS) == 1
-    assert shown.export.value(metrics.STEPS_LOST) == 20
+    assert shown.value(metrics.REWINDS) == 1
+    assert shown.value(metrics.STEPS_LOST) == 20
 
 
 def test_sums_are_shown_by_phase_as_rank_0_sees_them(shown: Shown):
     shown.metrics.on_step(replace(STEP, sums=SUMS, copy_lag=3))
-    shown.metrics.on_step(replace(STEP, sums=SUMS, rank=1))
-    export = shown.export
-    assert export.value(metrics.GRADIENT_WIRE_BYTES) == STEP.wire_bytes
-    assert export.value(metrics.GRADIENT_PLAIN_BYTES) == 400
-    assert export.value(metrics.GRADIENT_SUM_SECONDS, phase="link") == 0.2
-    assert export.value(metrics.RESIDUAL) == 0.5
-    assert export.value(metrics.SLOW_KERNELS) == 0.0
-    assert export.value(metrics.COPY_LAG) == 3
+    shown.metrics.on_step(replace(STEP, sums=SUMS, copy_lag=3, rank=1))
+    assert shown.value(metrics.GRADIENT_WIRE_BYTES) == STEP.wire_bytes
+    assert shown.value(metrics.GRADIENT_PLAIN_BYTES) == 400
+    assert shown.value(metrics.GRADIENT_SUM_SECONDS, phase="link") == 0.2
+    assert shown.value(metrics.RESIDUAL) == 0.5
+    assert shown.value(metrics.SLOW_KERNELS) == 0.0
+    assert shown.value(metrics.COPY_LAG) == 3
 
 
 def test_a_failure_is_counted_by_cause(shown: Shown):
@@ -215,12 +218,12 @@ def test_a_failure_is_counted_by_cause(shown: Shown):
     hung = "lost slot1-1.1 (rank 1): hung: no progress in data of step 3 for 3.1 s"
     shown.tell("failure", hung, **member)
     shown.tell("failure", DIED, **member, preempted=True)
-    counted = [shown.export.value(metrics.FAILURES, cause=c) for c in ("died", "hung", "preempted")]
+    counted = [shown.value(metrics.FAILURES, cause=c) for c in ("died", "hung", "preempted")]
     assert counted == [1, 1, 1]
 
 
 def failures(shown: Shown) -> dict[str, float]:
-    values = {each: shown.export.value(metrics.FAILURES, cause=each) for each in ("died", CUT)}
+    values = {each: shown.value(metrics.FAILURES, cause=each) for each in ("died", CUT)}
     return {cause: value for cause, value in values.items() if value is not None}
 
 
@@ -271,10 +274,10 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
         "recovery_duration_seconds|heal": [pytest.approx(0.4)],
         "recovery_duration_seconds|step": [pytest.approx(0.8)],
     }
-    assert shown.export.value(metrics.RECOVERY_SECONDS, phase="step") == pytest.approx(0.8)
-    assert shown.export.value(metrics.RECOVERIES) == 1
-    assert shown.export.value(metrics.STEPS_LOST) == 2
-    assert shown.export.value(metrics.EPOCHS) == 1
+    assert shown.value(metrics.RECOVERY_SECONDS, phase="step") == pytest.approx(0.8)
+    assert shown.value(metrics.RECOVERIES) == 1
+    assert shown.value(metrics.STEPS_LOST) == 2
+    assert shown.value(metrics.EPOCHS) == 1
 
 
 def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):
@@ -287,18 +290,18 @@ def test_devices_are_shown_by_what_share_of_their_peak_they_did(shown: Shown):
     shown.tell("work", **asdict(work))
     shown.metrics.on_step(replace(STEP, world_size=2, phases_s={"compute": 1.5, "user": 0.5}))
     tokens = BATCH * 16
-    assert shown.export.value(metrics.TOKENS) == tokens
-    assert shown.export.value(metrics.MFU) == pytest.approx(6000 * tokens / 2.0 / (2 * 1e6))
-    assert shown.export.value(metrics.HFU) == pytest.approx(8000 * tokens / 2.0 / (2 * 1e6))
+    assert shown.value(metrics.TOKENS) == tokens
+    assert shown.value(metrics.MFU) == pytest.approx(6000 * tokens / 2.0 / (2 * 1e6))
+    assert shown.value(metrics.HFU) == pytest.approx(8000 * tokens / 2.0 / (2 * 1e6))
 
 
 def test_of_an_unknown_device_no_share_is_shown(shown: Shown):
     shown.metrics.on_step(STEP)
-    assert shown.export.value(metrics.TOKENS) is None
+    assert shown.value(metrics.TOKENS) is None
     shown.tell("work", **asdict(WorkDescribed(6000, 8000, 16, "cpu", None)))
     shown.metrics.on_step(replace(STEP, step=2))
-    assert shown.export.value(metrics.TOKENS) == BATCH * 16
-    assert shown.export.value(metrics.MFU) is None
+    assert shown.value(metrics.TOKENS) == BATCH * 16
+    assert shown.value(metrics.MFU) is None
 
 
 def test_of_devices_that_differ_no_share_is_shown_until_a_later_attempt(shown: Shown):
@@ -306,58 +309,58 @@ def test_of_devices_that_differ_no_share_is_shown_until_a_later_attempt(shown: S
     other = replace(one, device="NVIDIA B", peak_flops=3e6)
     shown.tell("work", **asdict(one))
     shown.step()
-    assert shown.export.value(metrics.MFU) is not None
+    assert shown.value(metrics.MFU) is not None
     shown.tell("work", **asdict(other))
     shown.export.forget()
     shown.step(step=2)
-    assert shown.export.value(metrics.TOKENS) == BATCH * 16
-    assert shown.export.value(metrics.MFU) is None
+    assert shown.value(metrics.TOKENS) == BATCH * 16
+    assert shown.value(metrics.MFU) is None
     shown.tell("attempt", attempt=2)
     shown.tell("work", **asdict(other))
     shown.step(step=3)
-    assert shown.export.value(metrics.MFU) is not None
+    assert shown.value(metrics.MFU) is not None
 
 
 def test_a_new_coordinator_knows_how_much_is_computed():
     work = WorkDescribed(6000, 8000, tokens_per_sample=16, device="NVIDIA A", peak_flops=1e6)
     shown = Shown(make_event("work", **asdict(work)))
     shown.metrics.on_step(STEP)
-    assert shown.export.value(metrics.MFU) is not None
+    assert shown.value(metrics.MFU) is not None
 
 
 def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
     shown.metrics.tick(3, 1)
-    assert shown.export.value(metrics.CHECKPOINT_AGE) is None
+    assert shown.value(metrics.CHECKPOINT_AGE) is None
     shown.tell("checkpoint", step=20, num_bytes_written=100)
     shown.clock.now_s += 7.0
     shown.metrics.tick(3, 1)
-    assert shown.export.value(metrics.CHECKPOINT_AGE) == 7.0
-    assert shown.export.value(metrics.CHECKPOINT_STEP) == 20
-    assert shown.export.value(metrics.CHECKPOINTS) == 1
-    assert shown.export.value(metrics.CHECKPOINT_BYTES) == 100
-    assert shown.export.value(metrics.WORLD_SIZE) == 3
-    assert shown.export.value(metrics.SPARES) == 1
+    assert shown.value(metrics.CHECKPOINT_AGE) == 7.0
+    assert shown.value(metrics.CHECKPOINT_STEP) == 20
+    assert shown.value(metrics.CHECKPOINTS) == 1
+    assert shown.value(metrics.CHECKPOINT_BYTES) == 100
+    assert shown.value(metrics.WORLD_SIZE) == 3
+    assert shown.value(metrics.SPARES) == 1
 
 
 def test_what_the_job_asks_for_is_shown_beside_what_there_is(shown: Shown):
     shown.metrics.tick(1, 0)
     workers = make_job().workers
-    assert shown.export.value(metrics.TARGET_WORLD_SIZE) == workers.target
-    assert shown.export.value(metrics.TARGET_SPARES) == workers.spares
+    assert shown.value(metrics.TARGET_WORLD_SIZE) == workers.target
+    assert shown.value(metrics.TARGET_SPARES) == workers.spares
 
 
 def test_each_look_at_the_run_is_shown_with_its_time(shown: Shown):
     shown.metrics.tick(3, 1)
-    first = shown.export.value(metrics.COORDINATOR_TIMESTAMP)
+    first = shown.value(metrics.COORDINATOR_TIMESTAMP)
     shown.clock.now_s += 7.0
     shown.metrics.tick(3, 1)
     assert first is not None
-    assert shown.export.value(metrics.COORDINATOR_TIMESTAMP) == first + 7.0
+    assert shown.value(metrics.COORDINATOR_TIMESTAMP) == first + 7.0
 
 
 def step_age(shown: Shown) -> float | None:
     shown.metrics.tick(3, 0)
-    return shown.export.value(metrics.STEP_AGE)
+    return shown.value(metrics.STEP_AGE)
 
 
 def test_it_is_told_for_how_long_no_step_was_committed(shown: Shown):
@@ -394,14 +397,14 @@ def test_a_new_coordinator_knows_how_old_the_checkpoint_is():
     event = make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100)
     shown = Shown(event, make_event("failure"))
     shown.metrics.tick(3, 0)
-    assert shown.export.value(metrics.CHECKPOINT_AGE) == 10.0
-    assert shown.export.value(metrics.CHECKPOINT_STEP) == 20
-    assert shown.export.value(metrics.CHECKPOINTS) is None, "it did not make it itself"
+    assert shown.value(metrics.CHECKPOINT_AGE) == 10.0
+    assert shown.value(metrics.CHECKPOINT_STEP) == 20
+    assert shown.value(metrics.CHECKPOINTS) is None, "it did not make it itself"
 
 
 def test_a_checkpoint_that_is_skipped_is_counted(shown: Shown):
     shown.metrics.on_checkpoint_skipped()
-    assert shown.export.value(metrics.CHECKPOINTS_SKIPPED) == 1
+    assert shown.value(metrics.CHECKPOINTS_SKIPPED) == 1
 
 
 def test_every_metric_of_the_table_can_be_made_in_ray():

@@ -11,13 +11,14 @@ import pytest
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, guard_of
 from tests.unit.coordination.noted_export import NotedExport
-from tests.unit.coordination.test_lasting_gauges import ForgetfulExport
+from tests.unit.coordination.test_paced_export import ForgetfulExport
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import WorkDescribed
 from trainflow.coordination import run_monitor
 from trainflow.coordination.anomaly_history import BEGAN, OVER
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
@@ -63,6 +64,13 @@ def active(export: NotedExport) -> set[str]:
     return {k.value for k in AnomalyKind if export.value(metrics.ANOMALY_ACTIVE, kind=k.value)}
 
 
+def look(monitor: RunMonitor, clock: FakeClock, export: NotedExport) -> set[str]:
+    """Let it look at what has changed; returns what is active then."""
+    clock.now_s += 1.0
+    monitor.tick(world_size=2, num_spares=0)
+    return active(export)
+
+
 def _beat() -> Heartbeat:
     """A node with one worker that tells what it takes, and one that doesn't yet."""
     progress = {
@@ -97,10 +105,11 @@ def test_a_new_coordinator_knows_when_the_newest_step_was_committed(
 
 def test_metrics_that_fail_are_in_no_checkpoints_way(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
-    with mock.patch.object(run_monitor, "RayExport") as export:
+    with mock.patch.object(run_monitor, "RayExport"):
         monitor = RunMonitor("job-1", make_job(), record, FakeClock())
-        export.return_value.add.side_effect = KeyError("unforeseen")
-        monitor.on_checkpoint_skipped()
+        failing = mock.patch.object(RunMetrics, "on_checkpoint_skipped", side_effect=KeyError("x"))
+        with failing:
+            monitor.on_checkpoint_skipped()
     (event,) = record.events_since(0)
     assert event["data"] == {"follower": "RunMetrics.on_checkpoint_skipped"}
 
@@ -165,14 +174,14 @@ def test_the_end_is_counted_whether_or_not_metrics_have_failed(tmp_path: Path, s
 
 
 def test_an_anomaly_is_active_until_it_is_over(tmp_path: Path):
-    export = NotedExport()
-    record = RunRecord(tmp_path, FakeClock())
+    clock, export = FakeClock(), NotedExport()
+    record = RunRecord(tmp_path, clock)
     with mock.patch.object(run_monitor, "RayExport", return_value=export):
-        RunMonitor("job-1", make_job(), record, FakeClock())
-    seen = [active(export)]
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    seen = [look(monitor, clock, export)]
     for kind in (BEGAN, OVER):
         record.add_event(kind, "the loss drifts", anomaly="loss_drift")
-        seen.append(active(export))
+        seen.append(look(monitor, clock, export))
     assert seen == [set(), {"loss_drift"}, set()]
 
 
@@ -184,23 +193,24 @@ def test_a_new_coordinator_shows_an_anomaly_that_goes_on(tmp_path: Path):
         record.add_step(odd)
     for step in range(1100):
         record.add_event("checkpoint_skipped", "the store is slow", step=step)
-    export, record = NotedExport(), RunRecord(tmp_path, FakeClock())
+    clock, export = FakeClock(), NotedExport()
+    record = RunRecord(tmp_path, clock)
     with mock.patch.object(run_monitor, "RayExport", return_value=export):
-        RunMonitor("job-1", make_job(), record, FakeClock())
-    assert active(export) == {"not_finite"}
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    assert look(monitor, clock, export) == {"not_finite"}
     assert export.value(metrics.ANOMALIES, kind="not_finite") is None, "told of already"
     record.add_step(replace(STEP, step=STEP.step + 1))
-    assert active(export) == set()
+    assert look(monitor, clock, export) == set()
 
 
 def test_where_nobody_looks_for_anomalies_none_goes_on(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     record.add_event(BEGAN, "the loss drifts", anomaly="loss_drift")
     job = make_job(monitoring={"anomalies": {"enabled": False}})
-    export = NotedExport()
+    clock, export = FakeClock(), NotedExport()
     with mock.patch.object(run_monitor, "RayExport", return_value=export):
-        RunMonitor("job-1", job, record, FakeClock())
-    assert active(export) == set()
+        monitor = RunMonitor("job-1", job, record, clock)
+    assert look(monitor, clock, export) == set()
 
 
 def test_of_what_is_not_monitored_it_is_not_heard(tmp_path: Path):
@@ -226,8 +236,9 @@ def test_how_much_is_computed_is_known_however_long_ago_it_was_told(tmp_path: Pa
         record.add_event("checkpoint_skipped", "the store is slow", step=step)
     with mock.patch.object(run_monitor, "RayExport") as export:
         record = RunRecord(tmp_path, FakeClock())
-        RunMonitor("job-1", make_job(), record, FakeClock())
+        monitor = RunMonitor("job-1", make_job(), record, FakeClock())
         record.add_step(STEP)
+        monitor.tick(world_size=2, num_spares=0)
     moved = {call.args[0].suffix for call in export.return_value.method_calls}
     assert "tokens_total" in moved
 
