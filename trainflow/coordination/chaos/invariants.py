@@ -4,7 +4,6 @@ Each invariant is one function from the evidence to a verdict. A verdict that ca
 why, and counts for nothing. Pure.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from trainflow.coordination.chaos.fallen import (
     find_missing,
 )
 from trainflow.coordination.chaos.flips import Flip, Naming, find_naming
+from trainflow.coordination.chaos.missing_steps import find_missing_steps, tell_missing_steps
 from trainflow.coordination.chaos.used_samples import (
     Committed,
     Used,
@@ -193,17 +193,21 @@ def judge_steps(found: Findings) -> Verdict:
     ]
     wrong += [f"step {s} is in the record {n} times" for s, n in sorted(recorded.items()) if n > 1]
     wrong += [f"step {step} is none of {last}" for step in committing if not 1 <= step <= last]
-    missing = sum(step not in recorded for step in range(1, last + 1))
-    if run.is_done and missing > _count_unheard(run.events):
-        wrong.append(f"{missing} steps are not in the record, more than anybody died with")
-    told = f"{last} steps" + (f"; nobody lived to report {missing}" if missing else "")
+    missing = find_missing_steps(run.steps, last)
+    if run.is_done:
+        filled_at_s = [
+            each.at_s for each in found.faults if each.kind == "fill_disk" and each.at_s is not None
+        ]
+        wrong += tell_missing_steps(
+            missing,
+            run.steps,
+            run.events,
+            run.commits,
+            filled_at_s,
+            has_wrong_clocks=found.has_wrong_clocks,
+        )
+    told = f"{last} steps" + (f"; nobody lived to report {len(missing)}" if missing else "")
     return _judge("every step is committed once", wrong, told)
-
-
-def _count_unheard(events: Sequence[Mapping[str, Any]]) -> float:
-    """Return how many steps may be in no record: each loss may have taken one along."""
-    kinds = Counter(event["kind"] for event in events)
-    return math.inf if kinds["coordinator_restarted"] else kinds["failure"]
 
 
 def judge_samples(found: Findings) -> Verdict:

@@ -53,7 +53,7 @@ def make_events(charged_s: float = 19.9) -> list[dict[str, Any]]:
     return [
         tell("submitted", 0.0),
         tell("launched", 1.0, workers=workers),
-        tell("failure", 4.0, worker="w1"),
+        tell("failure", 4.0, worker="w1", rank=1),
         tell("goodput", 8.0, seconds={"productive": charged_s - 5.0, "idle": 5.0}),
     ]
 
@@ -170,7 +170,14 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
     "steps that are in no record": (
         "every step is committed once",
         lambda: make_findings(steps=[line(1), line(4)]),
-        "2 steps are not in the record, more than anybody died with",
+        "2 steps are not in the record, more than anybody died with: steps 2, 3, with 1 ranks",
+    ),
+    "an empty record, though a coordinator died": (
+        "every step is committed once",
+        lambda: make_findings(
+            steps=[], events=[*make_events(), tell("coordinator_restarted", 4.0, workers=[])]
+        ),
+        "no step is in the record",
     ),
     "a sample left out": (
         "every sample is used once",
@@ -298,20 +305,27 @@ def test_seconds_that_never_began_to_count_are_told_with_the_reason(
         assert "or the fault earlier" not in judged.evidence[0]
 
 
-@pytest.mark.parametrize(
-    ("steps", "events"),
-    [
-        ([1, 2, 4], []),
-        ([1], [tell("coordinator_restarted", 4.0, workers=["w0", "w1", "w2"])]),
-    ],
-)
-def test_a_step_may_be_in_no_record_for_each_loss_and_more_without_a_coordinator(
-    steps: list[int], events: list[dict[str, Any]]
-):
-    found = make_findings(steps=[line(step) for step in steps], events=[*make_events(), *events])
+def test_a_step_may_be_in_no_record_for_each_loss_and_each_coordinator_that_died():
+    restarted = tell("coordinator_restarted", 4.0, workers=["w0", "w1", "w2"])
+    events = [*make_events(), restarted]
+    found = make_findings(steps=[line(1), line(4)], events=events)
     judged = verdict(found, "every step is committed once")
     assert judged.holds
-    assert judged.evidence == (f"4 steps; nobody lived to report {4 - len(steps)}",)
+    assert judged.evidence == ("4 steps; nobody lived to report 2",)
+    fewer = verdict(make_findings(steps=[line(4)], events=events), "every step is committed once")
+    assert fewer.holds is False
+
+
+def test_a_disk_that_was_full_excuses_what_a_coordinator_did_not_live_to_write():
+    events = [tell("coordinator_restarted", 4.0, workers=["w0"])]
+    found = make_findings(steps=[line(1), line(4)], events=events)
+    filled = replace(FELL, kind="fill_disk", at_s=1.5)
+    name = "every step is committed once"
+    assert verdict(found, name).holds is False
+    assert verdict(replace(found, faults=(filled,)), name).holds
+    late = replace(found, faults=(replace(filled, at_s=7.0),))
+    assert verdict(late, name).holds is False
+    assert verdict(replace(late, has_wrong_clocks=True), name).holds
 
 
 @pytest.mark.parametrize(("reduced", "num_told"), [(True, 2), (False, 1)])
