@@ -18,9 +18,10 @@ from trainflow.coordination.chaos.evidence import facts_of, gather
 from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
+from trainflow.coordination.chaos.findings import Findings, RunEvidence
 from trainflow.coordination.chaos.flips import DIFFERING
 from trainflow.coordination.chaos.ground import Ground
-from trainflow.coordination.chaos.invariants import Findings, RunEvidence, Verdict, judge
+from trainflow.coordination.chaos.invariants import Verdict, judge
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene
 from trainflow.coordination.chaos.schedule import PlannedFault
