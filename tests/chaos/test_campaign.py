@@ -52,7 +52,7 @@ def call(tmp_path: Path, plan: dict[str, Any], *more: str, **settings: Any) -> t
 
 def test_a_kill_a_stop_and_a_flip_are_borne(tmp_path: Path):
     code, answer = call(tmp_path, PLAN, sleep_s=0.03, minimum=3)
-    assert [each["holds"] for each in answer["invariants"]] == [True] * 9, answer["invariants"]
+    assert [each["holds"] for each in answer["invariants"]] == [True] * 10, answer["invariants"]
     assert code == 0
     assert all(each["victim"] for each in answer["faults"])
     assert all(each["recovered_s"] for each in answer["faults"])

@@ -78,8 +78,9 @@ def run(
     """Run a job, kill and disturb its processes as a plan has it, and judge the run.
 
     The job runs twice on a small cluster of this machine: undisturbed, then with the plan's faults.
-    What is judged: every step committed once, every sample used once, ranks bitwise equal, the
-    same end as undisturbed where the world never changed, nothing left behind.
+    What is judged: nobody lost but by the plan's faults, every step committed once, every sample
+    used once, ranks bitwise equal, the same end as undisturbed where the world never changed,
+    nothing left behind.
     """
     from trainflow.cli.preflight import check_job  # noqa: PLC0415
     from trainflow.config.chaos_plan import load_plan  # noqa: PLC0415
@@ -131,13 +132,15 @@ def describe(report: "Report") -> str:
         }
         for each in report.verdicts
     ]
-    return "\n\n".join(
-        [
-            format_table(rows, _FAULT_COLUMNS),
-            format_table(verdicts, _INVARIANT_COLUMNS),
-            _describe_figures(report.figures),
-        ]
-    )
+    unjudged = [each.invariant for each in report.verdicts if each.holds is None]
+    parts = [
+        format_table(rows, _FAULT_COLUMNS),
+        format_table(verdicts, _INVARIANT_COLUMNS),
+        _describe_figures(report.figures),
+    ]
+    if unjudged:
+        parts.insert(2, f"not judged, for the reason beside it: {'; '.join(unjudged)}")
+    return "\n\n".join(parts)
 
 
 def _row_of(fault: "FallenFault") -> dict[str, Any]:

@@ -92,6 +92,7 @@ def test_a_campaign_is_carried_out_and_reported(
         "6      -           kill rank 0  nobody came to that place  -",
         "yes    every sample is used once  80 samples in 10 steps",
         "-      flipped bits are kept out  no bit was flipped",
+        "not judged, for the reason beside it: flipped bits are kept out\n",
         "1 recoveries in 20.0 s of training; no step ran for 0.50 s of them (2.5%); 0 steps lost",
         "goodput 90.0%: undisturbed, a step takes 0.100 s",
     ):

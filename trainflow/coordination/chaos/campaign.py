@@ -15,12 +15,13 @@ from trainflow.computation.chaos_orders import Claim, give_order, read_claim
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
-from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen, due_by
+from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
+from trainflow.coordination.chaos.findings import Findings, RunEvidence
 from trainflow.coordination.chaos.flips import DIFFERING
 from trainflow.coordination.chaos.ground import Ground
-from trainflow.coordination.chaos.invariants import Findings, RunEvidence, Verdict, judge
+from trainflow.coordination.chaos.invariants import Verdict, judge
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene
 from trainflow.coordination.chaos.schedule import PlannedFault
@@ -202,12 +203,11 @@ class _OneRun:
             victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
             name = None if victim is None else victim.name
             worker_id = None if victim is None else victim.worker.get("worker_id")
-            what, by = planned.what, due_by(planned)
-            self.fallen.append(
-                FallenFault(planned.number, what, name, worker_id, at_s, step, due_by=by)
-            )
-            told = name or scene.undone.get(planned.number, "nobody is there")
-            self._campaign.tell(f"after step {step}: {planned.what}: {told}")
+            host = None if victim is None else victim.worker.get("host")
+            told = replace(FallenFault.of(planned), victim=name, worker_id=worker_id, host=host)
+            self.fallen.append(replace(told, at_s=at_s, after_step=step))
+            whom = name or scene.undone.get(planned.number, "nobody is there")
+            self._campaign.tell(f"after step {step}: {planned.what}: {whom}")
 
     def _is_due(self, planned: PlannedFault, view: RunView) -> bool:
         if planned.at_step is not None:
@@ -252,6 +252,7 @@ class _OneRun:
                 fallen[planned.number] = replace(
                     before,
                     victim=None if made is None else before.victim,
+                    worker_id=None if made is None else made.worker_id,
                     at_s=before.at_s if made is None else made.at_s,
                     is_missed=made is None,
                 )
@@ -269,14 +270,15 @@ def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
 
 def _done_by_itself(planned: PlannedFault, made: Claim | None, last_step: int) -> FallenFault:
     """Return what became of a fault that fell, or was to fall, by itself, or was never due."""
-    told = FallenFault(planned.number, planned.what, due_by=due_by(planned))
+    told = FallenFault.of(planned)
     if made is None:
         at_step = planned.at_step
         is_missed = planned.is_ordered and at_step is not None and at_step <= last_step
         return replace(told, is_missed=is_missed)
     told = replace(told, at_s=made.at_s, after_step=made.step - 1)
     if made.rank is None:
-        return replace(told, victim=f"the Keeper of {made.worker_id}, pid {made.pid}")
+        victim = f"the Keeper of {made.worker_id}, pid {made.pid}"
+        return replace(told, victim=victim, host=made.worker_id)
     who = f"rank {made.rank} ({made.worker_id}), pid {made.pid}"
     return replace(told, victim=who, worker_id=made.worker_id)
 

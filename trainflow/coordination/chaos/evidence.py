@@ -9,10 +9,13 @@ from typing import Any
 
 from trainflow.computation.chaos_orders import read_claim
 from trainflow.config.job import JobConfig
+from trainflow.coordination.chaos.findings import EndState, JobFacts, RunEvidence
 from trainflow.coordination.chaos.flips import Flip
-from trainflow.coordination.chaos.invariants import EndState, JobFacts, RunEvidence
 from trainflow.coordination.chaos.used_samples import Committed, Used
 from trainflow.coordination.line_file import read_lines
+from trainflow.coordination.timeout_budget import START_LIMIT_S
+
+_COORDINATOR_BACK_WITHIN_S = 30.0
 
 
 def facts_of(job: JobConfig) -> JobFacts:
@@ -25,7 +28,15 @@ def facts_of(job: JobConfig) -> JobFacts:
         order=job.data.order,
         deterministic=job.training.deterministic,
         is_monitored=job.monitoring.enabled,
+        noticed_within_s=_find_noticed_within_s(job),
     )
+
+
+def _find_noticed_within_s(job: JobConfig) -> float:
+    """Return how long a loss may take to be told: a lease, a hang, and a coordinator's start."""
+    limits = job.failures
+    hang_s = START_LIMIT_S if limits.hang_timeout_s == "auto" else limits.hang_timeout_s
+    return limits.lease_s + hang_s + _COORDINATOR_BACK_WITHIN_S
 
 
 def gather(

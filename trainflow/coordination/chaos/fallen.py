@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from trainflow.config.chaos_plan import FaultConfig, FaultKind, FaultTarget
 from trainflow.coordination.chaos.schedule import PlannedFault
 
 DueBy = Literal["draw", "time", "step", "place"]
@@ -55,6 +56,10 @@ class FallenFault:
         undone: what of it could not be done, and why.
         due_by: what said when.
         is_missed: it was ordered of a process, and the run went on without any that did it.
+        kind: what it is.
+        target: whose process it was to fall on.
+        host: address of the node that it fell on, or of its process; None where that isn't known.
+        last_s: for how long it lasts; None: for good.
     """
 
     number: int
@@ -67,6 +72,23 @@ class FallenFault:
     undone: str | None = None
     due_by: DueBy = "step"
     is_missed: bool = False
+    kind: FaultKind = "kill"
+    target: FaultTarget = "member"
+    host: str | None = None
+    last_s: float | None = None
+
+    @classmethod
+    def of(cls, planned: PlannedFault) -> Self:
+        """Return what is known of a fault before it falls."""
+        fault = planned.fault
+        return cls(
+            planned.number,
+            planned.what,
+            due_by=due_by(planned),
+            kind=fault.kind,
+            target=fault.target,
+            last_s=_find_last_s(fault),
+        )
 
     @property
     def outcome(self) -> Outcome:
@@ -85,6 +107,21 @@ class FallenFault:
         if self.undone is not None:
             return self.undone if self.victim is None else f"{self.victim}; {self.undone}"
         return self.victim or _TOLD[self.outcome]
+
+
+def _find_last_s(fault: FaultConfig) -> float | None:
+    """Return how long a fault lasts; None: what it ends is gone."""
+    match fault.kind:
+        case "kill":
+            return None
+        case "stop":
+            return fault.resume_after_s
+        case "drop_node":
+            return fault.back_after_s
+        case "flip":
+            return 0.0
+        case _:
+            return fault.last_s
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 Line = Mapping[str, Any]
 
 _LONG = 3.0
+_LONG_PAUSE = 1.5
 _STEPS_AROUND = 10  # on each side
 
 
@@ -22,8 +23,8 @@ class Figures:
         goodput_ratio: of the wall time, what the steps of it take undisturbed; None as above.
         stalled_s: time in which no step ran: of each recovery from a fault, or the last commit if
             that is later, until all members held the state to go on from; and of other times
-            between two commits that are longer than `_LONG` steps of those around them, what they
-            take beyond one.
+            between two commits that are long, what they take beyond a step and beyond the pause
+            that the undisturbed run makes before that step too.
         stalled_ratio: of the wall time.
         steps_lost: committed steps that were done again.
         recoveries: that ended with a step of all ranks.
@@ -59,7 +60,7 @@ def measure(
     step_s = None if undisturbed is None else median_step_s(undisturbed)
     recovered = [event["data"] for event in events if event["kind"] == "recovered"]
     stalls = [find_stall(each, committed_s, fallen_at_s) for each in recovered]
-    stalled_s = sum_of_union([*stalls, *find_long_gaps(committed_s)])
+    stalled_s = sum_of_union([*stalls, *find_long_gaps(steps, undisturbed or ())])
     num_steps = len({line["step"] for line in steps})
     is_measured = step_s is not None and wall_s > 0
     return Figures(
@@ -101,24 +102,50 @@ def find_stall(
     return begin_s, max(noticed_s, healed_s)
 
 
-def find_long_gaps(committed_s: Sequence[float]) -> list[tuple[float, float]]:
+def find_long_gaps(
+    steps: Sequence[Line], undisturbed: Sequence[Line] = ()
+) -> list[tuple[float, float]]:
     """Return the times between two commits in which more than steps of the usual length ran.
 
     Whatever it was that held them up, also where nobody was lost: a process that was stopped for a
     while, a cut that was waited out, a world that waits for workers. What is usual changes with the
-    world and with what else the machine does, so it is the median of the gaps around.
+    world and with what else the machine does, so it is the median of the gaps around; `_LONG` times
+    that is long. The job's own pauses before a step, such as evaluations, are those that the
+    undisturbed run makes too, and may take `_LONG_PAUSE` times as long.
 
     Args:
-        committed_s: CLOCK_REALTIME of each commit, ascending.
+        steps: lines of ``metrics.jsonl``.
+        undisturbed: those of the run without faults; none: no pause is known.
     """
-    gaps_s = [after - before for before, after in pairwise(committed_s)]
+    pauses_s = {gap.step: max(0.0, gap.seconds - gap.usual_s) for gap in _find_gaps(undisturbed)}
     found: list[tuple[float, float]] = []
+    for gap in _find_gaps(steps):
+        pause_s = pauses_s.get(gap.step, 0.0)
+        if gap.seconds > _LONG * gap.usual_s + _LONG_PAUSE * pause_s:
+            found.append((gap.since_s, gap.since_s + gap.seconds - gap.usual_s - pause_s))
+    return found
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """The time from one commit to the next, which is of ``step``."""
+
+    step: int
+    since_s: float
+    seconds: float
+    usual_s: float
+
+
+def _find_gaps(steps: Sequence[Line]) -> list[_Gap]:
+    lines = sorted(steps, key=lambda line: line["committed_at_s"])
+    gaps_s = [b["committed_at_s"] - a["committed_at_s"] for a, b in pairwise(lines)]
+    found: list[_Gap] = []
     for place, gap_s in enumerate(gaps_s):
         others = gaps_s[max(0, place - _STEPS_AROUND) : place]
         others += gaps_s[place + 1 : place + 1 + _STEPS_AROUND]
         usual_s = median(others) if others else gap_s
-        if gap_s > _LONG * usual_s:
-            found.append((committed_s[place], committed_s[place + 1] - usual_s))
+        since_s = lines[place]["committed_at_s"]
+        found.append(_Gap(lines[place + 1]["step"], since_s, gap_s, usual_s))
     return found
 
 

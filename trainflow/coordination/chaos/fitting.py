@@ -90,11 +90,18 @@ def _check_rank(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Prob
 
 
 def _check_step(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
-    at_step = fault.at_step if isinstance(fault, ScheduledFault) else None
-    last = job.training.max_steps
-    if at_step is not None and at_step > last:
+    """With the last step's commit the run is over: only what falls in that step still can."""
+    if not isinstance(fault, ScheduledFault) or fault.at_step is None:
+        return
+    last, change = job.training.max_steps, "lower it, or have more steps"
+    if fault.at_step > last:
         expected = f"at most training.max_steps = {last}"
-        yield Problem(f"{where}.at_step", str(at_step), expected, "lower it, or have more steps")
+        yield Problem(f"{where}.at_step", str(fault.at_step), expected, change)
+    elif fault.at_step == last and not fault.is_ordered:
+        expected = f"less than training.max_steps = {last}, with whose commit the run is over"
+        if fault.kind in {"kill", "stop"} and fault.target == "member":
+            change += ", or name a phase of that step"
+        yield Problem(f"{where}.at_step", str(fault.at_step), expected, change)
 
 
 def _check_spares(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:

@@ -4,114 +4,26 @@ Each invariant is one function from the evidence to a verdict. A verdict that ca
 why, and counts for nothing. Pure.
 """
 
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainflow.coordination.bisection import History, find_parting
-from trainflow.coordination.chaos.fallen import (
-    FallenFault,
-    SparesSeen,
-    count_outcomes,
-    find_missing,
-)
-from trainflow.coordination.chaos.flips import Flip, Naming, find_naming
+from trainflow.coordination.bisection import find_parting
+from trainflow.coordination.chaos.fallen import count_outcomes, find_missing
+from trainflow.coordination.chaos.findings import Findings, RunEvidence
+from trainflow.coordination.chaos.flips import Naming, find_naming
+from trainflow.coordination.chaos.missing_steps import find_missing_steps, tell_missing_steps
+from trainflow.coordination.chaos.unplanned_losses import find_losses, tell_unplanned
 from trainflow.coordination.chaos.used_samples import (
-    Committed,
-    Used,
     collect_samples,
     find_committing_epochs,
 )
 from trainflow.coordination.chaos.worker_lives import compare_ledger
-from trainflow.data.order import OrderKind, SampleOrder
+from trainflow.data.order import SampleOrder
 
 _SHOWN = 5
 _LEDGER_WITHIN = 0.01
-
-
-@dataclass(frozen=True)
-class EndState:
-    """What a rank held after the last step.
-
-    Attributes:
-        worker_id: who held the rank.
-        rank: of the final world.
-        shard: index and count of its part of the state.
-        digest: of the bits of all of it; None: it could not be hashed.
-        reason: why not.
-    """
-
-    worker_id: str
-    rank: int
-    shard: tuple[int, int]
-    digest: str | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    """What a job says that its run is measured by.
-
-    Attributes:
-        max_steps: that there are to be.
-        target: how many ranks there are to be.
-        batch: samples in a step.
-        seed: of the order of samples.
-        order: of them.
-        deterministic: whether runs of it are to come to the same bits.
-        is_monitored: whether it tells what the workers' time went into.
-    """
-
-    max_steps: int
-    target: int
-    batch: int
-    seed: int
-    order: OrderKind
-    deterministic: bool
-    is_monitored: bool = True
-
-
-@dataclass(frozen=True)
-class RunEvidence:
-    """What one run has left: its record, and what its ranks wrote down.
-
-    Attributes:
-        job_id: names it.
-        state: that it ended in.
-        reason: why.
-        steps: lines of its ``metrics.jsonl``.
-        events: lines of its ``events.jsonl``.
-        used: microbatches that ranks have computed.
-        commits: steps that ranks have committed.
-        ends: what ranks held at the end; of a rank that came again the last.
-        num_samples: in a pass over the data.
-        flips: bits that were flipped.
-        left: what is still there though the run is over.
-    """
-
-    job_id: str
-    state: str
-    reason: str
-    steps: Sequence[Mapping[str, Any]] = ()
-    events: Sequence[Mapping[str, Any]] = ()
-    used: Sequence[Used] = ()
-    commits: Sequence[Committed] = ()
-    ends: Sequence[EndState] = ()
-    num_samples: int = 0
-    flips: Sequence[Flip] = ()
-    left: Sequence[str] = ()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it did all of its steps."""
-        return self.state == "succeeded"
-
-    def history(self) -> History:
-        """Return what it has digested."""
-        digests = {line["step"]: line["digest"] for line in self.steps if line.get("digest")}
-        return History(digests, {line["step"]: line["world_size"] for line in self.steps})
 
 
 @dataclass(frozen=True)
@@ -127,27 +39,6 @@ class Verdict:
     invariant: str
     holds: bool | None
     evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Findings:
-    """All that a campaign is judged by.
-
-    Attributes:
-        job: what was run.
-        disturbed: the run that faults fell on.
-        undisturbed: the same run without any; None if there was none.
-        faults: all that were planned, and what became of them.
-        spares: what was seen of them; None: nothing is known.
-        has_wrong_clocks: whether some were clocks that were made wrong.
-    """
-
-    job: JobFacts
-    disturbed: RunEvidence
-    undisturbed: RunEvidence | None = None
-    faults: Sequence[FallenFault] = ()
-    spares: SparesSeen | None = None
-    has_wrong_clocks: bool = False
 
 
 def judge(found: Findings) -> tuple[Verdict, ...]:
@@ -176,6 +67,27 @@ def judge_faults(found: Findings) -> Verdict:
     return _judge("its faults fall", wrong, count_outcomes(found.faults))
 
 
+def judge_losses(found: Findings) -> Verdict:
+    """No worker was lost but by what the plan holds, or what follows from it."""
+    runs = [(found.disturbed, found.faults)]
+    if found.undisturbed is not None:
+        runs.append((found.undisturbed, ()))
+    wrong = [
+        f"{run.job_id}: {text}"
+        for run, faults in runs
+        for text in tell_unplanned(
+            run.events,
+            run.steps,
+            faults,
+            found.job.noticed_within_s,
+            has_wrong_clocks=found.has_wrong_clocks,
+        )
+    ]
+    num_lost = sum(len(find_losses(run.events)) for run, _ in runs)
+    told = f"{num_lost} workers lost, by what the plan holds" if num_lost else "no worker was lost"
+    return _judge("nobody dies unplanned", wrong, told)
+
+
 def judge_steps(found: Findings) -> Verdict:
     """Every step was committed once: in one epoch, by all ranks of it."""
     run, last = found.disturbed, found.job.max_steps
@@ -193,17 +105,21 @@ def judge_steps(found: Findings) -> Verdict:
     ]
     wrong += [f"step {s} is in the record {n} times" for s, n in sorted(recorded.items()) if n > 1]
     wrong += [f"step {step} is none of {last}" for step in committing if not 1 <= step <= last]
-    missing = sum(step not in recorded for step in range(1, last + 1))
-    if run.is_done and missing > _count_unheard(run.events):
-        wrong.append(f"{missing} steps are not in the record, more than anybody died with")
-    told = f"{last} steps" + (f"; nobody lived to report {missing}" if missing else "")
+    missing = find_missing_steps(run.steps, last)
+    if run.is_done:
+        filled_at_s = [
+            each.at_s for each in found.faults if each.kind == "fill_disk" and each.at_s is not None
+        ]
+        wrong += tell_missing_steps(
+            missing,
+            run.steps,
+            run.events,
+            run.commits,
+            filled_at_s,
+            has_wrong_clocks=found.has_wrong_clocks,
+        )
+    told = f"{last} steps" + (f"; nobody lived to report {len(missing)}" if missing else "")
     return _judge("every step is committed once", wrong, told)
-
-
-def _count_unheard(events: Sequence[Mapping[str, Any]]) -> float:
-    """Return how many steps may be in no record: each loss may have taken one along."""
-    kinds = Counter(event["kind"] for event in events)
-    return math.inf if kinds["coordinator_restarted"] else kinds["failure"]
 
 
 def judge_samples(found: Findings) -> Verdict:
@@ -300,13 +216,20 @@ def judge_sameness(found: Findings) -> Verdict:
         return Verdict(name, None, ("left out, by --no-compare",))
     if not other.is_done:
         return Verdict(name, False, (f"that one {other.state}: {other.reason.strip()[:500]}",))
-    if excuse := _tell_other_bits(one, job):
-        return Verdict(name, None, (excuse,))
-    wrong = [] if other.ends else ["no rank of that one has told what it holds"]
+    if not job.deterministic:
+        return Verdict(name, None, ("training.deterministic is false: bits may differ anyway",))
+    lines = [line for run in (one, other) for line in run.steps]
+    changed = [line for line in lines if line["world_size"] != job.target]
+    if changed:
+        return _judge_same_before(name, one, other, min(changed, key=lambda line: line["step"]))
+    return _judge_same(name, one, other)
+
+
+def _judge_same(name: str, one: RunEvidence, other: RunEvidence) -> Verdict:
     parting = find_parting(one.history(), other.history())
+    wrong = [] if other.ends else ["no rank of that one has told what it holds"]
     if parting.step is not None:
-        more = f"trainflow bisect {one.job_id} {other.job_id} has more"
-        wrong.append(f"they part at step {parting.step} ({more})")
+        wrong.append(_tell_parting(parting.step, one, other))
     unhashed = {end.shard for run in (one, other) for end in run.ends if end.digest is None}
     ours, theirs = ({end.shard: end.digest for end in run.ends} for run in (one, other))
     wrong += [
@@ -320,15 +243,23 @@ def judge_sameness(found: Findings) -> Verdict:
     return _judge(name, wrong, told)
 
 
-def _tell_other_bits(run: RunEvidence, job: JobFacts) -> str:
-    """Say why a run may rightly come to other bits than another; "" if it may not."""
-    if not job.deterministic:
-        return "training.deterministic is false: bits may differ anyway"
-    changed = [line for line in run.steps if line["world_size"] != job.target]
-    if not changed:
-        return ""
-    told = f"the world had {changed[0]['world_size']} ranks in step {changed[0]['step']}"
-    return f"{told}: its sums have other bits"
+def _judge_same_before(
+    name: str, one: RunEvidence, other: RunEvidence, changed: Mapping[str, Any]
+) -> Verdict:
+    """Judge the steps before the one of this line, in which a world had other ranks."""
+    parting, step = find_parting(one.history(), other.history()), changed["step"]
+    if parting.step is not None and parting.step < step:
+        return Verdict(name, False, (_tell_parting(parting.step, one, other),))
+    num_before = sum(each < step for each in parting.shared)
+    told = (
+        f"not compared from step {step} on, nor the state: the world had {changed['world_size']} "
+        f"ranks there, whose sums have other bits; the {num_before} steps before are the same"
+    )
+    return Verdict(name, None, (told,))
+
+
+def _tell_parting(step: int, one: RunEvidence, other: RunEvidence) -> str:
+    return f"they part at step {step} (trainflow bisect {one.job_id} {other.job_id} has more)"
 
 
 def judge_time(found: Findings) -> Verdict:
@@ -361,6 +292,7 @@ def _list(values: Iterable[object]) -> str:
 INVARIANTS: tuple[Callable[[Findings], Verdict], ...] = (
     judge_end,
     judge_faults,
+    judge_losses,
     judge_steps,
     judge_samples,
     judge_ranks,

@@ -91,7 +91,7 @@ class FakeFault:
         self.fallen.append((planned.number, scene.view.status["step"]))
         if self.error is not None:
             raise self.error
-        row = {"worker_id": "slot1-1.1"}
+        row = {"worker_id": "slot1-1.1", "host": "127.0.0.3"}
         return Victim(psutil.Process(), "rank 1 (slot1-1.1)", row) if self.is_there else None
 
 
@@ -133,6 +133,7 @@ def test_a_fault_falls_once_its_step_is_committed(tmp_path: Path, run: FakeRun, 
     assert 4 <= step < MAX_STEPS
     (told,) = report.faults
     assert (told.victim, told.after_step) == ("rank 1 (slot1-1.1)", step)
+    assert (told.kind, told.target, told.host, told.last_s) == ("kill", "member", "127.0.0.3", None)
     assert holds(report, "it ends")
     assert run.retired
 
@@ -239,6 +240,14 @@ def test_what_faults_did_and_could_not_be_ended_is_left_behind(
     monkeypatch.setattr(Scene, "release_all", release_all)
     report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
     assert holds(report, "nothing is left behind") is False
+
+
+def test_a_flip_fell_on_who_carried_it_out(tmp_path: Path, run: FakeRun, fault: FakeFault):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(1, "slot2-1.2", 7, 1, 4, (1, 1), 9.0, 3))
+    report = carry_out(tmp_path, run, {"kind": "flip", "at_s": 0})
+    assert (report.faults[0].worker_id, report.faults[0].at_s) == ("slot2-1.2", 9.0)
 
 
 def test_a_flip_that_no_rank_carried_out_has_not_fallen(

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.unit.coordination.chaos.test_fitting import make_job
 from trainflow.computation.chaos_orders import Claim, claim
-from trainflow.coordination.chaos.evidence import gather
+from trainflow.coordination.chaos.evidence import facts_of, gather
+from trainflow.coordination.chaos.findings import EndState
 from trainflow.coordination.chaos.flips import Flip
-from trainflow.coordination.chaos.invariants import EndState
 from trainflow.coordination.chaos.used_samples import Committed, Used
 
 
@@ -44,3 +45,10 @@ def test_it_is_all_there(tmp_path: Path):
     )
     assert found.flips == (Flip(1, 1, (1, 1), 9.0, 3),)
     assert (list(found.steps), list(found.events)) == ([{"step": 1}], [{"kind": "launched"}])
+
+
+def test_a_loss_is_told_within_a_lease_a_hang_and_a_start_of_a_coordinator():
+    auto = make_job(failures={"lease_s": 5.0})
+    assert facts_of(auto).noticed_within_s == 5 + 120 + 30
+    given = make_job(failures={"lease_s": 5.0, "hang_timeout_s": 7.0})
+    assert facts_of(given).noticed_within_s == 5 + 7 + 30

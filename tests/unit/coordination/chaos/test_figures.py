@@ -72,16 +72,33 @@ def test_stalls_that_overlap_count_once():
 def test_what_holds_steps_up_counts_also_where_nobody_was_lost():
     before = [float(second) for second in range(12)]
     after = [20.0 + second for second in range(12)]
-    assert find_long_gaps([*before, *after]) == [(11.0, 19.0)]
+    assert find_long_gaps(steps_at(*before, *after)) == [(11.0, 19.0)]
     figures = measure(steps_at(*before, *after), [recovered(12.0, 12.5)], [11.5], None)
     assert figures.stalled_s == pytest.approx(8.0), "the recovery lies within"
 
 
 def test_a_step_that_is_slow_is_no_stall_nor_is_a_world_that_becomes_slower():
-    assert find_long_gaps([0.0, 1.0, 2.0, 4.9, 5.9, 6.9]) == []
+    assert find_long_gaps(steps_at(0.0, 1.0, 2.0, 4.9, 5.9, 6.9)) == []
     slower = [*range(10), *range(12, 32, 3)]
-    assert find_long_gaps([float(each) for each in slower]) == []
-    assert find_long_gaps([1.0, 9.0]) == []
+    assert find_long_gaps(steps_at(*map(float, slower))) == []
+    assert find_long_gaps(steps_at(1.0, 9.0)) == []
+
+
+def run_with(pause_s: float = 0.0, after: int = 15, begin_s: float = 0.0) -> list[dict[str, Any]]:
+    """Steps of a second, with a pause before the one after ``after``."""
+    return steps_at(*(begin_s + n + (pause_s if n > after else 0.0) for n in range(1, 31)))
+
+
+def test_a_pause_that_the_undisturbed_run_makes_too_is_no_stall():
+    assert measure(run_with(8.0, begin_s=50.0), [], [], run_with(8.0)).stalled_s == 0
+    assert measure(run_with(9.0), [], [], run_with(8.0)).stalled_s == 0, "a little longer"
+    assert measure(run_with(8.0), [], [], None).stalled_s == 8, "no pause is known"
+    elsewhere = measure(run_with(8.0, after=14), [], [], run_with(8.0))
+    assert elsewhere.stalled_s == 8, "it is made before another step"
+
+
+def test_of_a_stall_in_a_pause_what_is_beyond_the_pause_counts():
+    assert find_long_gaps(run_with(20.0), run_with(8.0)) == [(15.0, 27.0)]
 
 
 def test_a_run_without_steps_has_figures():

@@ -1,10 +1,10 @@
 """A plan that can't be carried out on a job is refused before anything starts."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from trainflow.config.chaos_plan import ChaosPlan
+from trainflow.config.chaos_plan import ChaosPlan, FaultPhase
 from trainflow.config.job import JobConfig
 from trainflow.coordination.chaos.fitting import Files, cpus_of_a_node, require_fit
 from trainflow.errors import ConfigError
@@ -36,7 +36,20 @@ CUT = {"kind": "partition", "at_s": 1}
 
 
 @pytest.mark.parametrize(
-    "fault", [KILL, FLIP, DROP, KILL | {"rank": 2}, KILL | {"target": "spare"}]
+    "fault",
+    [
+        KILL,
+        FLIP,
+        DROP,
+        KILL | {"rank": 2},
+        KILL | {"target": "spare"},
+        {"kind": "kill", "at_step": 9},
+        {"kind": "flip", "rank": 1, "at_step": 10},
+        *(
+            {"kind": "kill", "rank": 0, "at_step": 10, "phase": phase}
+            for phase in get_args(FaultPhase)
+        ),
+    ],
 )
 def test_what_fits_passes(fault: dict[str, Any]):
     require_fit(make_plan(fault), make_job(), {}, on_own_cluster=True)
@@ -51,6 +64,18 @@ def test_what_fits_passes(fault: dict[str, Any]):
             {},
             "schedule.0.at_step: got 11; expected at most training.max_steps = 10",
         ),
+        (
+            {"kind": "kill", "at_step": 10},
+            {},
+            "schedule.0.at_step: got 10; expected less than training.max_steps = 10, with whose "
+            "commit the run is over; lower it, or have more steps, or name a phase of that step",
+        ),
+        (
+            {"kind": "kill", "target": "coordinator", "at_step": 10},
+            {},
+            "with whose commit the run is over; lower it, or have more steps",
+        ),
+        (DROP | {"at_step": 10, "at_s": None}, {}, "schedule.0.at_step: got 10; expected less"),
         (
             KILL | {"target": "spare"},
             {"workers": {"minimum": 1, "target": 3}},
