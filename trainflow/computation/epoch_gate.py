@@ -191,11 +191,12 @@ class EpochGate:
         if group is not None:
             group.abort("session closed")
 
-    @property
-    def requests(self) -> Flag:
-        """What this rank is asked to tell the others."""
+    def take_requests(self) -> Flag:
+        """Return what this rank is asked to tell the others; a checkpoint is asked for but once."""
         with self._changed:
-            return self._requests
+            requests = self._requests
+            self._requests &= ~Flag.CHECKPOINT
+            return requests
 
     @property
     def has_parked(self) -> bool:

@@ -293,7 +293,7 @@ class Transaction:
 
     def _flags(self) -> Flag:
         """What this rank tells the others: what was asked of it, and how its snapshots stand."""
-        flags, snapshots = self._context.gate.requests, self._context.snapshots
+        flags, snapshots = self._context.gate.take_requests(), self._context.snapshots
         flags |= Flag.SLOW_KERNELS if kernels.is_slow() else Flag.NONE
         return (
             flags

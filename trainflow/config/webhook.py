@@ -30,7 +30,7 @@ KINDS: Mapping[Topic, frozenset[str]] = {
     ),
     "capacity": frozenset(
         {"waiting", "reduced", "drain", "drained", "drain_late", "readmit"}
-        | {"node_unheard", "node_heard"}
+        | {"nowhere_to_go", "node_unheard", "node_heard"}
     ),
     "slowness": frozenset({"straggler", "straggler_over", "slow_network", "slow_network_over"}),
     "end": frozenset({"ended"}),

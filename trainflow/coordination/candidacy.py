@@ -9,6 +9,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: never.
 from collections.abc import Collection, Sequence
 
 from trainflow.config.job import JobConfig
+from trainflow.coordination.draining import group_by_deadline
 from trainflow.coordination.membership import Candidate, next_members
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.worker_pool import WorkerPool
@@ -78,20 +79,43 @@ class Candidacy:
 
         All hold the same state there, or have left their part of it in memory, so that some may
         leave: who straggles, if there is another, and who is on a node that is to be emptied, as
-        far as the world stays large enough. The node that has most time left is the last to go.
+        far as the world stays large enough. Of nodes that go at the same time all are emptied, or
+        none: with some of its ranks gone and none elsewhere a world is smaller, and ends with them
+        all the same. Those that have most time left are the last to go.
         """
         candidates = self.available(members)
         for last in self._find_last(members):
             candidates = self._prefer(candidates, last, members)
+        lineup = self._leave_nodes(candidates, members)
+        return self._keep_state(lineup, candidates, members)
+
+    def _leave_nodes(
+        self, candidates: Sequence[Candidate], members: Sequence[str]
+    ) -> tuple[str, ...]:
         deadlines = self.unfit.draining
-        staying = [each for each in candidates if each.node_id not in deadlines]
+        remaining = [each for each in candidates if each.node_id not in deadlines]
         going = [each for each in candidates if each.node_id in deadlines]
-        going.sort(key=lambda each: (-deadlines[each.node_id], each.worker_id not in members))
-        for number in range(len(going)):
-            lineup = self._fill(members, [*staying, *going[:number]])
+        going.sort(key=lambda each: _rank_in(members, each.worker_id))
+        groups = group_by_deadline({each.node_id: deadlines[each.node_id] for each in going})
+        lineup = self._fill(members, remaining)
+        for nodes in groups:
             if len(lineup) >= self._job.workers.minimum:
                 return lineup
-        return self._fill(members, candidates)
+            remaining += [each for each in going if each.node_id in nodes]
+            # A rank that a worker elsewhere can have goes there.
+            lineup = self._fill(members, remaining[: self.at_most(members)])
+        return lineup
+
+    def _keep_state(
+        self, lineup: tuple[str, ...], candidates: Sequence[Candidate], members: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return it with a member, where nodes don't hold each state: that one leaves later."""
+        there = [each for each in candidates if each.worker_id in members]
+        if self._job.snapshot.every_steps == 1 or not set(members).isdisjoint(lineup) or not there:
+            return lineup
+        first = min(there, key=lambda each: members.index(each.worker_id))
+        others = [each for each in candidates if each.worker_id in lineup]
+        return self._fill(members, [first, *others[: self.at_most(members) - 1]])
 
     def _find_last(self, members: Sequence[str]) -> list[set[str]]:
         """Return whom to do without: who is relieved; spares on its node, which may be to blame."""
@@ -138,3 +162,8 @@ class Candidacy:
         """Leave out who comes last, where the others are enough."""
         others = tuple(each for each in candidates if each.worker_id not in last)
         return others if len(others) >= self.at_most(members) else candidates
+
+
+def _rank_in(members: Sequence[str], worker_id: str) -> int:
+    """Return a worker's rank; one beyond all others if it has none."""
+    return members.index(worker_id) if worker_id in members else len(members)

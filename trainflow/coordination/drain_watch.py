@@ -1,5 +1,7 @@
 """Empty nodes that are to go: hear of it, have their ranks leave, and tell how far that comes.
 
+Where those have nowhere to go, the state goes to storage.
+
 Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: as it may; see
 `detector_guard`. A notice that isn't heard leaves a node that dies.
 """
@@ -12,13 +14,24 @@ from typing import Any, TypeVar
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
-from trainflow.coordination.draining import Drain, Notice, Stage, find_told, merge_notices
+from trainflow.coordination.boundary_request import BoundaryRequest
+from trainflow.coordination.draining import (
+    STRANDED,
+    Drain,
+    Notice,
+    Stage,
+    find_stranded,
+    find_told,
+    merge_notices,
+)
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.last_checkpoints import LastCheckpoints
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.ray_drains import find_alive_nodes, find_draining_nodes
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.epochs import Flag
 from trainflow.errors import CoordinationError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +69,9 @@ class DrainWatch:
         self._is_asking = False
         self._failing: dict[str, str] = {}  # what Ray doesn't tell, and why
         self._deaf: dict[str, str] = {}  # nodes whose provider can't be asked, and why
+        self._request = BoundaryRequest(pool)
+        self._last_checkpoints = LastCheckpoints()
+        self._stranded = find_stranded(record.lasting_events)
         # What goes with them before they are heard of again was to go.
         nodes.unfit.draining |= dict.fromkeys(self._told, math.inf)
 
@@ -133,6 +149,7 @@ class DrainWatch:
         for node_id, notice in notices.items():
             self._heed(node_id, notice)
         if not self._drains:
+            self._save_no_more()
             return
         self._control.empty_nodes()
         if self._control.epoch is None:
@@ -143,6 +160,53 @@ class DrainWatch:
             stage = drain.observe(self._ranks_on(node_id), lost, now_s)
             if stage is not None:
                 self._tell_stage(node_id, drain, stage)
+        self._save(now_s)
+
+    def _save(self, now_s: float) -> None:
+        """Where members have nowhere to go, say so, and have the state go to storage in time."""
+        if not self._control.may_pause:
+            return
+        nodes = self._find_stranded()
+        if not nodes:
+            self._stranded = nodes
+            self._save_no_more()
+            return
+        ends_at_s = min(self._nodes.unfit.draining[node] for node in nodes)
+        has_store = self._job.checkpoint.url is not None
+        if not nodes <= self._stranded:
+            self._tell_stranded(nodes, ends_at_s, has_store=has_store)
+        self._stranded = nodes
+        stored_step = max(self._record.steps_of("checkpoint"), default=0)
+        progress = self._clock.monotonic_s(), self._record.last_step, stored_step
+        if has_store and self._last_checkpoints.take_due(ends_at_s - now_s, *progress):
+            self._request.begin(Flag.CHECKPOINT, self._control.members)
+
+    def _save_no_more(self) -> None:
+        self._last_checkpoints = LastCheckpoints()
+        self._request.end()
+
+    def _find_stranded(self) -> frozenset[str]:
+        """Return the nodes with members, if all are to go and no others can take the ranks."""
+        members = self._control.members
+        lineup = self._control.candidacy.next_at_boundary(members)
+        nodes = frozenset(
+            self._pool.nodes_of(each for each in lineup if each in self._pool.entries).values()
+        )
+        return nodes if nodes <= self._nodes.unfit.draining.keys() else frozenset()
+
+    def _tell_stranded(self, nodes: frozenset[str], ends_at_s: float, *, has_store: bool) -> None:
+        hosts = sorted(self._host_of(node) for node in nodes)
+        left_s = ends_at_s - self._clock.unix_s()
+        until = "" if math.isinf(left_s) else f", for {max(0.0, left_s):.1f} s"
+        fate = "the state goes to storage meanwhile"
+        if not has_store:
+            fate = "as checkpoint.url is null, the state is lost unless others are warm before"
+        text = (
+            f"all ranks are on nodes that are to go ({', '.join(hosts)}), and no worker is warm "
+            f"elsewhere: they stay{until}, and {fate}"
+        )
+        data = {"nodes": sorted(nodes), "hosts": hosts, "has_store": has_store}
+        self._record.add_event(STRANDED, text, **data, deadline_at_s=_finite(ends_at_s))
 
     def _heed(self, node_id: str, notice: Notice) -> None:
         """Note a node that is to be emptied; what the run uses of nodes is told."""
@@ -232,6 +296,7 @@ class DrainWatch:
     def _withdraw(self, node_id: str) -> None:
         """The node stays after all, and is as good as any other."""
         del self._nodes.unfit.draining[node_id]
+        self._stranded -= {node_id}
         was_told = self._told.pop(node_id, None) is not None
         if self._drains.pop(node_id, None) is not None or was_told:
             text = f"node {self._host_of(node_id)} is no longer to be emptied"
@@ -240,6 +305,8 @@ class DrainWatch:
 
     @property
     def _why_staying(self) -> str:
+        if self._find_stranded():
+            return "no worker is warm on a node that stays"
         limit = f"workers.minimum = {self._job.workers.minimum}"
         return f"no other worker is warm, and the world may not be below {limit}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainflow.coordination.old_events import recall
 
+STRANDED = "nowhere_to_go"
 _SAME_DEADLINE_S = 1.0
 
 
@@ -52,6 +53,23 @@ def merge_notices(sources: Iterable[Mapping[str, Notice]]) -> dict[str, Notice]:
     return merged
 
 
+def group_by_deadline(deadlines: Mapping[str, float]) -> list[set[str]]:
+    """Return nodes that go at the same time, as far as clocks tell; who has most time left first.
+
+    Args:
+        deadlines: CLOCK_REALTIME by node; infinite where there is none.
+    """
+    groups: list[set[str]] = []
+    newest_s = math.nan
+    for node_id, ends_at_s in sorted(deadlines.items(), key=lambda each: (-each[1], each[0])):
+        is_same = ends_at_s == newest_s or newest_s - ends_at_s < _SAME_DEADLINE_S
+        if not groups or not is_same:
+            groups.append(set())
+            newest_s = ends_at_s
+        groups[-1].add(node_id)
+    return groups
+
+
 class Stage(StrEnum):
     """How far a node has been emptied."""
 
@@ -93,6 +111,22 @@ def find_told(events: Iterable[Mapping[str, Any]]) -> dict[str, Told]:
 
     recall(events, take)
     return told
+
+
+def find_stranded(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the nodes of which events tell that members there have nowhere to go, and still do."""
+    stranded: set[str] = set()
+
+    def take(event: Mapping[str, Any]) -> None:
+        kind, data = event["kind"], event["data"]
+        if kind == STRANDED:
+            stranded.clear()
+            stranded.update(data["nodes"])
+        elif kind in {"drained", "drain_over"}:
+            stranded.discard(data["node"])
+
+    recall(events, take)
+    return frozenset(stranded)
 
 
 @dataclass

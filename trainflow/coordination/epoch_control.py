@@ -236,12 +236,12 @@ class EpochControl:
 
         The member becomes the spare that is taken last.
         """
-        may_leave = self._may_pause and worker_id in self.members
+        may_leave = self.may_pause and worker_id in self.members
         return may_leave and self.candidacy.relieve(worker_id, self.members) and self.pause()
 
     def empty_nodes(self) -> bool:
         """Have ranks leave unfit nodes at the next step boundary; False if none can leave now."""
-        lineup = self.candidacy.next_at_boundary(self.members) if self._may_pause else self.members
+        lineup = self.candidacy.next_at_boundary(self.members) if self.may_pause else self.members
         return lineup != self.members and self.pause()
 
     def pause(self) -> bool:
@@ -249,13 +249,13 @@ class EpochControl:
 
         What they begin from is planned there.
         """
-        if self._may_pause:
+        if self.may_pause:
             self._pause()
             return True
         return False
 
     @property
-    def _may_pause(self) -> bool:
+    def may_pause(self) -> bool:
         """Whether all train, and are not about to stop for something else."""
         busy = self._pausing or self._stop_asked or bool(self._finished)
         return self.is_open and self.is_whole and not busy

@@ -9,6 +9,8 @@ from trainflow.coordination.timeout_budget import (
     PROFILE_LIMIT_S,
     RESTORE_LIMIT_S,
     START_LIMIT_S,
+    Limit,
+    longest,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 from trainflow.monitoring.usage import Usage
@@ -42,7 +44,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Limits:
-    """For how long what may stand still, in seconds.
+    """For how long what may stand still, in seconds, and what each of it comes from, in words.
 
     Attributes:
         hang_s: a process that doesn't run, and a thread that computes, or waits.
@@ -52,6 +54,10 @@ class Limits:
         start_s: a worker that starts or rehearses, if that is more.
         left_for_s: by worker id, for how long those have been out of their epoch that were asked to
             leave it: its collectives are over, so that nobody waits in them any more.
+        basis: of ``hang_s``.
+        first_step_basis: of ``first_step_s``.
+        wait_basis: of ``wait_s``.
+        start_basis: of ``start_s``.
     """
 
     hang_s: float
@@ -60,10 +66,34 @@ class Limits:
     wait_s: float = 0.0
     start_s: float = START_LIMIT_S
     left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    basis: str = ""
+    first_step_basis: str = ""
+    wait_basis: str = ""
+    start_basis: str = ""
+
+    @property
+    def hang(self) -> Limit:
+        """What holds where no other limit is longer."""
+        return Limit(self.hang_s, self.basis)
+
+    @property
+    def start(self) -> Limit:
+        """What holds for a worker that starts or rehearses."""
+        return longest(self.hang, Limit(self.start_s, self.start_basis))
+
+    def step(self, epoch: EpochId) -> Limit:
+        """Return for how long a thread in a step of an epoch may stand still."""
+        if epoch != self.fresh_epoch:
+            return self.hang
+        return longest(self.hang, Limit(self.first_step_s, self.first_step_basis))
+
+    def wait(self, epoch: EpochId) -> Limit:
+        """Return for how long all members may wait for one another in an epoch."""
+        return longest(self.step(epoch), Limit(self.wait_s, self.wait_basis))
 
     def step_s(self, epoch: EpochId) -> float:
-        """Return for how long a thread in a step of an epoch may stand still."""
-        return max(self.hang_s, self.first_step_s if epoch == self.fresh_epoch else 0.0)
+        """Return for how long a thread in a step of an epoch may stand still, in seconds."""
+        return self.step(epoch).value_s
 
 
 class HangKind(StrEnum):
@@ -89,9 +119,9 @@ class HangKind(StrEnum):
 
 
 _OWN_LIMITS = {
-    Phase.SNAPSHOT: (HangKind.COPY, COPY_LIMIT_S),
-    Phase.RESTORING: (HangKind.RESTORE, RESTORE_LIMIT_S),
-    Phase.PROFILE: (HangKind.PROFILE, PROFILE_LIMIT_S),
+    Phase.SNAPSHOT: (HangKind.COPY, Limit(COPY_LIMIT_S, "that of copying the state out")),
+    Phase.RESTORING: (HangKind.RESTORE, Limit(RESTORE_LIMIT_S, "that of reading the state")),
+    Phase.PROFILE: (HangKind.PROFILE, Limit(PROFILE_LIMIT_S, "that of making a profile")),
 }
 """What a worker would hang in, in phases that take longer than a step's, and how long at least."""
 
@@ -103,14 +133,21 @@ class Hang:
     Attributes:
         kind: in what it stands still.
         epoch: that it is in.
-        text: the evidence.
+        seen: the evidence.
         stood_s: seconds for which it had stood still.
+        limit: the one that this was more than.
     """
 
     kind: HangKind
     epoch: EpochId
-    text: str
+    seen: str
     stood_s: float
+    limit: Limit
+
+    @property
+    def text(self) -> str:
+        """The evidence, with the limit that it is measured by."""
+        return f"{self.seen} ({self.limit})"
 
 
 @dataclass(frozen=True)
@@ -163,44 +200,44 @@ def went_on(hang: Hang, progress: Progress) -> bool:
 
 
 def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
-    kind, limit_s = _find_limit(progress, limits)
-    stands_for_s = limit_s if kind is HangKind.PROFILE else 0.0
-    starts_for_s = limits.start_s if progress.is_warming_up else 0.0
-    pulse_limit_s = max(limits.hang_s, starts_for_s, stands_for_s)
+    kind, limit = _find_limit(progress, limits)
+    pulse_limit = limits.start if progress.is_warming_up else limits.hang
+    if kind is HangKind.PROFILE:
+        pulse_limit = longest(pulse_limit, limit)
     where = f"{progress.phase} of step {progress.step}"
-    if progress.pulse_age_s > pulse_limit_s:
-        text = (
+    if progress.pulse_age_s > pulse_limit.value_s:
+        seen = (
             f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
             f"(step {progress.step}, {progress.phase})"
         )
-        return Hang(HangKind.STOPPED, progress.epoch, text, progress.pulse_age_s)
+        return Hang(HangKind.STOPPED, progress.epoch, seen, progress.pulse_age_s, pulse_limit)
     if kind is HangKind.ABORT:
-        if min(progress.progress_age_s, left_for_s) <= limit_s:
+        if min(progress.progress_age_s, left_for_s) <= limit.value_s:
             return None
-        text = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
-        return Hang(kind, progress.epoch, text, progress.progress_age_s)
-    if kind is not None and progress.progress_age_s > limit_s:
-        text = f"no progress in {where} for {progress.progress_age_s:.1f} s"
-        return Hang(kind, progress.epoch, text, progress.progress_age_s)
+        seen = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
+        return Hang(kind, progress.epoch, seen, progress.progress_age_s, limit)
+    if kind is not None and progress.progress_age_s > limit.value_s:
+        seen = f"no progress in {where} for {progress.progress_age_s:.1f} s"
+        return Hang(kind, progress.epoch, seen, progress.progress_age_s, limit)
     return None
 
 
-def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, float]:
+def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, Limit]:
     """Return what it would hang in, and for how long it may stand still there; None: nothing."""
-    phase, hang_s = progress.phase, limits.hang_s
+    phase = progress.phase
     if phase in _OWN_LIMITS:
-        kind, at_least_s = _OWN_LIMITS[phase]
-        return kind, max(hang_s, at_least_s)
+        kind, at_least = _OWN_LIMITS[phase]
+        return kind, longest(limits.hang, at_least)
     if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
-        return HangKind.START, max(hang_s, limits.start_s)
+        return HangKind.START, limits.start
     if phase.is_judged:
-        return HangKind.STEP, limits.step_s(progress.epoch)
-    return (HangKind.ABORT if phase.is_waiting else None), hang_s
+        return HangKind.STEP, limits.step(progress.epoch)
+    return (HangKind.ABORT if phase.is_waiting else None), limits.hang
 
 
 def _is_stuck(progress: Progress, limits: Limits) -> bool:
     """Whether it has waited for others for too long."""
-    limit_s = max(limits.step_s(progress.epoch), limits.wait_s)
+    limit_s = limits.wait(progress.epoch).value_s
     return progress.phase.is_waiting and progress.progress_age_s > limit_s
 
 

@@ -7,6 +7,7 @@ Fails: never where it judges; the run goes on without it, and says so.
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.epoch_control import EpochControl
@@ -15,7 +16,7 @@ from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.superior import Superior
-from trainflow.coordination.timeout_budget import START_LIMIT_S
+from trainflow.coordination.timeout_budget import START_LIMIT_S, Limit
 from trainflow.epochs import EpochId
 from trainflow.monitoring.detectors import Detector
 
@@ -141,6 +142,8 @@ class HangResponse:
                 "stands_in": str(hang.kind),
                 "epoch": str(hang.epoch),
                 "after_step": after_step,
+                "stood_s": hang.stood_s,
+                **_describe(hang.limit),
             }
             if worker_id in moved:
                 self._judged.discard(worker_id)
@@ -159,12 +162,17 @@ class HangResponse:
         shown = await self._evidence.gather(self._control.members)
         if self._control.epoch != epoch or self._control.left_for_s():
             return  # it is given up by now
-        data = {"epoch": str(epoch), "after_step": after_step}
+        limit = self._watch.wait_limit(epoch)
+        data = {"epoch": str(epoch), "after_step": after_step, **_describe(limit)}
         if not self._watch.is_deadlocked(self._control.members, epoch):
             self._judged.discard(epoch)
             text = f"epoch {epoch} goes on: {_DEADLOCK} no more"
             self._evidence.add_event(_OVER, text, shown, **data)
             return
         self._shown.add(epoch)
-        self._evidence.add_event("deadlock", _DEADLOCK, shown, **data)
+        self._evidence.add_event("deadlock", f"{_DEADLOCK} ({limit})", shown, **data)
         self._control.break_epoch(epoch, _DEADLOCK)
+
+
+def _describe(limit: Limit) -> dict[str, Any]:
+    return {"limit_s": limit.value_s, "limit_basis": limit.basis}

@@ -20,6 +20,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
     NUM_STEPS,
     Hindsight,
+    Limit,
     TimeoutBudget,
     derive_budget,
     stall_limit_s,
@@ -79,6 +80,10 @@ class HangWatch:
             budget.wait_s,
             budget.start_s,
             left_for_s,
+            budget.basis,
+            budget.first_step_basis,
+            budget.wait_basis,
+            budget.start_basis,
         )
 
     def _find_grounds(self) -> tuple[int, Hindsight]:
@@ -157,6 +162,10 @@ class HangWatch:
             return {}  # somebody may be elsewhere, unheard
         found = find_waited_for(progress, self.stall_s)
         return {each: progress[each].progress_age_s for each in found}
+
+    def wait_limit(self, epoch: EpochId) -> Limit:
+        """Return for how long all may wait for one another in an epoch."""
+        return self._limits({}).wait(epoch)
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""

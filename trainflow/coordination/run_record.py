@@ -51,8 +51,8 @@ _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
 _SLOW, _WORK, _CHECKPOINT = "compression_slow", "work", "checkpoint"
 _LASTING = frozenset(
-    {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "straggler"}
-    | {"straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
+    {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "nowhere_to_go"}
+    | {"straggler", "straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
     | {"detector_off", "detector_on", "link_cut", "link_cut_over", _WORK}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""

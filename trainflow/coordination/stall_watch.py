@@ -6,6 +6,7 @@ Process: coordinator.  Thread: its event loop; what takes time is a task.  Fails
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from trainflow.clock import Clock
@@ -15,8 +16,10 @@ from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.memory_tier import MemoryTier
+from trainflow.coordination.timeout_budget import Limit
 from trainflow.monitoring.detectors import Detector
 
+_PATIENCE = "that of data that comes to nobody, for any of those who wait for it"
 KIND, LAST, OVER = "data_stall", "data_stall_last", "data_stall_over"
 
 
@@ -69,8 +72,13 @@ class StallWatch:
             held_up = self._held_up & reading.keys()  # who is left of them may be about to go on
         late = {each for each in held_up if each in hung and hung[each].kind is HangKind.STEP}
         self._note(held_up if late or self._held_up else frozenset(), reading)
-        chosen = self._choose(late, reading)
-        return {each: hang for each, hang in hung.items() if each not in late or each == chosen}
+        chosen, remaining = self._choose(late, reading), dict(hung)
+        for each in late:
+            hang = remaining.pop(each)
+            if each == chosen:
+                limit = Limit(self._watch.stall_s, _PATIENCE)
+                remaining[each] = replace(hang, limit=limit)
+        return remaining
 
     def _choose(self, late: set[str], reading: Mapping[str, float]) -> str | None:
         """Return whom to kill now: its connections may be dead where those of a new one are not.

@@ -47,6 +47,27 @@ _START_RAISED_TO_AT_MOST_S = 3600.0
 
 
 @dataclass(frozen=True)
+class Limit:
+    """For how long something may last, and why so long.
+
+    Attributes:
+        value_s: that, in seconds.
+        basis: what it comes from, in words.
+    """
+
+    value_s: float
+    basis: str
+
+    def __str__(self) -> str:
+        return f"limit {round(self.value_s, 2):g} s: {self.basis}"
+
+
+def longest(*limits: Limit) -> Limit:
+    """Return the one that lasts longest; of equals the first."""
+    return max(limits, key=lambda each: each.value_s)
+
+
+@dataclass(frozen=True)
 class Hindsight:
     """What the run has shown of its limits.
 
@@ -77,6 +98,9 @@ class TimeoutBudget:
         start_s: the same, of one that starts.
         collective_s: after which a collective gives up.
         basis: what `hang_s` comes from, in words.
+        first_step_basis: what `first_step_s` does.
+        wait_basis: what `wait_s` does.
+        start_basis: what `start_s` does.
         trouble: why it kills workers that are merely slow; empty if it doesn't.
     """
 
@@ -87,6 +111,9 @@ class TimeoutBudget:
     start_s: float
     collective_s: float
     basis: str
+    first_step_basis: str
+    wait_basis: str
+    start_basis: str
     trouble: str = ""
 
     def __str__(self) -> str:
@@ -128,26 +155,35 @@ def derive_budget(
     collective_s = collective_timeout_s(hang_s)
     trouble = ""
     if hang_s is not None:
-        basis, first_step_s = "as failures.hang_timeout_s has it", hang_s
-        wait_s = _derive_wait(hang_s, step_times_s, hindsight.num_hung_epochs)
+        hang = first_step = Limit(hang_s, "as failures.hang_timeout_s has it")
+        wait = _derive_wait(hang, step_times_s, hindsight.num_hung_epochs)
         if measured is not None and measured.step_s > hang_s:
             trouble = (
                 f"failures.hang_timeout_s: got {hang_s:g}, while {measured}, expected more than "
                 "a step: raise it, or set it to auto"
             )
     else:
-        basis, hang_s = _derive(measured, hindsight.num_hung_epochs)
-        if measured is not None and measured.step_s > hang_s:
+        hang = first_step = wait = _derive(measured, hindsight.num_hung_epochs)
+        if measured is not None and measured.step_s > hang.value_s:
             trouble = (
-                f"failures.hang_timeout_s: got auto, which is {hang_s:g} s at most, while "
+                f"failures.hang_timeout_s: got auto, which is {hang.value_s:g} s at most, while "
                 f"{measured}, expected more than a step: set it"
             )
-        first_step_s = wait_s = hang_s
         if measured is not None:  # else that is the limit of a first step as it is
-            first_step_s = _derive_first_step(hang_s, knows_world=hindsight.knows_world)
-    start_s = max(hang_s, _raise_start(hindsight.num_hung_starts))
+            first_step = _derive_first_step(hang, knows_world=hindsight.knows_world)
+    start = longest(hang, _raise_start(hindsight.num_hung_starts))
     return TimeoutBudget(
-        lease_s, hang_s, first_step_s, wait_s, start_s, collective_s, basis, trouble
+        lease_s=lease_s,
+        hang_s=hang.value_s,
+        first_step_s=first_step.value_s,
+        wait_s=wait.value_s,
+        start_s=start.value_s,
+        collective_s=collective_s,
+        basis=hang.basis,
+        first_step_basis=first_step.basis,
+        wait_basis=wait.basis,
+        start_basis=start.basis,
+        trouble=trouble,
     )
 
 
@@ -170,29 +206,44 @@ def _measure(step_times_s: Sequence[float]) -> _Measured | None:
     return _Measured(sorted(step_times_s)[ceil(_PERCENTILE * count) - 1], count)  # nearest rank
 
 
-def _derive(measured: _Measured | None, num_hung_epochs: int) -> tuple[str, float]:
-    """Return what the limit of a step comes from, and the limit."""
+def _derive(measured: _Measured | None, num_hung_epochs: int) -> Limit:
+    """Return the limit of a step."""
     if measured is None:
-        basis, hang_s = "fewer than five steps are known", START_LIMIT_S
+        limit = Limit(START_LIMIT_S, "fewer than five steps are known")
     else:
-        basis = f"ten steps: {measured}"
-        hang_s = max(_HANG_FLOOR_S, _STEPS_A_HANG * measured.step_s)
-        if hang_s > _DERIVED_AT_MOST_S:
-            hang_s = _DERIVED_AT_MOST_S
-            basis = (
-                f"the most that auto allows, as a collective must not give up before: {measured}"
-            )
-    if num_hung_epochs:
-        epochs = "an epoch" if num_hung_epochs == 1 else f"{num_hung_epochs} epochs"
-        basis = f"{basis}; doubled for {epochs} with a hang since the last commit"
-        hang_s = _raise(hang_s, num_hung_epochs)
-    return basis, hang_s
+        limit = _derive_from(measured)
+    if not num_hung_epochs:
+        return limit
+    doubled = f"doubled for {_count(num_hung_epochs)} with a hang since the last commit"
+    return Limit(_raise(limit.value_s, num_hung_epochs), f"{limit.basis}; {doubled}")
 
 
-def _derive_wait(hang_s: float, step_times_s: Sequence[float], num_hung_epochs: int) -> float:
-    """Return for how long all may wait for one another, where the job sets ``hang_s``."""
+def _derive_from(measured: _Measured) -> Limit:
+    steps_s = _STEPS_A_HANG * measured.step_s
+    if steps_s < _HANG_FLOOR_S:
+        return Limit(_HANG_FLOOR_S, f"the least that auto allows, ten steps being less: {measured}")
+    if steps_s > _DERIVED_AT_MOST_S:
+        basis = f"the most that auto allows, as a collective must not give up before: {measured}"
+        return Limit(_DERIVED_AT_MOST_S, basis)
+    return Limit(steps_s, f"ten steps: {measured}")
+
+
+def _count(num_epochs: int) -> str:
+    return "an epoch" if num_epochs == 1 else f"{num_epochs} epochs"
+
+
+def _derive_wait(hang: Limit, step_times_s: Sequence[float], num_hung_epochs: int) -> Limit:
+    """Return for how long all may wait for one another, where the job sets ``hang``."""
     slowest_s = max(step_times_s[-_NUM_LAST_STEPS:], default=0.0)
-    return max(_raise(hang_s, num_hung_epochs), _LAST_STEPS_A_WAIT * slowest_s)
+    doubled = f"{hang.basis}, doubled for {_count(num_hung_epochs)} with a hang or a deadlock"
+    return longest(
+        hang,
+        Limit(_raise(hang.value_s, num_hung_epochs), f"{doubled} since the last commit"),
+        Limit(
+            _LAST_STEPS_A_WAIT * slowest_s,
+            f"two steps of {slowest_s:.2f} s, as the slowest of the newest ones took",
+        ),
+    )
 
 
 def _raise(limit_s: float, num_hung_epochs: int) -> float:
@@ -200,21 +251,29 @@ def _raise(limit_s: float, num_hung_epochs: int) -> float:
     return max(limit_s, min(_double(limit_s, num_hung_epochs), _DERIVED_AT_MOST_S))
 
 
-def _derive_first_step(hang_s: float, *, knows_world: bool) -> float:
+def _derive_first_step(hang: Limit, *, knows_world: bool) -> Limit:
     """Return the limit of an epoch's first step.
 
     Where a spare has taken a rank, all have compiled and the spare has rehearsed: what is left to
     be loaded is worth no more than another step's limit. A process that doesn't run at all is found
     as soon as in any step.
     """
-    floor_s = 0.0 if knows_world else START_LIMIT_S
-    at_most_s = max(hang_s, _DERIVED_AT_MOST_S)
-    return min(max(_FIRST_STEPS_A_HANG * hang_s, floor_s), at_most_s)
+    at_most_s = max(hang.value_s, _DERIVED_AT_MOST_S)
+    limit_s = min(_FIRST_STEPS_A_HANG * hang.value_s, at_most_s)
+    limit = longest(hang, Limit(limit_s, f"that of an epoch's first step, twice: {hang.basis}"))
+    if knows_world:
+        return limit
+    basis = "that of an epoch's first step in a world of another size"
+    return longest(limit, Limit(START_LIMIT_S, basis))
 
 
-def _raise_start(num_hung_starts: int) -> float:
+def _raise_start(num_hung_starts: int) -> Limit:
     """Return the limit of a start; the next one of a worker that was killed has twice as long."""
-    return min(_double(START_LIMIT_S, num_hung_starts), _START_RAISED_TO_AT_MOST_S)
+    basis = "that of a start"
+    if num_hung_starts:
+        times = "one" if num_hung_starts == 1 else str(num_hung_starts)
+        basis = f"{basis}, doubled for {times} of the same place that hung"
+    return Limit(min(_double(START_LIMIT_S, num_hung_starts), _START_RAISED_TO_AT_MOST_S), basis)
 
 
 def _double(limit_s: float, times: int) -> float:

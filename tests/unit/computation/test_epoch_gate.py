@@ -217,9 +217,18 @@ def test_each_assignment_is_given_once(gate, call):
 def test_a_request_lasts_until_the_next_epoch(gate, call):
     gate.request(Flag.PAUSE)
     gate.request(Flag.STOP)
-    assert gate.requests == Flag.PAUSE | Flag.STOP
+    assert gate.take_requests() == Flag.PAUSE | Flag.STOP
     enter(gate, call, 1)
-    assert gate.requests is Flag.NONE
+    assert gate.take_requests() is Flag.NONE
+
+
+def test_a_checkpoint_that_is_asked_for_is_one_checkpoint(gate):
+    gate.request(Flag.CHECKPOINT)
+    gate.request(Flag.PAUSE)
+    assert gate.take_requests() == Flag.CHECKPOINT | Flag.PAUSE
+    assert gate.take_requests() is Flag.PAUSE
+    gate.request(Flag.CHECKPOINT)
+    assert gate.take_requests() == Flag.CHECKPOINT | Flag.PAUSE, "another time"
 
 
 def test_the_newest_epoch_that_was_asked_for_is_told_until_there_is_a_newer_one(

@@ -1,10 +1,20 @@
 """Which nodes are to be emptied, and how far that has come."""
 
+import math
 from typing import Any
 
 import pytest
 
-from trainflow.coordination.draining import Drain, Notice, Stage, Told, find_told, merge_notices
+from trainflow.coordination.draining import (
+    Drain,
+    Notice,
+    Stage,
+    Told,
+    find_stranded,
+    find_told,
+    group_by_deadline,
+    merge_notices,
+)
 from trainflow.coordination.unfit_nodes import UnfitNodes
 
 
@@ -29,6 +39,12 @@ def test_a_deadline_that_clocks_tell_differently_is_the_same():
     assert not until(50.0).is_like(until(52.0))
     assert not until(50.0).is_like(until(None))
     assert until(None).is_like(until(None))
+
+
+def test_nodes_that_go_at_the_same_time_are_one_group_and_those_with_most_time_come_first():
+    deadlines = {"a": 50.0, "b": 90.0, "c": 50.9, "d": math.inf, "e": math.inf, "f": 30.0}
+    assert group_by_deadline(deadlines) == [{"d", "e"}, {"b"}, {"a", "c"}, {"f"}]
+    assert group_by_deadline({}) == []
 
 
 def test_a_node_is_empty_once_its_ranks_are_elsewhere_and_stays_so():
@@ -104,3 +120,20 @@ def test_what_events_tell_of_nodes_is_known_again():
         "d": Told(Stage.EMPTY, {"w1": 1, "w2": 2}, 3),
         "f": Told(Stage.OPEN, {}, 0),
     }
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], ""),
+        ([("nowhere_to_go", "ab")], "ab"),
+        ([("nowhere_to_go", "ab"), ("drained", "a")], "b"),
+        ([("nowhere_to_go", "ab"), ("drain_over", "b")], "a"),
+        ([("nowhere_to_go", "ab"), ("nowhere_to_go", "c"), ("drain", "a")], "c"),
+    ],
+)
+def test_what_events_tell_of_nowhere_to_go_is_known_again(
+    events: list[tuple[str, str]], expected: str
+):
+    told = [{"kind": k, "data": {"node": which, "nodes": list(which)}} for k, which in events]
+    assert find_stranded(told) == set(expected)

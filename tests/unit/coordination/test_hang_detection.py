@@ -16,11 +16,13 @@ from trainflow.coordination.timeout_budget import (
     PROFILE_LIMIT_S,
     RESTORE_LIMIT_S,
     START_LIMIT_S,
+    Limit,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 TIMEOUT_S = 10.0
-LIMITS = Limits(TIMEOUT_S)
+LIMITS = Limits(TIMEOUT_S, basis="as agreed")
+LIMIT = Limit(TIMEOUT_S, "as agreed")
 
 
 def progress(
@@ -37,14 +39,45 @@ def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
     for phase in set(Phase) - {Phase.STARTING, Phase.PROFILE}:
         verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, LIMITS)
         text = f"process 4321 has not run for 11.0 s (step 7, {phase})"
-        assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text, 11)}
+        assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text, 11, LIMIT)}
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPUTE, Phase.DATA, Phase.OPTIMIZER])
 def test_a_process_that_pulses_but_does_not_move_hangs(phase: Phase):
     verdict = judge_progress({"a": progress(phase, age_s=11)}, LIMITS)
     text = f"no progress in {phase} of step 7 for 11.0 s"
-    assert verdict.hung == {"a": Hang(HangKind.STEP, EpochId(1, 1), text, 11)}
+    assert verdict.hung == {"a": Hang(HangKind.STEP, EpochId(1, 1), text, 11, LIMIT)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "epoch", "age", "expected"),
+    [
+        (Phase.COMPUTE, EpochId(1, 1), "age_s", Limit(10.0, "of a step")),
+        (Phase.COMPUTE, EpochId(1, 2), "age_s", Limit(20.0, "of a first step")),
+        (Phase.COMPUTE, EpochId(1, 2), "pulse_age_s", Limit(10.0, "of a step")),
+        (Phase.STARTING, INITIAL_EPOCH, "age_s", Limit(150.0, "of a start")),
+        (Phase.STARTING, INITIAL_EPOCH, "pulse_age_s", Limit(150.0, "of a start")),
+        (Phase.SNAPSHOT, EpochId(1, 1), "age_s", Limit(240.0, "that of copying the state out")),
+    ],
+)
+def test_a_hang_names_the_limit_that_it_was_more_than(
+    phase: Phase, epoch: EpochId, age: str, expected: Limit
+):
+    limits = Limits(
+        hang_s=10.0,
+        first_step_s=20.0,
+        fresh_epoch=EpochId(1, 2),
+        start_s=150.0,
+        basis="of a step",
+        first_step_basis="of a first step",
+        start_basis="of a start",
+    )
+    for over_s, is_hung in [(0.0, False), (0.5, True)]:
+        worker = progress(phase, epoch=epoch, **{age: expected.value_s + over_s})
+        hung = judge_progress({"a": worker}, limits).hung
+        assert [each.limit for each in hung.values()] == [expected] * is_hung
+    assert hung["a"].text == f"{hung['a'].seen} (limit {expected.value_s:g} s: {expected.basis})"
+    assert hung["a"].stood_s == expected.value_s + 0.5
 
 
 @pytest.mark.parametrize("phase", [Phase.PARKED, Phase.USER, Phase.COMMUNICATE])
@@ -183,11 +216,11 @@ def test_a_stopped_process_among_those_that_wait_is_to_blame_and_the_epoch_is_no
 
 @pytest.mark.parametrize("phase", [Phase.COMMUNICATE, Phase.HEALING])
 def test_who_waits_on_in_an_epoch_that_was_given_up_is_stuck(phase: Phase):
-    left = Limits(TIMEOUT_S, left_for_s={"a": 11.0, "b": 11.0})
+    left = Limits(TIMEOUT_S, left_for_s={"a": 11.0, "b": 11.0}, basis="as agreed")
     members = {"a": progress(phase, age_s=30.0), "b": progress(Phase.PARKED, age_s=10.9)}
     verdict = judge_progress(members, left)
     text = f"still in {phase} of step 7, 11.0 s after epoch 1.1 was given up"
-    assert verdict.hung == {"a": Hang(HangKind.ABORT, EpochId(1, 1), text, 30)}
+    assert verdict.hung == {"a": Hang(HangKind.ABORT, EpochId(1, 1), text, 30, LIMIT)}
     assert not verdict.deadlocked
 
 
@@ -253,6 +286,6 @@ def test_who_waits_for_those_that_have_parked_waits_for_nobody():
 def test_who_has_moved_since_it_was_judged(
     kind: HangKind, age_s: float, pulse_age_s: float, *, moved: bool
 ):
-    hang = Hang(kind, EpochId(1, 1), "", stood_s=11.0)
+    hang = Hang(kind, EpochId(1, 1), "", stood_s=11.0, limit=LIMIT)
     now = progress(Phase.COMPUTE, age_s=age_s, pulse_age_s=pulse_age_s)
     assert went_on(hang, now) is moved

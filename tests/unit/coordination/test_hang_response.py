@@ -11,11 +11,12 @@ from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.timeout_budget import START_LIMIT_S
+from trainflow.coordination.timeout_budget import START_LIMIT_S, Limit
 from trainflow.epochs import INITIAL_EPOCH, EpochId
 
 EPOCH = EpochId(1, 1)
-STILL = Hang(HangKind.STEP, EPOCH, "no progress", 11.0)
+LIMIT = Limit(10.0, "as agreed")
+STILL = Hang(HangKind.STEP, EPOCH, "no progress", 11.0, LIMIT)
 
 
 class Stage:
@@ -64,6 +65,9 @@ class Stage:
     def find_waited_for(self, members: Sequence[str]) -> dict[str, float]:
         assert tuple(members) == self.members
         return self.waited_s
+
+    def wait_limit(self, epoch: EpochId) -> Limit:
+        return LIMIT
 
     def knows(self, worker_id: str) -> bool:
         return worker_id in self.known
@@ -125,11 +129,14 @@ def test_a_culprit_lives_until_all_have_shown_where_they_stand(play: Play):
 
     stage = play(act)
     assert stage.asked == [["b", "a"]], "each hang is looked into once"
-    assert stage.lost == [("b", "hung: no progress", ["hang"])]
+    assert stage.lost == [("b", "hung: no progress (limit 10 s: as agreed)", ["hang"])]
     (event,) = stage.record.events_since(0)
-    assert event["text"].startswith("b: no progress. ranks 0, 1: its Keeper has not told")
+    assert event["text"].startswith(
+        "b: no progress (limit 10 s: as agreed). ranks 0, 1: its Keeper has not told"
+    )
     where = {"stands_in": "step", "epoch": "1.1", "after_step": 7}
-    assert event["data"] == {"worker": "b", **where, "stacks": ["stacks/1.txt"]}
+    how_long = {"stood_s": 11.0, "limit_s": 10.0, "limit_basis": "as agreed"}
+    assert event["data"] == {"worker": "b", **where, **how_long, "stacks": ["stacks/1.txt"]}
 
 
 def test_who_waits_for_data_is_let_wait_and_found_afterwards(play: Play):
@@ -195,7 +202,7 @@ def test_a_second_one_that_hangs_is_not_overlooked(play: Play):
         stage.hung = {"b": STILL}
         stage.response.look()
         await settle()
-        stage.hung["spare"] = Hang(HangKind.STOPPED, INITIAL_EPOCH, "it has not run", 11.0)
+        stage.hung["spare"] = Hang(HangKind.STOPPED, INITIAL_EPOCH, "it has not run", 11.0, LIMIT)
         stage.response.look()
         stage.may_answer.set()
         await settle()
@@ -300,7 +307,10 @@ def test_an_epoch_in_which_all_wait_is_broken_once_they_have_shown_where(play: P
     stage = play(act)
     assert stage.asked == [["a", "b"]]
     assert stage.broken == [EPOCH, EPOCH]
-    assert stage.kinds() == ["deadlock"]
+    (event,) = stage.record.events_since(0)
+    assert event["kind"] == "deadlock"
+    assert event["text"].startswith("every member waits for another (limit 10 s: as agreed). ")
+    assert (event["data"]["limit_s"], event["data"]["limit_basis"]) == (10.0, "as agreed")
     assert not stage.lost
 
 

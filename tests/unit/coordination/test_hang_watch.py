@@ -13,6 +13,7 @@ from trainflow.computation.reports import StepReport
 from trainflow.coordination.hang_detection import Hang, HangKind, Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.timeout_budget import Limit
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
 OLD, NEW = EpochId(1, 1), EpochId(1, 2)
@@ -156,6 +157,38 @@ def test_a_limit_is_raised_by_who_hangs_and_lowered_by_the_next_commit(record: R
     assert watch.timeout_s == 10.0
 
 
+def test_a_hang_has_the_limit_in_force_and_not_the_one_that_was_told_last(record: RunRecord):
+    pool: Any = FakePool()
+    begin_epoch(record, NEW)
+    do_steps(record, *[1.2] * 10)
+    watch = HangWatch(make_job(), pool, computing(NEW, 20.0), record)
+    assert watch.timeout_s == 12.0
+    do_steps(record, 1.6)
+    hang = watch.find_hung({})["w0"]
+    told = [each for each in record.events_since(0) if each["kind"] == "timeouts"]
+    assert [each["data"]["hang_s"] for each in told] == [12.0]
+    assert hang.limit == Limit(16.0, "ten steps: 99% of 11 steps took at most 1.60 s")
+    assert "20.0 s (limit 16 s: ten steps: 99% of 11 steps" in hang.text
+    own = make_job(failures={"hang_timeout_s": 5.0})
+    hang = HangWatch(own, pool, computing(NEW, 20.0), record).find_hung({})["w0"]
+    assert hang.limit == Limit(5.0, "as failures.hang_timeout_s has it")
+
+
+def test_all_may_wait_for_as_long_as_that_limit_says(record: RunRecord):
+    pool: Any = FakePool()
+    begin_epoch(record, NEW)
+    do_steps(record, *[0.1] * 10, 5.7)
+    nodes: Any = SimpleNamespace()
+    watch = HangWatch(make_job(failures={"hang_timeout_s": 3.0}), pool, nodes, record)
+    limit = watch.wait_limit(NEW)
+    assert limit == Limit(11.4, "two steps of 5.70 s, as the slowest of the newest ones took")
+    for age_s, deadlocked in [(11.3, False), (11.5, True)]:
+        nodes.progress_of = lambda _, age_s=age_s: {
+            "a": replace(waiting(NEW), progress_age_s=age_s)
+        }
+        assert watch.is_deadlocked(("a",), NEW) is deadlocked
+
+
 def test_a_start_that_was_killed_is_given_longer(record: RunRecord):
     pool: Any = FakePool()
     progress = Progress(1, 0, INITIAL_EPOCH, Phase.STARTING, 130.0, 0.0)
@@ -169,5 +202,5 @@ def test_a_start_that_was_killed_is_given_longer(record: RunRecord):
 def test_who_has_moved_is_known_by_the_newest_heartbeat_of_those_that_are_heard(record: RunRecord):
     pool: Any = FakePool([FakeWorker("w0", None), FakeWorker("w1", None)])
     watch = HangWatch(make_job(), pool, computing(NEW, 0.5), record)
-    hang = Hang(HangKind.STEP, NEW, "", stood_s=11.0)
+    hang = Hang(HangKind.STEP, NEW, "", stood_s=11.0, limit=Limit(10.0, ""))
     assert watch.find_moved({"w0": hang, "w1": hang}) == {"w0"}

@@ -158,6 +158,9 @@ def test_after_a_long_time_one_is_killed_at_a_time_and_rank_0_last(play: Play):
     scene = play(act)
     assert scene.superior.lost == [(scene.members[2],), (scene.members[1],)]
     assert scene.kinds() == ["data_stall", "hang", "hang"]
+    hangs = [event for event in scene.record.events_since(0) if event["kind"] == "hang"]
+    assert [each["data"]["limit_s"] for each in hangs] == [PATIENCE_S, PATIENCE_S]
+    assert "(limit 80 s: that of data that comes to nobody" in hangs[0]["text"]
 
 
 @pytest.mark.parametrize("num_members", [1, 3])

@@ -65,6 +65,48 @@ def test_the_numbers_are_shown():
     assert "killed after 15.0 s (ten steps: 99% of 100 steps took at most 1.50 s)" in text
 
 
+MEASURED = "99% of 9 steps took at most 0.10 s"
+FLOOR = f"the least that auto allows, ten steps being less: {MEASURED}"
+
+
+@pytest.mark.parametrize(
+    ("hang_s", "shown", "bases"),
+    [
+        (None, Hindsight(), (FLOOR, f"that of an epoch's first step, twice: {FLOOR}", FLOOR)),
+        (
+            None,
+            Hindsight(knows_world=False),
+            (FLOOR, "that of an epoch's first step in a world of another size", FLOOR),
+        ),
+        (3.0, Hindsight(), ("as failures.hang_timeout_s has it",) * 3),
+        (
+            3.0,
+            Hindsight(num_hung_epochs=2),
+            (
+                "as failures.hang_timeout_s has it",
+                "as failures.hang_timeout_s has it",
+                "as failures.hang_timeout_s has it, doubled for 2 epochs with a hang or a deadlock "
+                "since the last commit",
+            ),
+        ),
+    ],
+)
+def test_each_limit_says_what_it_comes_from(
+    hang_s: float | None, shown: Hindsight, bases: tuple[str, str, str]
+):
+    budget = derive_budget([0.1] * 9, hang_s=hang_s, lease_s=10.0, hindsight=shown)
+    assert (budget.basis, budget.first_step_basis, budget.wait_basis) == bases
+    assert budget.start_basis == "that of a start"
+
+
+def test_a_limit_of_starts_says_what_it_comes_from():
+    shown = Hindsight(num_hung_starts=1)
+    budget = derive_budget([0.1] * 9, hang_s=None, lease_s=10.0, hindsight=shown)
+    assert budget.start_basis == "that of a start, doubled for one of the same place that hung"
+    long = derive_budget([30.0] * 9, hang_s=None, lease_s=10.0)
+    assert (long.start_s, long.start_basis) == (300.0, long.basis)
+
+
 def test_a_limit_below_the_step_is_trouble():
     assert not derive_budget([1.5] * 100, hang_s=1.6, lease_s=10.0).trouble
     tight = derive_budget([1.5] * 100, hang_s=1.4, lease_s=10.0).trouble
