@@ -6,7 +6,7 @@ Process: driver; each rank of a replay has one of its own.  Blocks: on records, 
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from os.path import isfile
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
@@ -72,6 +73,7 @@ def replay(
         float,
         typer.Option(help=f"Seconds after which it is given up: 1 to {_MAX_REPLAY_S:.0f}."),
     ] = 3600.0,
+    overrides: Overrides = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Do steps of a run again from a checkpoint, and compare their digests with the run's record.
@@ -87,7 +89,7 @@ def replay(
         raise ConfigError(
             f"--timeout-s: got {timeout_s:g}, expected 1 to {_MAX_REPLAY_S:.0f} seconds; change it"
         )
-    past = _read_run(run, step)
+    past = _read_run(run, step, overrides or [])
     plan = plan_replay(past, step, begin)
     _note_other_code(past)
     own_paths = [str(Path.cwd()), *sys.path]
@@ -133,16 +135,22 @@ def bisect(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _read_run(run: str, step: int) -> "PastRun":
+def _read_run(run: str, step: int, overrides: Sequence[str]) -> "PastRun":
     """Return the run that is named, or the newest of the job that is."""
     from trainflow.coordination.past_run import find_record, read_past_run  # noqa: PLC0415
     from trainflow.coordination.replay import find_run_of  # noqa: PLC0415
 
-    if not isfile(run):  # noqa: PTH113  False too for a name that is too long
+    is_job = isfile(run)  # noqa: PTH113  False too for a name that is too long
+    if overrides and not is_job:
+        raise ConfigError(
+            f"--set: got {overrides[0]!r} with the run {run}, whose settings are those on record, "
+            "expected it with a job file, to name what its run was started with; leave it out"
+        )
+    if not is_job:
         return read_past_run(find_record(run))
     from trainflow.cli.preflight import read_job  # noqa: PLC0415  imports the job's own code
 
-    return find_run_of(read_job(Path(run)), step)
+    return find_run_of(read_job(Path(run), overrides), step)
 
 
 def _note_other_code(past: "PastRun") -> None:

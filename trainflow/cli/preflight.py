@@ -68,9 +68,9 @@ def check_job(path: Path, overrides: Sequence[str] = ()) -> CheckedJob:
     _check_sinks(config)
     if config.failures.preemption_source is not None:
         build_source(config.failures.preemption_source)
+    dataset = _open_training_data(config, args)
     if config.data.validation_url is not None:
         _open_corpus(config.data.validation_url, "validation", setting="data.validation_url")
-    dataset = _open_training_data(config, args)
     num_samples = count_training_samples(dataset, config)
     if config.data.dataset is not None:
         check_first_sample(dataset, config.data.dataset)

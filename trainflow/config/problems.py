@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from trainflow.config.section import LONGEST_S
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_SHOWN_CHARS = 80
 _LEAST_SIMILARITY = 0.75
 _CONFLICTS = "conflicts"
+_DAY_S = 86_400.0
 _ABSENT = object()
 
 
@@ -160,6 +163,8 @@ def _expectation(details: "ErrorDetails") -> str:
         return "a section of keys and values"
     if details["type"] == "string_pattern_mismatch":
         return f"text that matches {details.get('ctx', {}).get('pattern')}"
+    if details["type"] == "less_than_equal" and details.get("ctx", {}).get("le") == LONGEST_S:
+        return f"at most {LONGEST_S:.0f} seconds ({LONGEST_S / _DAY_S:.0f} days)"
     return re.sub(r"^(Input|String) should (be )?|^Value error, ", "", details["msg"])
 
 

@@ -52,7 +52,11 @@ def read_file(path: Path) -> Settings | Problem:
     }
     parse = parsers.get(path.suffix.lower())
     if parse is None:
-        return _file_problem(path, show(path.suffix), f"a {', '.join(parsers)} file", "rename it")
+        expected, is_folder = f"a {', '.join(parsers)} file", path.is_dir()
+        got, change = (
+            ("a directory", "name the file") if is_folder else (show(path.suffix), "rename it")
+        )
+        return _file_problem(path, got, expected, change)
     try:
         content = _parse(parse, path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -313,6 +313,18 @@ class TestReplay:
         assert call_main("replay", job_file, "--step", "3", "--from", "0") == 2
         assert "args.lr: '0.5' and '0.25'" in capsys.readouterr().err
 
+    def test_a_job_file_with_settings_stands_for_a_run_that_was_started_with_them(
+        self, home: Path, plans: list[ReplayPlan], job_file: Path, call_main: CallMain, capsys
+    ):
+        record_run(home, "tiny-a", read_job(job_file, ["args.lr=0.25"]), DIGESTS)
+        arguments = ("--step", "3", "--from", "0")
+        assert call_main("replay", job_file, *arguments) == 2
+        assert call_main("replay", job_file, *arguments, "--set", "args.lr=0.25") == 0
+        assert plans[0].run.job.job_id == "tiny-a"
+        capsys.readouterr()
+        assert call_main("replay", "tiny-a", *arguments, "--set", "args.lr=0.25") == 2
+        assert "--set: got 'args.lr=0.25' with the run tiny-a" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "code"),
         [

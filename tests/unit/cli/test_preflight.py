@@ -204,6 +204,12 @@ def test_a_missing_corpus_is_refused_by_its_setting(setting: str, job_file: Path
         check_job(job_file, [*dataset, override])
 
 
+def test_of_two_missing_corpora_the_training_data_is_named(job_file: Path, tmp_path: Path):
+    urls = [f"data.{name}={tmp_path}/nowhere" for name in ("url", "validation_url")]
+    with pytest.raises(DataError, match=r"^data\.url: got "):
+        check_job(job_file, [NO_DATASET, *urls])
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [

@@ -69,7 +69,7 @@ def test_a_whole_plan_is_read(write):
             MIX | {"cluster": {"nodes": 10**6}},
             "cluster.nodes: got 1000000; expected less than or equal to 100",
         ),
-        (MIX | {"for_s": 1e300}, "for_s: got 1e+300; expected less than or equal to 2592000"),
+        (MIX | {"for_s": 1e300}, "for_s: got 1e+300; expected at most 2592000 seconds (30 days)"),
         (
             MIX | {"mix": [{"kind": "kill", "weight": 1e308}] * 2},
             "mix.0.weight: got 1e+308; expected less than or equal to 1000000",
@@ -227,3 +227,9 @@ def test_the_page_names_every_setting_kind_and_phase():
 def test_the_example_fits_its_job():
     job = load_job(ROOT / "jobs" / "pretrain_lm.yaml", ["training.max_steps=400"])
     require_fit(load_plan(ROOT / "jobs" / "chaos_plan.yaml"), job, {}, on_own_cluster=True)
+
+
+def test_a_folder_in_place_of_a_plan_is_named_as_one(tmp_path: Path):
+    told = r"the file: got a directory; expected a \.yaml, \.yml, .* file; name the file"
+    with pytest.raises(ConfigError, match=told):
+        load_plan(tmp_path)
