@@ -56,7 +56,7 @@ class Scene:
         shown = Shown()
         shown.tell("recovered", **self.told()["data"])
         phases = metrics.RECOVERY_PHASES
-        return {p: shown.export.value(metrics.RECOVERY_SECONDS, phase=p) for p in phases}
+        return {p: shown.value(metrics.RECOVERY_SECONDS, phase=p) for p in phases}
 
 
 @pytest.fixture
