@@ -34,6 +34,7 @@ from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Holding, Ready, WorkerDescription, WorkerMessage
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
+from trainflow.coordination.worker_watch import WorkerWatch
 from trainflow.epochs import (
     INITIAL_EPOCH,
     INITIAL_VERSION,
@@ -264,9 +265,14 @@ class _Pool(WorkerPool):
         self.entries.pop(worker_id, None)
         self.cluster.drop(worker_id)
 
-    async def _watch_actor(self, entry: WorkerEntry) -> None:
-        await entry.actor.gone.wait()
-        self._on_gone(entry.worker_id, "killed by the benchmark")
+
+class _Watch(WorkerWatch):
+    """The watch on workers that say themselves that they are gone."""
+
+    async def _watch_actor(self, worker_id: str, actor: Any, is_there: Callable[[], bool]) -> None:
+        await actor.gone.wait()
+        if is_there():
+            self._on_gone(worker_id, "killed by the benchmark")
 
     async def _watch_presence(self, description: WorkerDescription) -> None:
         pass
@@ -294,6 +300,7 @@ def simulated(
     )
     with (
         mock.patch.object(coordinator, "WorkerPool", _Pool),
+        mock.patch.object(coordinator, "WorkerWatch", _Watch),
         mock.patch.object(run_monitor, "RayExport", make_export or mock.Mock()),
         mock.patch.object(node_watch, "KeeperActor", make_keeper),
         mock.patch.object(node_watch, "NodeAffinitySchedulingStrategy", mock.Mock()),

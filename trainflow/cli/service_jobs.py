@@ -35,7 +35,10 @@ STALE_AFTER_S = 5.0
 LOST_AFTER_S = 60.0
 """A coordinator that is restarted is heard of again by then; the service, too, counts so."""
 _GOING_ON = tuple(str(state) for state in RunState if not state.is_terminal)
-_FIGURES = ("step", "max_steps", "world_size", "spares", "failures", "preemptions", "checkpoint")
+_FIGURES = (
+    *("step", "max_steps", "world_size", "spares"),
+    *("failures", "spares_lost", "preemptions", "checkpoint"),
+)
 _MANY = 5
 
 

@@ -41,7 +41,8 @@ class FailuresConfig(Section):
     """How much may go wrong, and how soon it is noticed."""
 
     max_failures: NonNegativeInt | None = 100
-    """Worker failures within ``window_s`` after which the job stops; null never stops it."""
+    """Failures within ``window_s`` after which the job stops; null never stops it. Spares that are
+    lost while a member lives are none."""
 
     max_preemptions: NonNegativeInt | None = None
     """The same of workers that are lost with a node of which there was notice; they are no

@@ -26,6 +26,11 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
+    def cancel(self) -> None:
+        """Have all that run end where they are."""
+        for task in self._tasks:
+            task.cancel()
+
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()

@@ -70,6 +70,7 @@ from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.coordination.worker_watch import WorkerWatch
 from trainflow.epochs import Version
 
 logger = logging.getLogger(__name__)
@@ -99,14 +100,14 @@ class Coordinator:
         memory = MemoryTier(job, nodes, record, clock)
         self._kept = KeptState(self._checkpoints, memory, record, background, self)
         self._kept.begin_drills(job, import_paths)
-        pool = self._pool = WorkerPool(
-            job_id,
-            job,
-            import_paths,
+        watch = WorkerWatch(
+            record,
             on_gone=self._on_gone,
             on_stillborn=self._on_raised,
+            on_error=self._fail,
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
         )
+        pool = self._pool = WorkerPool(job_id, job, import_paths, watch)
         control = EpochControl(job, pool, record, self._kept, clock, superior=self)
         self._control = control
         hangs = HangWatch(job, pool, nodes, record)

@@ -4,7 +4,7 @@ A coordinator that dies may take with it what it has heard, and hears nothing wh
 the next one compares who should be there with who is.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +16,9 @@ class LossHistory:
         failed_at_s: CLOCK_REALTIME of each failure, oldest first. One of an epoch, which the loss
             of a member explains that was heard of later, is none.
         preempted_at_s: of each loss with a node of which there was notice, which is no failure.
+        spares_lost_at_s: of each loss of a worker without a rank while members lived: training
+            doesn't notice, so it is no failure either.
+        starts_in_vain: by bundle, how many workers in a row were lost before they were of use.
         failed_on: of failures, by address of the node, as far as that is known.
         last: the newest one in words; empty before the first.
     """
@@ -23,6 +26,8 @@ class LossHistory:
     def __init__(self) -> None:
         self.failed_at_s: list[float] = []
         self.preempted_at_s: list[float] = []
+        self.spares_lost_at_s: list[float] = []
+        self.starts_in_vain = Counter[int]()
         self.failed_on: defaultdict[str, list[float]] = defaultdict(list)
         self.last = ""
         self._unexplained_at_s: float | None = None
@@ -34,7 +39,7 @@ class LossHistory:
         kind, data = event["kind"], event["data"]
         if kind == "submitted":
             # Workers are launched from nothing, under names that may have been lost before.
-            self._members, self._told = (), set()
+            self._members, self._told, self.starts_in_vain = (), set(), Counter()
         elif kind == "epoch":
             self._members = tuple(data.get("members", ()))
             self._unexplained_at_s = None  # all of its members were there
@@ -49,11 +54,19 @@ class LossHistory:
             self.failed_at_s.remove(self._unexplained_at_s)
             self._unexplained_at_s = None
         is_preempted = data.get("preempted", False)
-        (self.preempted_at_s if is_preempted else self.failed_at_s).append(at_s)
+        self._find_times(data).append(at_s)
+        if "starts_in_vain" in data:
+            self.starts_in_vain[data["bundle"]] = data["starts_in_vain"]
         if data.get("host") is not None and not is_preempted:
             self.failed_on[data["host"]].append(at_s)
         if "worker" in data:
             self._told.add(data["worker"])
+
+    def _find_times(self, data: Mapping[str, Any]) -> list[float]:
+        """Return what a failure counts among."""
+        if data.get("preempted", False):
+            return self.preempted_at_s
+        return self.spares_lost_at_s if data.get("spare", False) else self.failed_at_s
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -47,8 +47,12 @@ class Losses:
         incarnation = self._control.incarnation
         # Before an epoch is taken over, only the record knows who is a member.
         rank_of = self._control.rank_of if self._control.members else self._record.losses.rank_of
+        members = self._control.members or self._record.losses.members
+        members_live = any(each in self._pool.entries for each in members)
         texts = [
-            self._staffing.drop(entry, cause, rank_of(entry.worker_id), incarnation)
+            self._staffing.drop(
+                entry, cause, rank_of(entry.worker_id), incarnation, members_live=members_live
+            )
             for entry in known
         ]
         if texts and self.spend(texts[-1]):

@@ -5,7 +5,9 @@ Process: coordinator.  Thread: its event loop.  Blocks: never.
 
 from collections.abc import Mapping
 
+from trainflow.coordination.death_causes import explain_trace
 from trainflow.coordination.epoch_control import EpochControl
+from trainflow.coordination.last_words import keep_last_words
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.superior import Superior
@@ -54,8 +56,10 @@ class Raised:
         if worker_id not in self._pool.entries:
             return  # lost before; what it says is about a group that is past
         rank = self._control.rank_of(worker_id)
+        cause = f"it raised: {explain_trace(trace)}"
+        keep_last_words(self._record.directory, worker_id, cause, trace)
         if rank is None and self._record.has("epoch"):
-            self._superior.lose([worker_id], f"it raised:\n{trace}")
+            self._superior.lose([worker_id], cause)
             return
         who = worker_id if rank is None else f"rank {rank} ({worker_id})"
         self._superior.end(Ending(RunState.FAILED, f"{who} raised:\n{trace}", 1))

@@ -4,8 +4,6 @@ Process: coordinator.  Thread: its event loop.
 """
 
 import asyncio
-import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -55,16 +53,34 @@ class Staffing:
         self._clock = guard.clock
         self._num_wanted = job.workers.most + job.workers.spares
         self._num_spawned = 0
-        self._num_in_vain = Counter[int]()  # starts in a row, by bundle
-        self._warm_since_s: dict[int, float] = {}  # by bundle
+        self._warm_since_s: dict[int, float] = {}  # by bundle, as far as this coordinator knows
 
     def on_ready(self, entry: WorkerEntry, node_id: str) -> None:
         """A worker is warm: its node may be in order."""
         self._warm_since_s[entry.bundle] = self._clock.monotonic_s()
         self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_ready(node_id))
 
-    def drop(self, entry: WorkerEntry, cause: str, rank: int | None, incarnation: int) -> str:
-        """Make sure that a worker is dead; returns what happened, in words."""
+    def drop(
+        self,
+        entry: WorkerEntry,
+        cause: str,
+        rank: int | None,
+        incarnation: int,
+        *,
+        members_live: bool = False,
+    ) -> str:
+        """Make sure that a worker is dead.
+
+        Args:
+            entry: the worker.
+            cause: why it is lost, in one line.
+            rank: that it had; None for a spare.
+            incarnation: of this coordinator.
+            members_live: others train, or wait with the state: a spare's loss is no failure then.
+
+        Returns:
+            What happened, in words.
+        """
         worker_id, description = entry.worker_id, entry.description
         node_id = self._node_of(entry)
         is_preempted = node_id is not None and node_id in self._nodes.unfit.draining
@@ -76,23 +92,32 @@ class Staffing:
             node=node_id,
             host=None if node_id is None else self._nodes.host_of(node_id),
             preempted=is_preempted,
+            spare=rank is None and members_live,
+            bundle=entry.bundle,
+            starts_in_vain=self._count_in_vain(entry, rank),
         )
         self._pool.drop(worker_id)
-        self._count_start(entry, rank)
         if description is not None:
             self._nodes.fence(incarnation, description.node_id, worker_id)
         if not is_preempted:
             self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_failure(node_id))
         return text
 
-    def _count_start(self, entry: WorkerEntry, rank: int | None) -> None:
-        """Count the start of one that is lost: in vain, if it had no rank and didn't stand by."""
-        since_s = self._warm_since_s.pop(entry.bundle, -math.inf)
-        has_lasted = self._clock.monotonic_s() - since_s >= _LASTING_S
-        if entry.description is not None and (rank is not None or has_lasted):
-            self._num_in_vain.pop(entry.bundle, None)
-        else:
-            self._num_in_vain[entry.bundle] += 1
+    def _count_in_vain(self, entry: WorkerEntry, rank: int | None) -> int:
+        """Return how many starts in a row were in vain with that of one that is lost.
+
+        It was, if it had no rank and didn't stand by. If another coordinator has seen it become
+        warm, that isn't known, and it is neither.
+        """
+        since_s = self._warm_since_s.pop(entry.bundle, None)
+        before = self._record.losses.starts_in_vain[entry.bundle]
+        if entry.description is None:
+            return before + 1
+        if rank is not None:
+            return 0
+        if since_s is None:
+            return before
+        return 0 if self._clock.monotonic_s() - since_s >= _LASTING_S else before + 1
 
     def end_strangers(self, node_id: str, worker_ids: Collection[str], incarnation: int) -> None:
         """End the workers of a node that are none of the run's any more.
@@ -135,6 +160,10 @@ class Staffing:
     def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""
         text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
+        in_vain = more.get("starts_in_vain", 0)
+        if in_vain > 1:
+            pause_s = decide_pause_s(in_vain)
+            text += f"; {in_vain} starts in a row were in vain: the next one waits {pause_s:.0f} s"
         if not self._record.losses.is_told(worker_id):
             data = {"worker": worker_id, "rank": rank, "cause": cause}
             self._record.add_event("failure", text, **data, **more)
@@ -178,8 +207,7 @@ class Staffing:
 
     async def pause(self, bundle: int) -> None:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""
-        delay_s = _RESPAWN_AFTER_S * 2 ** min(self._num_in_vain[bundle], 10)
-        await asyncio.sleep(min(delay_s, _RESPAWN_AT_MOST_AFTER_S))
+        await asyncio.sleep(decide_pause_s(self._record.losses.starts_in_vain[bundle]))
 
     def respawn(self, bundle: int, incarnation: int) -> None:
         """Start another worker in a bundle.
@@ -192,3 +220,8 @@ class Staffing:
         entry = self._pool.spawn(bundle, serial, rehearse=self._record.last_step > 0)
         text = f"started {entry.worker_id} as a spare"
         self._record.add_event("respawned", text, worker=entry.worker_id)
+
+
+def decide_pause_s(num_in_vain: int) -> float:
+    """Return how long a bundle waits for its next worker after so many starts in vain in a row."""
+    return min(_RESPAWN_AFTER_S * 2 ** min(num_in_vain, 10), _RESPAWN_AT_MOST_AFTER_S)

@@ -34,6 +34,7 @@ def build_status(
         "epoch": None if control.epoch is None else str(control.epoch),
         "incarnation": control.incarnation,
         "failures": record.num_failures,
+        "spares_lost": len(record.losses.spares_lost_at_s),
         "preemptions": len(record.losses.preempted_at_s),
         "checkpoint": None if checkpoints.newest is None else checkpoints.newest.step,
         "checkpoints_skipped": checkpoints.skipped.total,

@@ -1,4 +1,4 @@
-"""The worker actors of a run: creating them, telling when one is gone, getting rid of them.
+"""The worker actors of a run: creating them, having them watched, getting rid of them.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never; what takes time is a task.
 """
@@ -6,25 +6,22 @@ Process: coordinator.  Thread: its event loop.  Blocks: never; what takes time i
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
-from trainflow.coordination.presence import wait_gone
 from trainflow.coordination.worker import WorkerActor
+from trainflow.coordination.worker_watch import WorkerWatch
 
 logger = logging.getLogger(__name__)
-
-OnGone = Callable[[str, str], None]
 
 _ASK_AGAIN_AFTER_S = 0.2
 
@@ -70,10 +67,7 @@ class WorkerPool:
         job_id: str,
         job: JobConfig,
         import_paths: tuple[str, ...],
-        *,
-        on_gone: OnGone,
-        on_stillborn: OnGone,
-        is_quiet: Callable[[str], bool] = lambda _: False,
+        watch: WorkerWatch,
     ):
         """Make an empty pool.
 
@@ -81,19 +75,14 @@ class WorkerPool:
             job_id: names the run.
             job: what the workers run.
             import_paths: where they find its modules.
-            on_gone: called with a worker's id and the cause when its process is gone.
-            on_stillborn: called when its constructor raised: another one would do the same.
-            is_quiet: whether nothing has been heard of a node, by its id, for seconds.
+            watch: tells of those that die.
         """
         self.entries: dict[str, WorkerEntry] = {}
         self._job_id = job_id
         self._job = job
         self._import_paths = import_paths
-        self._on_gone = on_gone
-        self._on_stillborn = on_stillborn
-        self._is_quiet = is_quiet
+        self._watch = watch
         self.bundles = Bundles(job_id, job.workers.resources)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def bundle_nodes(self) -> dict[int, str]:
         """Return the node of each bundle that is placed."""
@@ -134,7 +123,7 @@ class WorkerPool:
         """Start to watch a worker."""
         entry = WorkerEntry(worker_id, actor)
         self.entries[worker_id] = entry
-        self._start(self._watch_actor(entry))
+        self._watch.begin(worker_id, actor, lambda: self.entries.get(worker_id) is entry)
         return entry
 
     def describe(self, description: WorkerDescription) -> None:
@@ -143,7 +132,7 @@ class WorkerPool:
         if entry is None:
             return
         if entry.description is None:
-            self._start(self._watch_presence(description))
+            self._watch.begin_presence(description)
         entry.description, entry.described_at_s = description, SYSTEM_CLOCK.unix_s()
 
     async def wait_description(self, worker_id: str) -> WorkerDescription | None:
@@ -183,8 +172,7 @@ class WorkerPool:
         One that is still starting holds nothing, and would answer only once it has imported
         everything: it is ended at once.
         """
-        for task in self._tasks:
-            task.cancel()
+        self._watch.end()
         closing = [
             asyncio.ensure_future(entry.actor.close.remote())
             for entry in self.entries.values()
@@ -195,48 +183,6 @@ class WorkerPool:
         for worker_id in list(self.entries):
             self.drop(worker_id)
         self.bundles.give_back()
-
-    def _start(self, coroutine: Any) -> None:  # noqa: ANN401  a coroutine
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _watch_actor(self, entry: WorkerEntry) -> None:
-        """Hear of a worker's death from Ray."""
-        cause = "its actor exited"
-        try:
-            await self._wait_exit(entry)
-        except RayActorError as error:
-            if error.actor_init_failed:
-                self._on_stillborn(entry.worker_id, str(error))
-                return
-            cause = str(error).splitlines()[0]
-        except RayError as error:
-            cause = f"{type(error).__name__}: {error}"
-        if self._has(entry):
-            self._on_gone(entry.worker_id, cause)
-
-    def _has(self, entry: WorkerEntry) -> bool:
-        return self.entries.get(entry.worker_id) is entry
-
-    async def _wait_exit(self, entry: WorkerEntry) -> None:
-        """Wait until a worker exits, which fails; where it isn't reached, it is asked again.
-
-        Whether it lives then tells its presence, its Keeper, or Ray in the end.
-        """
-        while self._has(entry):
-            try:
-                return await entry.actor.wait_exit.remote()
-            except ActorUnavailableError as error:
-                logger.info("%s is not reached: %s", entry.worker_id, error)
-            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
-        return None
-
-    async def _watch_presence(self, description: WorkerDescription) -> None:
-        """Hear of a worker's death from its machine, which is faster when its node dies too."""
-        is_quiet = partial(self._is_quiet, description.node_id)
-        cause = await wait_gone(description.host, description.presence_port, is_quiet)
-        self._on_gone(description.worker_id, cause)
 
 
 async def ask_description(

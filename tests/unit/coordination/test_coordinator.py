@@ -378,11 +378,7 @@ def test_a_node_is_quiet_to_the_pool_as_its_keeper_is(play: Play, monkeypatch: p
     async def act(stage: Stage) -> None:
         made: dict[str, Any] = {}
 
-        def make(*_: Any, **arguments: Any) -> Any:
-            made.update(arguments)
-            return stage.pool
-
-        monkeypatch.setattr(module, "WorkerPool", make)
+        monkeypatch.setattr(module, "WorkerWatch", lambda _, **arguments: made.update(arguments))
         any_nodes: Any = stage.start()._nodes
         any_nodes.quiet_nodes = lambda: ["b"]
         assert [made["is_quiet"](each) for each in "ab"] == [False, True]

@@ -225,6 +225,37 @@ def test_failures_that_earlier_coordinators_told_of_count(play: Play, left: tupl
     play(act)
 
 
+def test_spares_that_are_lost_end_no_run_while_members_live_and_do_without_any(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.pool._num_bundles = 4
+        coordinator = stage.start(max_failures=2)
+        ids = await train(stage, coordinator)
+        for number in range(5):
+            stage.pool.spawn(3, f"1.x{number}", rehearse=True)
+            coordinator._on_gone(f"slot3-1.x{number}", "its actor exited")
+        status = await coordinator.status()
+        assert (status["failures"], status["spares_lost"], status["ending"]) == (0, 5, None)
+        coordinator.lose(ids[:2], "killed")
+        coordinator.lose(ids[2:], "killed")
+        await until(stage.pool.closed.is_set)
+        reason = stage.result()["reason"]
+        assert reason.startswith("more than failures.max_failures = 2 failures")
+
+    play(act)
+
+
+def test_workers_that_die_as_they_start_end_the_run_where_no_member_lives(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start(max_failures=2)
+        await until(lambda: len(stage.pool.entries) == 3)
+        for worker_id in list(stage.pool.entries):
+            coordinator._on_gone(worker_id, "its actor exited")
+        await until(stage.pool.closed.is_set)
+        assert "failures.max_failures = 2 failures" in stage.result()["reason"]
+
+    play(act)
+
+
 def test_failures_before_the_window_do_not_count(play: Play):
     async def act(stage: Stage) -> None:
         lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(3)]

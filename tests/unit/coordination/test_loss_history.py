@@ -52,6 +52,14 @@ def test_every_failure_has_its_time_one_of_an_epoch_too():
     assert history.last == "failure 2"
 
 
+def test_a_spare_is_no_failure_and_explains_none():
+    spare = failure(worker="d", rank=None, spare=True, bundle=3, starts_in_vain=2)
+    history = tell(EPOCH, failure(epoch="1.1"), spare)
+    assert (history.failed_at_s, history.spares_lost_at_s) == ([1.0], [2.0])
+    assert history.is_told("d")
+    assert history.starts_in_vain == {3: 2}
+
+
 def test_a_death_that_is_heard_after_the_collective_that_failed_of_it_is_one_failure():
     broken, lost = failure(epoch="1.1"), failure(worker="a", rank=0)
     assert tell(EPOCH, broken, lost).failed_at_s == [2.0]

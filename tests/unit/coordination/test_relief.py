@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -241,10 +242,6 @@ def test_it_takes_no_rank_from_another(play: Play):
 
 def test_where_no_bundles_are_reserved_nobody_is_a_candidate():
     """Before a run has its bundles, and once they are given back: people may ask for its status."""
-    pool = WorkerPool("job-1", make_job(), (), on_gone=ignore, on_stillborn=ignore)
+    pool = WorkerPool("job-1", make_job(), (), cast("Any", None))
     assert pool.num_bundles() == 0
     assert Candidacy(make_job(), pool).available(()) == ()
-
-
-def ignore(*_: object) -> None:
-    pass

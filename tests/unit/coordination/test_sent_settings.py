@@ -51,7 +51,8 @@ def test_workers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_pool, "WorkerActor", actor)
 
     async def spawn() -> None:
-        pool = WorkerPool("job-1", job, (), on_gone=ignore, on_stillborn=ignore)
+        watch: Any = None
+        pool = WorkerPool("job-1", job, (), watch)
         monkeypatch.setattr(pool.bundles, "place", ignore)
         monkeypatch.setattr(pool, "adopt", ignore)
         pool.spawn(0, "a", rehearse=False)

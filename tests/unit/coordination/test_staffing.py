@@ -181,7 +181,7 @@ def pause_s(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> float:
 
 def start_and_lose(scene: Scene, *, warm_s: float | None, rank: int | None = None) -> None:
     """Have a worker of bundle 0 be lost so long after it was warm; None: it never was."""
-    entry = WorkerEntry("slot0-1.0", None)
+    entry = WorkerEntry(f"slot0-1.r{len(scene.record.events_since(0))}", None)
     scene.pool.drop = lambda _: None
     scene.nodes.fence = lambda *_: None
     if warm_s is not None:
@@ -202,6 +202,56 @@ def test_the_more_starts_in_a_row_were_in_vain_the_longer_the_next_one_waits(
     for _ in range(20):
         start_and_lose(scene, warm_s=1.0)
     assert pause_s(scene, monkeypatch) == 300.0
+
+
+def test_that_starts_are_in_vain_is_told_and_the_next_coordinator_waits_as_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    for _ in range(3):
+        start_and_lose(scene, warm_s=None)
+    told = [event for event in scene.record.events_since(0) if event["kind"] == "failure"]
+    texts = [event["text"] for event in told]
+    assert [text.partition("killed")[2] for text in texts] == [
+        "",
+        "; 2 starts in a row were in vain: the next one waits 6 s",
+        "; 3 starts in a row were in vain: the next one waits 12 s",
+    ]
+    following = Scene(scene.record.directory)
+    assert pause_s(following, monkeypatch) == 12.0
+    found = WorkerEntry("slot0-2.r1", None, replace(describe("slot0-2.r1"), node_id="a"))
+    following.pool.drop, following.nodes.fence = (lambda *_: None,) * 2
+    following.staffing.drop(found, "killed", None, 2)
+    assert pause_s(following, monkeypatch) == 12.0, "for how long it was warm nobody knows"
+    start_and_lose(following, warm_s=None)
+    assert pause_s(following, monkeypatch) == 24.0
+    following.record.add_event("submitted", "launched from nothing")
+    assert pause_s(following, monkeypatch) == 1.5
+
+
+def test_spares_that_are_lost_while_members_live_are_no_failures(scene: Scene):
+    scene.pool.drop, scene.nodes.fence = (lambda *_: None,) * 2
+    for number in range(9):
+        entry = WorkerEntry(f"slot0-1.r{number}", None)
+        scene.staffing.drop(entry, "killed", None, 1, members_live=True)
+    losses = scene.record.losses
+    assert (len(losses.failed_at_s), len(losses.spares_lost_at_s)) == (0, 9)
+    assert scene.staffing.find_overspent() is None
+    assert scene.record.events_since(0)[-1]["data"]["spare"]
+    again = RunRecord(scene.record.directory, FakeClock())
+    assert (again.num_failures, len(again.losses.spares_lost_at_s)) == (0, 9)
+    for number in range(4):
+        assert scene.staffing.find_overspent() is None
+        member = WorkerEntry(f"slot1-1.r{number}", None)
+        scene.staffing.drop(member, "killed", 1, 1, members_live=True)
+    assert scene.staffing.find_overspent() == "failures.max_failures = 3 failures"
+
+
+def test_spares_count_against_the_node_that_they_are_lost_on(scene: Scene):
+    scene.pool.drop, scene.nodes.fence = (lambda *_: None,) * 2
+    for number in range(3):
+        entry = WorkerEntry(f"slot1-1.r{number}", None)
+        scene.staffing.drop(entry, "killed", None, 1, members_live=True)
+    assert "isolate" in [event["kind"] for event in scene.record.events_since(0)]
 
 
 @pytest.mark.parametrize(("warm_s", "rank"), [(60.0, None), (1.0, 2)], ids=["it stood by", "rank"])

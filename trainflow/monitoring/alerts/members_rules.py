@@ -122,7 +122,7 @@ MEMBERS = (
         0,
         "{{ $labels.job }}: workers are lost again and again",
         "{{ $value | humanize }} within an hour; `failures.max_failures` ends the run at some "
-        "point.",
+        "point, unless it is spares alone.",
         "Do the events `failure` name one node? `failures.isolate_after` takes it out. One cause? "
         "`raised` is the job's own code, `hung` often the store or the network, `died` often "
         "memory: look at the kernel's log for the OOM killer.",
