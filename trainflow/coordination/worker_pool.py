@@ -20,6 +20,7 @@ from trainflow.coordination import names
 from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
 from trainflow.coordination.presence import wait_gone
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.worker import WorkerActor
 
 logger = logging.getLogger(__name__)
@@ -93,11 +94,22 @@ class WorkerPool:
         self._on_stillborn = on_stillborn
         self._is_quiet = is_quiet
         self.bundles = Bundles(job_id, job.workers.resources)
+        self._where = RayQuestion[dict[int, str]]()
+        self._placed: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def bundle_nodes(self) -> dict[int, str]:
-        """Return the node of each bundle that is placed."""
-        return self.bundles.nodes()
+        """Return the node of each bundle that is placed, as of when it was last looked."""
+        return dict(self._placed)
+
+    async def look_at_bundles(self) -> dict[int, str]:
+        """Ask Ray for the node of each bundle that is placed.
+
+        Raises:
+            TimeoutError: it doesn't answer.
+        """
+        self._placed = await self._where.ask(self.bundles.nodes)
+        return dict(self._placed)
 
     def num_bundles(self) -> int:
         """Number of worker slots, placed or not; none once they have been given back."""
