@@ -11,6 +11,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -26,10 +27,14 @@ from trainflow.coordination.late_answers import RETURNED
 from trainflow.coordination.lease import is_majority
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.ray_drains import LivingNode, find_alive_nodes
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
 from trainflow.epochs import INITIAL_EPOCH, EpochSpec
 from trainflow.errors import CoordinationError
+
+logger = logging.getLogger(__name__)
 
 _ANSWER_WITHIN_S = 2.0
 _ANSWER_AT_LAST_WITHIN_S = 10.0
@@ -85,6 +90,7 @@ async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> 
     """
     incarnation = control.incarnation + 1
     deadline_s = clock.monotonic_s() + _OFFICE_WITHIN_S
+    living = RayQuestion[dict[str, LivingNode]]()
     while True:
         earlier = await nodes.promise(incarnation, _PROMISE_WITHIN_S)
         num_granted = sum(promised < incarnation for promised in earlier)
@@ -98,8 +104,17 @@ async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> 
                 "more than half; look for nodes that are cut off from the head (ray status)"
             )
         incarnation = max([incarnation, *earlier]) + 1
-        nodes.forget_dead()
+        await _look_for_dead(nodes, living)
         await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+
+
+async def _look_for_dead(nodes: NodeWatch, living: RayQuestion[dict[str, LivingNode]]) -> None:
+    """Forget the nodes that are dead, as far as Ray tells; else it is asked again."""
+    try:
+        nodes.note_alive(await living.ask(find_alive_nodes))
+    except Exception as error:  # noqa: BLE001  a majority may answer without
+        logger.warning("Ray does not tell which nodes live: %s: %s", type(error).__name__, error)
+    nodes.forget_dead()
 
 
 async def adopt(

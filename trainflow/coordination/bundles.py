@@ -3,11 +3,12 @@
 Those of the start are in one placement group, spread over the nodes; Ray places one that was lost
 on another node. Each that came later is a group by itself, bound to its node and gone with it.
 
-Process: coordinator.  Thread: its event loop.  Blocks: on Ray's head, for a moment.
+Process: coordinator.  Thread: its event loop, but `nodes`, which blocks until Ray's head answers.
+Blocks: on Ray's head, for a moment.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ray.util.placement_group import (
     PlacementGroup,
@@ -64,7 +65,7 @@ class Bundles:
     def nodes(self) -> dict[int, str]:
         """Return the node of each bundle that is placed."""
         placed = _nodes_of(self._require_first())
-        for number, group in self._added.items():
+        for number, group in list(self._added.items()):
             node_id = _nodes_of(group).get(0)
             if node_id is not None:
                 placed[number] = node_id
@@ -93,11 +94,14 @@ class Bundles:
         self._added[number] = group
         return number
 
-    def find_lost(self, alive: Collection[str]) -> list[int]:
-        """Return those that are bound to a node that is gone."""
-        return [
-            number for number, group in self._added.items() if _nodes_of(group).get(0) not in alive
-        ]
+    def find_lost(self, placed: Mapping[int, str], alive: Collection[str]) -> list[int]:
+        """Return those that are bound to a node that is gone.
+
+        Args:
+            placed: nodes by number, as `nodes` has them.
+            alive: nodes that aren't gone.
+        """
+        return [number for number in self._added if placed.get(number) not in alive]
 
     def drop(self, number: int) -> None:
         """Give one up that was added."""

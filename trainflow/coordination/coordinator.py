@@ -98,7 +98,7 @@ class Coordinator:
         self._monitor = RunMonitor(job_id, job, record, clock)
         self._checkpoints = CheckpointControl(job_id, job, record, clock, self._monitor)
         memory = MemoryTier(job, nodes, record, clock)
-        self._kept = KeptState(self._checkpoints, memory, record, background, self)
+        self._kept = KeptState(self._checkpoints, memory, record, background, self, guard)
         self._kept.begin_drills(job, import_paths)
         watch = WorkerWatch(
             record,
@@ -108,8 +108,7 @@ class Coordinator:
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
         )
         pool = self._pool = WorkerPool(job_id, job, import_paths, watch)
-        control = EpochControl(job, pool, record, self._kept, clock, superior=self)
-        self._control = control
+        control = self._control = EpochControl(job, pool, record, self._kept, clock, superior=self)
         hangs = HangWatch(job, pool, nodes, record)
         evidence = HangEvidence(nodes, record, job.entrypoint)
         stalls = StallWatch(hangs, memory, control, evidence, guard, clock)
@@ -296,6 +295,7 @@ class Coordinator:
         text = "a new coordinator looks for its workers"
         self._record.add_event("coordinator_restarted", text, workers=sorted(found))
         there = adoption.find_keeper_nodes(self._job_id)
+        await self._staffing.look_at_bundles()
         self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)

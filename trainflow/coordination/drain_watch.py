@@ -6,10 +6,9 @@ Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: 
 `detector_guard`. A notice that isn't heard leaves a node that dies.
 """
 
-import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 from trainflow.clock import Clock
@@ -28,7 +27,8 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.last_checkpoints import LastCheckpoints
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.preemption_notice import PreemptionNotice
-from trainflow.coordination.ray_drains import find_alive_nodes, find_draining_nodes
+from trainflow.coordination.ray_drains import LivingNode, find_alive_nodes, find_draining_nodes
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Flag
@@ -66,6 +66,8 @@ class DrainWatch:
         self._drains: dict[str, Drain] = {}
         self._told = find_told(record.lasting_events)
         self._began_at_s = clock.monotonic_s()
+        self._draining = RayQuestion[dict[str, float | None]]()
+        self._living = RayQuestion[dict[str, LivingNode]]()
         self._is_asking = False
         self._failing: dict[str, str] = {}  # what Ray doesn't tell, and why
         self._deaf: dict[str, str] = {}  # nodes whose provider can't be asked, and why
@@ -107,8 +109,10 @@ class DrainWatch:
         self._is_asking = True
         try:
             # In this order: a node that goes meanwhile is not one that is no longer drained.
-            deadlines = await self._ask(find_draining_nodes, "which nodes it drains")
-            alive = await self._ask(find_alive_nodes, "which nodes live")
+            deadlines = await self._ask(
+                self._draining.ask(find_draining_nodes), "which nodes it drains"
+            )
+            alive = await self._ask(self._living.ask(find_alive_nodes), "which nodes live")
         finally:
             self._is_asking = False
         if alive is not None:
@@ -125,12 +129,10 @@ class DrainWatch:
         if untold:
             raise CoordinationError("; ".join(untold))
 
-    async def _ask(
-        self, find: Callable[[], dict[str, _Told]], what: str
-    ) -> dict[str, _Told] | None:
+    async def _ask(self, asking: Awaitable[dict[str, _Told]], what: str) -> dict[str, _Told] | None:
         """Ask Ray; None if it doesn't tell, which keeps nobody from asking the next thing."""
         try:
-            told = await asyncio.to_thread(find)
+            told = await asking
         except Exception as error:  # private calls of Ray's may fail in whatever way
             if what not in self._failing:
                 logger.exception("Ray does not tell %s", what)

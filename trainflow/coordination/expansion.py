@@ -7,8 +7,8 @@ Process: coordinator.  Thread: its event loop; Ray is asked in another.  Fails: 
 on with what it has.
 """
 
-import asyncio
 from collections import Counter
+from collections.abc import Mapping
 
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
@@ -16,6 +16,7 @@ from trainflow.coordination.bundles import describe_bundle
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.placement import choose_room
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.ray_room import find_room
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.worker_pool import WorkerPool
@@ -44,6 +45,7 @@ class Expansion:
         self._clock = clock
         self._look_at_s = 0.0
         self._is_busy = False
+        self._room = RayQuestion[dict[str, dict[str, float]]]()
 
     async def tick(self) -> None:
         """Add a bundle if one is wanted and there is room; called about twice a second."""
@@ -59,11 +61,12 @@ class Expansion:
 
     async def _add_one(self) -> bool:
         """Return whether there was room for one that was wanted."""
+        placed = await self._pool.look_at_bundles()
         if self._control.epoch is None or not self._nodes.alive:
             return False
-        self._drop_lost()
+        for number in self._drop_lost(placed):
+            placed.pop(number, None)
         unfit = self._nodes.unfit
-        placed = self._pool.bundle_nodes()
         # One that isn't heard will be, or Ray gives it up and places its bundles elsewhere.
         lasting = unfit.all() - unfit.unheard
         num_lost = sum(node in lasting for node in placed.values())
@@ -80,15 +83,17 @@ class Expansion:
         return True
 
     async def _find_room(self, load: Counter[str]) -> str | None:
-        free = await asyncio.to_thread(find_room)
+        free = await self._room.ask(find_room)
         known = self._nodes.alive.keys() & free.keys()
         fit = {node: free[node] for node in sorted(known) if node not in self._nodes.unfit}
         return choose_room(fit, describe_bundle(self._workers.resources), load)
 
-    def _drop_lost(self) -> None:
+    def _drop_lost(self, placed: Mapping[int, str]) -> list[int]:
         """Give up what was added on nodes that are gone, with workers that wait to start there."""
-        for number in self._pool.bundles.find_lost(self._nodes.alive):
+        lost = self._pool.bundles.find_lost(placed, self._nodes.alive)
+        for number in lost:
             for entry in list(self._pool.entries.values()):
                 if entry.bundle == number and entry.description is None:
                     self._staffing.withdraw(entry)
             self._pool.bundles.drop(number)
+        return lost

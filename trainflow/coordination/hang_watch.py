@@ -35,11 +35,7 @@ _TOLD_AGAIN_AFTER = 2.0  # times as long, or as short
 
 
 class HangWatch:
-    """Who hangs, as far as the Keepers' heartbeats tell.
-
-    Attributes:
-        budget: the limits that hold.
-    """
+    """Who hangs, as far as the Keepers' heartbeats tell."""
 
     def __init__(self, job: JobConfig, pool: WorkerPool, nodes: NodeWatch, record: RunRecord):
         configured = job.failures.hang_timeout_s
@@ -48,8 +44,9 @@ class HangWatch:
         self._pool = pool
         self._nodes = nodes
         self._record = record
-        self._as_of = self._find_grounds()
-        self.budget = self._derive(*self._as_of)
+        # Nothing is derived before it is asked for, where a failure stops nothing.
+        self._as_of: tuple[int, Hindsight] | None = None
+        self._budget: TimeoutBudget | None = None
         self._told_s = 0.0
 
     @property
@@ -70,8 +67,7 @@ class HangWatch:
         return limits.hang_s if limits.fresh_epoch is None else limits.step_s(limits.fresh_epoch)
 
     def _limits(self, left_for_s: Mapping[str, float]) -> Limits:
-        self._look_at_steps()
-        budget = self.budget
+        budget = self._look_at_steps()
         fresh_epoch = self._record.fresh_epoch
         return Limits(
             budget.hang_s,
@@ -100,18 +96,20 @@ class HangWatch:
             times_s, hang_s=self._configured_s, lease_s=self._lease_s, hindsight=hindsight
         )
 
-    def _look_at_steps(self) -> None:
+    def _look_at_steps(self) -> TimeoutBudget:
         """Derive the limits anew where what they follow from is another; tell of great changes."""
         grounds = self._find_grounds()
-        if grounds != self._as_of:
-            self._as_of = grounds
-            self.budget = self._derive(*grounds)
-            if self.budget.trouble and not self._record.has(_TIGHT):
-                self._record.add_event(_TIGHT, self.budget.trouble, step=self._record.last_step)
-        shorter_s, longer_s = sorted((self.budget.hang_s, self._told_s))
+        budget = self._budget if grounds == self._as_of else None
+        if budget is None:
+            budget = self._derive(*grounds)
+            self._as_of, self._budget = grounds, budget
+            if budget.trouble and not self._record.has(_TIGHT):
+                self._record.add_event(_TIGHT, budget.trouble, step=self._record.last_step)
+        shorter_s, longer_s = sorted((budget.hang_s, self._told_s))
         if longer_s >= _TOLD_AGAIN_AFTER * shorter_s:
-            self._told_s = self.budget.hang_s
-            self._record.add_event("timeouts", str(self.budget), **asdict(self.budget))
+            self._told_s = budget.hang_s
+            self._record.add_event("timeouts", str(budget), **asdict(budget))
+        return budget
 
     @property
     def stall_s(self) -> float:

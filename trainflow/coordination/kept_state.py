@@ -16,6 +16,7 @@ from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import JobConfig
 from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.drill_schedule import DrillSchedule
 from trainflow.coordination.job_variables import find_variables
 from trainflow.coordination.memory_tier import MemoryTier
@@ -37,6 +38,7 @@ from trainflow.epochs import (
     WhereKept,
 )
 from trainflow.errors import CheckpointError, CheckpointVersionError, ConfigError
+from trainflow.monitoring.detectors import Detector
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ class KeptState:
         record: RunRecord,
         background: Background,
         superior: Superior,
+        guard: DetectorGuard,
     ):
+        self._guard = guard
         self.checkpoints = checkpoints
         self.memory = memory
         self._record = record
@@ -68,7 +72,7 @@ class KeptState:
         """Look after what nobody asks for; called about twice a second."""
         await self.checkpoints.tick(node_ids)
         self._background.start(self.checkpoints.collect_due())
-        self._background.start(self.memory.look_after())
+        self._guard.start(Detector.COPIES, self.memory.look_after)
 
     async def find_newest(self) -> WhereKept | None:
         """Return the newest state that some node or the store has; of equals, the one in memory."""
@@ -305,7 +309,7 @@ class KeptState:
         for rank, member in enumerate(spec.members):
             if member in node_of:
                 shards[node_of[member]].add(spec.shard_of(rank))
-        self._background.start(self.memory.direct(snapshot_nodes, shards))
+        self._guard.start(Detector.COPIES, partial(self.memory.direct, snapshot_nodes, shards))
 
 
 def _newest_version(found: Found) -> Version | None:

@@ -36,7 +36,8 @@ async def launch_workers(
     """
     wanted = job.workers.target + job.workers.spares
     draining = await asyncio.to_thread(_find_draining)
-    nodes_there = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] not in draining]
+    known = await asyncio.to_thread(ray.nodes)
+    nodes_there = [each for each in known if each["Alive"] and each["NodeID"] not in draining]
     alive = [node["Resources"] for node in nodes_there]
     slots = count_slots(alive, job.workers.resources.model_dump())
     if slots < job.workers.minimum:
@@ -64,7 +65,7 @@ async def launch_workers(
         ) from error
     finally:
         said_later.cancel()
-    bundle_nodes = pool.bundle_nodes()
+    bundle_nodes = await pool.look_at_bundles()
     nodes.ensure(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)
     designated: set[str] = set()

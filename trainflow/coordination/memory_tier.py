@@ -7,8 +7,6 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-import ray
-
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.copy_targets import CopyTargets, find_members
@@ -17,7 +15,13 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.sharded_recovery import Copies, Found, find_needed
-from trainflow.coordination.topology import choose_apart, choose_neighbours, find_apart, rank_apart
+from trainflow.coordination.topology import (
+    Labels,
+    choose_apart,
+    choose_neighbours,
+    find_apart,
+    rank_apart,
+)
 from trainflow.epochs import WHOLE, HeldShards, HeldState, PeerAddress, ShardId, Version
 
 _ANSWER_WITHIN_S = 3.0
@@ -217,20 +221,27 @@ class MemoryTier:
             shards: by node, those that its members hold.
         """
         if self._settings.every_steps is None or not snapshot_nodes:
-            return None
+            return
         self._snapshot_nodes, self._is_outdated = snapshot_nodes, False
         self._unfit = self._nodes.unfit.all()
         self._shards = shards or {}
         self._direct_again_at_s = self._clock.monotonic_s() + _DIRECT_AGAIN_AFTER_S
         self._num_directed += 1
-        if self.is_sharded:
-            return await self._direct_shards(snapshot_nodes)
+        direct = self._direct_shards if self.is_sharded else self._direct_states
+        try:
+            await direct(snapshot_nodes)
+        except Exception:
+            self._is_outdated = True  # so that it is tried again
+            raise
+
+    async def _direct_states(self, snapshot_nodes: list[str]) -> None:
+        """Have the first node send its state to others, as many as are missing."""
         missing = self._num_missing
-        others = self._put_last(_rank_others(snapshot_nodes)) if missing else []
+        others = self._put_last(self._rank_others(snapshot_nodes)) if missing else []
         self._nodes.ensure(set(others[:missing]) - self._unfit)
         answers = await self._ask_whom_to_send(any_others=bool(others))
         if answers is None:
-            return None
+            return
         willing = {answer.node_id: answer for answer in answers}
         targets = [willing[node_id] for node_id in others if node_id in willing][:missing]
         self._targets = {target.node_id for target in targets}
@@ -238,7 +249,6 @@ class MemoryTier:
         self._nodes.send_copies(copies)
         # That there are no more nodes is no news; that one of them takes no copies is.
         self._tell_shortage(min(missing, len(others)) - len(targets))
-        return None
 
     async def _direct_shards(self, node_ids: list[str]) -> None:
         """Have each node with members send its shards to others, those apart from it first.
@@ -247,7 +257,7 @@ class MemoryTier:
         """
         known = sorted(self._nodes.node_ids)
         node_ids = [node_id for node_id in node_ids if node_id in known]  # those not lost since
-        further = self._put_last(_rank_others(known))
+        further = self._put_last(self._rank_others(known))
         missing = max(0, 1 + self._settings.replicas - len(set(known) - self._unfit))
         self._nodes.ensure(set(further[:missing]) - self._unfit)
         wanted = min(self._settings.replicas, len(known) + len(further) - 1)
@@ -256,8 +266,8 @@ class MemoryTier:
             return
         addresses = {answer.node_id: answer.address for answer in answers}
         willing = self._nodes.unfit.leave_out(addresses, at_least=wanted + 1)
-        ranked = _rank_neighbours(node_ids, willing)
-        apart = _leave_together_out(ranked)
+        ranked = self._rank_neighbours(node_ids, willing)
+        apart = self._leave_together_out(ranked)
         self._targets_of = choose_neighbours(ranked, apart, willing, wanted)
         members = find_members(self._shards, apart, wanted)
         self._unheard = self._shards.keys() - addresses.keys() if wanted else set[str]()
@@ -300,7 +310,7 @@ class MemoryTier:
             return len(self._targets) < self._num_missing
         if not self._unheard.isdisjoint(self._nodes.node_ids):
             return True
-        wanted = min(self._settings.replicas, _num_nodes() - 1)
+        wanted = min(self._settings.replicas, len(self._nodes.alive) - 1)
         return any(len(others) < wanted for others in self._targets_of.values())
 
     @property
@@ -329,37 +339,32 @@ class MemoryTier:
         elif num_short <= 0:
             self._is_short_told = False
 
+    def _rank_others(self, node_ids: list[str]) -> list[str]:
+        """Return further nodes of the cluster, with workers or without; the best for copies first.
 
-def _rank_others(node_ids: list[str]) -> list[str]:
-    """Return further nodes of the cluster, with workers or without; the best for copies first."""
-    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes() if node["Alive"]}
-    others = [node_id for node_id in labels if node_id not in node_ids]
-    holding = [labels.get(node_id, {}) for node_id in node_ids]
-    ranked = choose_apart(holding, [labels[node_id] for node_id in others], len(others))
-    return [others[index] for index in ranked]
+        Which there are is known as of a moment ago: Ray isn't asked here, where heartbeats wait.
+        """
+        others = [node_id for node_id in self._nodes.alive if node_id not in node_ids]
+        holding, theirs = self._labels_of(node_ids), self._labels_of(others)
+        return [others[index] for index in choose_apart(holding, theirs, len(others))]
 
+    def _rank_neighbours(self, node_ids: list[str], among: Collection[str]) -> dict[str, list[str]]:
+        """Return for each node those among which its copies may be, the best first."""
+        others = list(among)
+        theirs = self._labels_of(others)
+        return {
+            node_id: [others[index] for index in rank_apart(self._labels_of([node_id]), theirs)]
+            for node_id in node_ids
+        }
 
-def _rank_neighbours(node_ids: list[str], among: Collection[str]) -> dict[str, list[str]]:
-    """Return for each node those among which its copies may be, the best first."""
-    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
-    others = [each for each in labels if each in among]
-    theirs = [labels[each] for each in others]
-    return {
-        node_id: [others[index] for index in rank_apart([labels.get(node_id, {})], theirs)]
-        for node_id in node_ids
-    }
+    def _leave_together_out(self, ranked: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return for each node the others not known to fail together with it, if there are."""
+        found: dict[str, list[str]] = {}
+        for node_id, ranking in ranked.items():
+            others = [other for other in ranking if other != node_id]
+            (its,) = self._labels_of([node_id])
+            found[node_id] = [others[index] for index in find_apart(its, self._labels_of(others))]
+        return found
 
-
-def _leave_together_out(ranked: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return for each node the others that aren't known to fail together with it, if there are."""
-    labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
-    found: dict[str, list[str]] = {}
-    for node_id, ranking in ranked.items():
-        others = [other for other in ranking if other != node_id]
-        theirs = [labels.get(other, {}) for other in others]
-        found[node_id] = [others[index] for index in find_apart(labels.get(node_id, {}), theirs)]
-    return found
-
-
-def _num_nodes() -> int:
-    return sum(node["Alive"] for node in ray.nodes())
+    def _labels_of(self, node_ids: Iterable[str]) -> list[Labels]:
+        return [self._nodes.labels.get(node_id, {}) for node_id in node_ids]

@@ -22,6 +22,7 @@ from trainflow.coordination.keeper import KeeperActor
 from trainflow.coordination.keeper_deaths import KeeperDeaths
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.messages import Holding
+from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
@@ -40,7 +41,9 @@ class NodeWatch:
     Attributes:
         is_closing: no Keeper is started any more.
         unfit: nodes that are to take no more ranks, workers or copies.
-        alive: addresses of the nodes of the cluster that live, as of when it was last looked.
+        alive: addresses of the nodes of the cluster that live, as of when it was last looked; none
+            before that.
+        labels: of all nodes that were ever seen.
         awake: when this coordinator could have heard anybody.
         answers: of workers on nodes whose Keepers aren't heard.
     """
@@ -55,6 +58,7 @@ class NodeWatch:
     ):
         self.unfit = UnfitNodes()
         self.alive: dict[str, str] = {}
+        self.labels: dict[str, Mapping[str, str]] = {}
         self.awake = Wakefulness(clock.monotonic_s())
         self.answers = WorkerAnswers(clock, self.awake)
         self._hosts: dict[str, str] = {}
@@ -107,7 +111,7 @@ class NodeWatch:
         Should it only have been cut off, its Keeper cleans up when it is back, and may be needed
         again.
         """
-        is_alive = node_id in _alive_nodes()  # before anything is changed: Ray may not tell
+        is_alive = node_id in (self.alive or self._keepers)
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
         self._progress.pop(node_id, None)
@@ -125,8 +129,8 @@ class NodeWatch:
                     other.forget_node.remote(node_id)
 
     def forget_dead(self) -> None:
-        """Forget the nodes that Ray has given up."""
-        for node_id in self._keepers.keys() - _alive_nodes():
+        """Forget the nodes that Ray has given up, as of when it was last looked."""
+        for node_id in self._keepers.keys() - (self.alive or self._keepers).keys():
             self.forget(node_id)
 
     def hear(self, node_id: str, progress: dict[str, Progress], *, knows_peers: bool) -> None:
@@ -151,10 +155,11 @@ class NodeWatch:
             if worker_id in worker_ids
         }
 
-    def note_alive(self, alive: Mapping[str, str]) -> None:
-        """Take the addresses of the nodes that live."""
-        self.alive = dict(alive)
-        self._hosts |= alive
+    def note_alive(self, alive: Mapping[str, LivingNode]) -> None:
+        """Take the nodes that live."""
+        self.alive = {node_id: node.host for node_id, node in alive.items()}
+        self.labels |= {node_id: node.labels for node_id, node in alive.items()}
+        self._hosts |= self.alive
         self.unfit.unheard = self.unfit.unheard.intersection(alive)
 
     def host_of(self, node_id: str) -> str | None:
@@ -373,10 +378,6 @@ class NodeWatch:
             self._everybody = ray.put(dict(self._keepers))
         for node_id in node_ids:
             self._keepers[node_id].introduce.remote(self._everybody)
-
-
-def _alive_nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:

@@ -1,17 +1,32 @@
-"""Ask Ray which nodes it drains. The one place that knows how.
+"""Ask Ray which nodes it drains, and which live. The one place that knows how.
 
-Ray shows this by a private call only, which its own Train and Serve use; what is expected of it is
-held by a test on a real cluster.
+Ray shows the former by a private call only, which its own Train and Serve use; what is expected of
+it is held by a test on a real cluster.
 
 Process: coordinator.  Blocks: on Ray's head, for a moment; call it in a thread.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, cast
 
 import ray
 
 _MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True)
+class LivingNode:
+    """A node of the cluster.
+
+    Attributes:
+        host: its address.
+        labels: what Ray, or whoever has started it there, says of it.
+    """
+
+    host: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def find_draining_nodes() -> dict[str, float | None]:
@@ -25,6 +40,10 @@ def find_draining_nodes() -> dict[str, float | None]:
     return {node: ms / _MS_PER_S if ms else None for node, ms in deadlines_ms.items()}
 
 
-def find_alive_nodes() -> dict[str, str]:
-    """Return the address of each node that lives."""
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+def find_alive_nodes() -> dict[str, LivingNode]:
+    """Return each node that lives, by its id."""
+    return {
+        node["NodeID"]: LivingNode(node["NodeManagerAddress"], node.get("Labels", {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    }

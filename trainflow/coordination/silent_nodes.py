@@ -94,7 +94,7 @@ class SilentNodes:
         self._guard.look(Detector.SILENCE, lambda: self._forget(node_id))
 
     def _forget(self, node_id: str) -> None:
-        """Count a node no more; where Ray doesn't answer, that is tried again."""
+        """Count a node no more."""
         self._nodes.forget(node_id)
         self._checkpoints.on_node_lost(node_id)
 

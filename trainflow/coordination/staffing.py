@@ -152,8 +152,16 @@ class Staffing:
             return entry.description.node_id
         return self.find_placed().get(entry.bundle)
 
+    async def look_at_bundles(self) -> None:
+        """Learn which bundle is where; if Ray doesn't tell, it is known as of before."""
+
+        async def look() -> None:
+            await self._pool.look_at_bundles()
+
+        await self._guard.attend(Detector.ISOLATION, look)
+
     def find_placed(self) -> Mapping[int, str]:
-        """Return the node of each bundle that is placed; none, if Ray doesn't tell."""
+        """Return the node of each bundle that is placed, as far as it is known."""
         unknown: Mapping[int, str] = {}
         return self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
 

@@ -18,6 +18,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.worker import WorkerActor
 from trainflow.coordination.worker_watch import WorkerWatch
 
@@ -83,10 +84,21 @@ class WorkerPool:
         self._import_paths = import_paths
         self._watch = watch
         self.bundles = Bundles(job_id, job.workers.resources)
+        self._where = RayQuestion[dict[int, str]]()
+        self._placed: dict[int, str] = {}
 
     def bundle_nodes(self) -> dict[int, str]:
-        """Return the node of each bundle that is placed."""
-        return self.bundles.nodes()
+        """Return the node of each bundle that is placed, as of when it was last looked."""
+        return dict(self._placed)
+
+    async def look_at_bundles(self) -> dict[int, str]:
+        """Ask Ray for the node of each bundle that is placed.
+
+        Raises:
+            TimeoutError: it doesn't answer.
+        """
+        self._placed = await self._where.ask(self.bundles.nodes)
+        return dict(self._placed)
 
     def num_bundles(self) -> int:
         """Number of worker slots, placed or not; none once they have been given back."""

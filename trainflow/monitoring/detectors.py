@@ -18,6 +18,7 @@ class Detector(StrEnum):
         DRAINS: hears of nodes that are to go.
         CUTS: finds nodes that can't reach each other.
         ROOM: finds room for more workers.
+        COPIES: finds where copies of the state are missing.
         ANOMALIES: finds losses and gradient norms that are wrong.
         METRICS: shows what there is of the run for Prometheus.
         GOODPUT: keeps the ledger of where the time goes.
@@ -32,6 +33,7 @@ class Detector(StrEnum):
     DRAINS = "drains"
     CUTS = "cuts"
     ROOM = "room"
+    COPIES = "copies"
     ANOMALIES = "anomalies"
     METRICS = "metrics"
     GOODPUT = "goodput"
@@ -66,6 +68,7 @@ DUTIES: Mapping[Detector, Duty] = {
     Detector.DRAINS: Duty("nodes that are to go", _STEADY_S),
     Detector.CUTS: Duty("nodes that can't reach each other", _STEADY_S),
     Detector.ROOM: Duty("room for workers that are wanted", _STEADY_S),
+    Detector.COPIES: Duty("nodes that lack copies of the state", _STEADY_S),
     Detector.ANOMALIES: Duty("losses and gradient norms that are wrong"),
     Detector.METRICS: Duty("what metrics show, which are gone, stand still or are wrong"),
     Detector.GOODPUT: Duty("where the time goes"),

@@ -158,6 +158,9 @@ class FakePool:
     def bundle_nodes(self) -> dict[int, str]:
         return {}
 
+    async def look_at_bundles(self) -> dict[int, str]:
+        return dict(self.bundle_nodes())
+
     def numbers(self) -> set[int]:
         return set(range(self._num_bundles))
 

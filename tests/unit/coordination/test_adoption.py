@@ -15,6 +15,7 @@ from trainflow.coordination.adoption import Estate
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.messages import Holding
+from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
@@ -79,6 +80,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(adoption, "_ANSWER_WITHIN_S", 0.05)
     monkeypatch.setattr(adoption, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(adoption, "_ANSWER_AT_LAST_WITHIN_S", 0.5)
+    monkeypatch.setattr(adoption, "find_alive_nodes", dict[str, Any])
     scene = Scene(tmp_path, FRESH)
     scene.pool = FakePool(num_bundles=3)
     any_pool: Any = scene.pool
@@ -361,6 +363,32 @@ def test_a_keeper_on_a_dead_node_does_not_count(scene: Scene):
     """Of two nodes one died with the coordinator: the other alone is no majority of two."""
     take_office(scene, FakeNodes([1], absent=1, dead=1))
     assert scene.control.incarnation > 1
+
+
+def test_where_ray_does_not_tell_which_nodes_live_it_is_asked_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    answers = iter([RuntimeError("no answer"), {"a": LivingNode("10.0.0.1")}])
+
+    def find() -> dict[str, LivingNode]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    class Nodes(FakeNodes):
+        def note_alive(self, alive: Any) -> None:
+            self.alive = alive
+
+        def forget_dead(self) -> None:
+            if self.alive:
+                super().forget_dead()
+
+    monkeypatch.setattr(adoption, "find_alive_nodes", find)
+    monkeypatch.setattr(adoption, "_ASK_AGAIN_AFTER_S", 0.0)
+    take_office(scene, Nodes([1], absent=2, dead=2))
+    assert scene.control.incarnation == 4
+    assert next(answers, None) is None, "it was asked twice"
 
 
 @pytest.mark.parametrize("nodes", [FakeNodes([]), FakeNodes([1], absent=2)])

@@ -1,6 +1,7 @@
 """A node that is to go is emptied between two steps, and what comes of it is told."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import drain_watch as module
 from trainflow.coordination.drain_watch import DrainWatch
 from trainflow.coordination.preemption_notice import PreemptionNotice
+from trainflow.coordination.ray_question import RayQuestion
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import EpochSpec, Flag, MemberReport
@@ -461,6 +463,31 @@ def test_that_ray_does_not_tell_changes_nothing(play: Play, monkeypatch: pytest.
 
     play(act)
     assert said == ["which nodes it drains"]
+
+
+def test_a_head_that_is_silent_is_waited_for_no_longer_than_it_takes(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    answer = threading.Event()
+    monkeypatch.setattr(module.logger, "exception", lambda *_: None)
+
+    async def act(scene: DrainScene) -> None:
+        def wait() -> dict[str, float | None]:
+            assert answer.wait(5.0)
+            return {"b": None}
+
+        monkeypatch.setattr(module, "find_draining_nodes", wait)
+        scene.watch._draining = RayQuestion(within_s=0.01)
+        for _ in range(2):
+            with pytest.raises(CoordinationError, match=r"it drains .TimeoutError: Ray's head has"):
+                await scene.watch.tick()
+        assert scene.nodes.alive, "the rest is looked after"
+        answer.set()
+        scene.watch._draining._within_s = 5.0
+        await scene.watch.tick()
+        assert "b" in scene.nodes.unfit
+
+    play(act)
 
 
 def test_a_node_that_can_t_ask_its_provider_is_told_as_long_as_it_can_t(play: Play):

@@ -10,7 +10,7 @@ from ray._private.utils import update_envs
 
 from tests.unit.checkpointing.small_job import STEP, all_files
 from tests.unit.checkpointing.test_kept_secrets import NAME, SECRET, keep, secret_job
-from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.fakes import FakeClock, guard_of
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
@@ -38,7 +38,8 @@ def test_what_the_training_function_needs_of_them_is_set(
     async def act() -> None:
         failures: list[str] = []
         nothing: Any = None
-        kept = KeptState(control, nothing, record, Background(failures.append), nothing)
+        background, guard = Background(failures.append), guard_of(record)
+        kept = KeptState(control, nothing, record, background, nothing, guard)
         kept.begin_drills(job, (ROOT,))
         deadline_s = SYSTEM_CLOCK.monotonic_s() + WITHIN_S
         while not record.events_since(0):

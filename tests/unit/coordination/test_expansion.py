@@ -52,7 +52,7 @@ class Cluster:
         self.num_asked += 1
         return self.free
 
-    def find_lost(self, alive: dict[str, str]) -> list[int]:
+    def find_lost(self, placed: dict[int, str], alive: dict[str, str]) -> list[int]:
         return self.lost
 
     def drop(self, number: int) -> None:
@@ -147,11 +147,22 @@ def test_what_was_added_on_a_node_that_is_gone_is_given_up(make: MakeCluster):
     assert set(cluster.pool.entries) == {"slot1-1.1", "slot2-1.r1"}, "its loss is heard of"
 
 
+def test_where_bundles_are_is_looked_at_also_before_there_is_an_epoch(make: MakeCluster):
+    """Others go by it, who must not wait for Ray themselves."""
+    cluster = make()
+    looked: list[int] = []
+    cluster.pool.bundle_nodes = lambda: looked.append(1) or cluster.placed
+    cluster.control.epoch = None
+    cluster.tick()
+    assert looked == [1]
+    assert cluster.spawned == []
+
+
 def test_it_is_not_asked_at_once_again_where_it_failed(
     make: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ):
     cluster = make()
-    monkeypatch.setattr(cluster, "find_lost", lambda _: 1 // 0)
+    monkeypatch.setattr(cluster, "find_lost", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         cluster.tick()
     cluster.tick()

@@ -10,6 +10,7 @@ import pytest
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker
 from trainflow.computation.reports import StepReport
+from trainflow.coordination import hang_watch
 from trainflow.coordination.hang_detection import Hang, HangKind, Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.run_record import RunRecord
@@ -64,7 +65,7 @@ def test_the_limits_are_told_at_first_and_when_they_are_quite_others(record: Run
     watch = HangWatch(make_job(), parts, parts, record)
 
     def told() -> list[float]:
-        assert watch.timeout_s == watch.budget.hang_s
+        assert watch.timeout_s > 0.0
         events = [each for each in record.events_since(0) if each["kind"] == "timeouts"]
         return [each["data"]["hang_s"] for each in events]
 
@@ -187,6 +188,20 @@ def test_all_may_wait_for_as_long_as_that_limit_says(record: RunRecord):
             "a": replace(waiting(NEW), progress_age_s=age_s)
         }
         assert watch.is_deadlocked(("a",), NEW) is deadlocked
+
+
+def test_a_record_that_limits_can_not_be_derived_from_stops_no_coordinator(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    """What is asked of it later is asked under a guard."""
+    parts: Any = FakePool()
+    with monkeypatch.context() as broken:
+        broken.setattr(hang_watch, "derive_budget", lambda *_, **__: 1 / 0)
+        watch = HangWatch(make_job(), parts, parts, record)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                assert watch.timeout_s
+    assert watch.timeout_s == 120.0, "it is tried again"
 
 
 def test_a_start_that_was_killed_is_given_longer(record: RunRecord):

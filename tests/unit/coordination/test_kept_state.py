@@ -14,6 +14,7 @@ from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.background import Background
 from trainflow.coordination.copy_targets import CopyTargets
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
@@ -53,6 +54,8 @@ def address(node_id: str) -> PeerAddress:
 
 
 class FakeNodes:
+    cluster: list[dict[str, Any]] = []  # noqa: RUF012  a test puts its own in its place
+
     def __init__(self, **newest: int | None):
         self.unfit = UnfitNodes()
         self.holdings = {
@@ -63,6 +66,14 @@ class FakeNodes:
         self.late: dict[str, Holding] = {}
         self.waited_s: list[float] = []
         self.copies: dict[str, tuple[PeerAddress, ...]] = {}
+
+    @property
+    def alive(self) -> dict[str, str]:
+        return {each["NodeID"]: "10.0.0.1" for each in self.cluster if each["Alive"]}
+
+    @property
+    def labels(self) -> dict[str, dict[str, str]]:
+        return {each["NodeID"]: each.get("Labels", {}) for each in self.cluster}
 
     @property
     def node_ids(self) -> set[str]:
@@ -94,6 +105,12 @@ class FakeCheckpoints:
     @property
     def newest(self) -> StoredState | None:
         return self.stored[-1] if self.stored else None
+
+    async def tick(self, node_ids: set[str]) -> None:
+        """Nothing is on its way."""
+
+    async def collect_due(self) -> None:
+        """Nothing is."""
 
     def on_unusable(self, step: int, reason: str) -> None:
         self.stored = [each for each in self.stored if each.step != step]
@@ -133,8 +150,9 @@ class Scene:
         self.superior = FakeSuperior(FakePool())
         self.background = Now()
         any_background: Any = self.background
+        guard = DetectorGuard(self.record, any_background, self.clock)
         self.kept = KeptState(
-            any_checkpoints, self.memory, self.record, any_background, self.superior
+            any_checkpoints, self.memory, self.record, any_background, self.superior, guard
         )
 
     def plan(self, reports: list[MemberReport], committed_step: int) -> Any:
@@ -219,7 +237,7 @@ def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cluster = [{"NodeID": node, "Alive": node != "dead"} for node in ("a", "dead", "b", "c")]
-    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
     scene.kept.on_formed(formed_by(0), {"w0": "a", "w1": "a"})
@@ -229,6 +247,30 @@ def test_where_ranks_are_on_too_few_nodes_another_is_sent_copies(
     scene.kept.on_formed(formed_by(0, 1), {"w0": "a", "w1": "b"})
     scene.background.finish()
     assert nodes.copies == {"a": ()}
+
+
+def test_copies_that_can_not_be_directed_end_no_run_and_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b")]
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
+    nodes = FakeNodes(a=1, b=1)
+    scene = Scene(tmp_path, nodes, FakeCheckpoints())
+    with monkeypatch.context() as broken:
+        broken.setattr(FakeNodes, "send_copies", lambda *_: 1 / 0)
+        scene.kept.on_formed(formed_by(0), {"w0": "a"})
+        scene.background.finish()
+        scene.clock.now_s += 6.0
+        asyncio.run(scene.kept.tick({"a", "b"}))
+        scene.background.finish()
+    assert nodes.copies == {}
+    (off,) = scene.events("detector_off")
+    assert "nobody looks for nodes that lack copies of the state" in off
+    scene.clock.now_s += 16.0
+    asyncio.run(scene.kept.tick({"a", "b"}))
+    scene.background.finish()
+    assert nodes.copies == {"a": (address("b"),)}
+    assert len(scene.events("detector_on")) == 1
 
 
 def test_what_two_nodes_hold_makes_older_ones_needless(tmp_path: Path):
@@ -280,7 +322,7 @@ def test_copies_are_directed_anew_where_somebody_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ):
     cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b", "c")]
-    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
     asyncio.run(scene.memory.direct(["a"]))
@@ -303,7 +345,7 @@ def test_copies_are_directed_anew_where_somebody_has_changed(
 
 def test_copies_leave_a_node_that_is_to_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b", "c")]
-    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1, b=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
     asyncio.run(scene.memory.direct(["a"]))
@@ -324,7 +366,7 @@ def test_copies_go_to_another_rack(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cluster = [
         {"NodeID": node, "Alive": True, "Labels": {RACK: rack}} for node, rack in racks.items()
     ]
-    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1, b=1, c=1)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
     asyncio.run(scene.memory.direct(["a"]))
@@ -333,7 +375,7 @@ def test_copies_go_to_another_rack(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_that_a_node_takes_no_copies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b")]
-    monkeypatch.setattr("trainflow.coordination.memory_tier.ray.nodes", lambda: cluster)
+    monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1)
     monkeypatch.setattr(nodes, "ensure", lambda node_ids: None)  # it doesn't come up
     scene = Scene(tmp_path, nodes, FakeCheckpoints())

@@ -28,7 +28,7 @@ class Pool:
         if not self.placed:
             await asyncio.Event().wait()
 
-    def bundle_nodes(self) -> dict[int, str]:
+    async def look_at_bundles(self) -> dict[int, str]:
         return {bundle: f"node{bundle % 2}" for bundle in range(self.reserved)}
 
     def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:

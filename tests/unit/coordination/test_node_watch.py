@@ -14,6 +14,7 @@ from trainflow.coordination import node_watch
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper_deaths import BACK_WITHIN_S, KeeperDeaths
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.wakefulness import BEAT_EVERY_S
 from trainflow.epochs import EpochId, PeerAddress, Phase
@@ -161,7 +162,7 @@ def test_a_keeper_that_has_died_alone_has_time_to_be_started_again():
             nodes._keepers[each].wait_exit.remote = fail
             nodes._deaths.forget(each)
             nodes._deaths.follow(each, nodes._keepers[each])
-        nodes.note_alive({"a": "10.0.0.1", "b": "10.0.0.2"})
+        nodes.note_alive({"a": LivingNode("10.0.0.1"), "b": LivingNode("10.0.0.2")})
         await asyncio.sleep(0)
         died.set()
         await asyncio.sleep(0.01)
@@ -242,8 +243,8 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
     monkeypatch.setattr("ray.put", put)
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
-    monkeypatch.setattr(node_watch, "_alive_nodes", set[str])
     nodes = NodeWatch("job-1", make_job(), FakeClock())
+    nodes.note_alive({"another": LivingNode("10.0.0.1")})
     names = {f"node {number}" for number in range(1000)}
     nodes.ensure(names)
     assert told == ["object 1"] * 1000
@@ -253,6 +254,33 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
     nodes.forget("node 7")
     assert told[1001:] == ["object 2"] * 999
     assert written == [names, names - {"node 7"}]
+
+
+def test_the_dead_are_forgotten_as_of_when_it_was_last_looked_and_nobody_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse() -> list[Any]:
+        raise AssertionError("Ray is asked elsewhere")
+
+    monkeypatch.setattr("ray.nodes", refuse)
+    monkeypatch.setattr("ray.put", lambda value: value)
+    keeper = SimpleNamespace(
+        **{
+            name: SimpleNamespace(remote=nothing)
+            for name in ("introduce", "end_workers", "forget_node")
+        }
+    )
+    monkeypatch.setattr(NodeWatch, "_make_keeper", lambda *_: keeper)
+    monkeypatch.setattr(KeeperDeaths, "follow", nothing)
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    nodes.ensure({"a", "b"})
+    nodes.forget_dead()
+    assert nodes.node_ids == {"a", "b"}, "it isn't known of any"
+    nodes.note_alive({"a": LivingNode("10.0.0.1", {"rack": "1"})})
+    nodes.forget_dead()
+    assert nodes.node_ids == {"a"}
+    nodes.note_alive({"c": LivingNode("10.0.0.3")})
+    assert nodes.labels == {"a": {"rack": "1"}, "c": {}}, "also of those that are gone"
 
 
 def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after(
@@ -272,7 +300,6 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
-    monkeypatch.setattr(node_watch, "_alive_nodes", lambda: {"a", "b"})
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     assert nodes.counts("a"), "a new coordinator has yet to look for it"
     nodes.ensure({"a", "b"})

@@ -15,6 +15,7 @@ from trainflow.computation.reports import CheckpointUnusable
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import memory_tier
 from trainflow.coordination.copy_targets import CopyTargets
+from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.memory_tier import MemoryTier
@@ -56,6 +57,8 @@ def holding(node_id: str, port: int = 1, **steps: tuple[int, ...]) -> Holding:
 class Nodes:
     """Their Keepers answer at once, but those that are silent; time passes while they are asked."""
 
+    cluster: list[dict[str, Any]] = []  # noqa: RUF012  a test puts its own in its place
+
     def __init__(self, clock: FakeClock, *holdings: Holding):
         self._clock = clock
         self.unfit = UnfitNodes()
@@ -66,6 +69,14 @@ class Nodes:
         self.slow: list[asyncio.Event] = []  # each holds up one answer
         self.copies: dict[str, list[str]] = {}
         self.members: dict[str, dict[ShardId, list[str]]] = {}
+
+    @property
+    def alive(self) -> dict[str, str]:
+        return {each["NodeID"]: "10.0.0.1" for each in self.cluster if each["Alive"]}
+
+    @property
+    def labels(self) -> dict[str, dict[str, str]]:
+        return {each["NodeID"]: each.get("Labels", {}) for each in self.cluster}
 
     @property
     def node_ids(self) -> set[str]:
@@ -107,8 +118,9 @@ class Scene:
         self.record.last_step = 8
         self.memory = MemoryTier(job, any_nodes, self.record, self.clock)
         self.superior = FakeSuperior(FakePool())
+        guard = DetectorGuard(self.record, any_background, self.clock)
         self.kept = KeptState(
-            any_checkpoints, self.memory, self.record, any_background, self.superior
+            any_checkpoints, self.memory, self.record, any_background, self.superior, guard
         )
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -197,7 +209,7 @@ def test_where_nothing_is_whole_those_that_were_given_up_are_asked_at_last(tmp_p
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     nodes = [{"NodeID": f"n{k:02}", "Alive": True} for k in range(10)]
-    monkeypatch.setattr(memory_tier.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(Nodes, "cluster", nodes)
     return nodes
 
 

@@ -20,9 +20,9 @@ from tests.unit.coordination.fakes import (
     guard_of,
     settle,
 )
-from trainflow.coordination import node_watch
 from trainflow.coordination.keeper_deaths import BACK_WITHIN_S, KeeperDeaths
 from trainflow.coordination.node_watch import NodeWatch
+from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.silent_nodes import SilentNodes
 from trainflow.coordination.wakefulness import BEAT_EVERY_S
@@ -43,7 +43,7 @@ class Scene:
         for node, worker in self.workers.items():
             self.place(worker.worker_id, node)
         self.nodes = NodeWatch("job-1", make_job(failures={"lease_s": LEASE_S}), self.clock)
-        self.alive = {node: f"10.0.0.{node}" for node in "abc"}
+        self.alive = {node: LivingNode(f"10.0.0.{node}") for node in "abc"}
         self.nodes.note_alive(self.alive)
         self.nodes.ensure({*"abc"}, {*"abc"})
         self.superior = FakeSuperior(self.pool)
@@ -98,7 +98,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
     monkeypatch.setattr("ray.put", lambda value: value)
     monkeypatch.setattr("ray.kill", lambda keeper, **_: scene.ended.append(keeper.worker_id))
-    monkeypatch.setattr(node_watch, "_alive_nodes", lambda: set(scene.alive))
 
     def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
         async def main() -> Scene:
@@ -182,25 +181,23 @@ def test_a_node_that_is_cut_off_is_given_up_at_the_end_of_its_lease(play: Play):
     assert scene.ended == []
 
 
-def test_a_node_is_given_up_once_ray_answers_and_its_workers_are_lost_before(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse() -> set[str]:
-        raise RuntimeError("no answer from the head")
+def test_a_node_is_given_up_without_ray_being_asked(play: Play, monkeypatch: pytest.MonkeyPatch):
+    def refuse() -> list[Any]:
+        raise AssertionError("heartbeats wait where it is asked, for as long as its head is silent")
 
     async def act(scene: Scene) -> None:
+        monkeypatch.setattr("ray.nodes", refuse)
         scene.cut_off("b")
-        with monkeypatch.context() as patched:
-            patched.setattr(node_watch, "_alive_nodes", refuse)
-            await scene.pass_time(GIVEN_UP_AFTER_S)
-            assert scene.superior.lost[0] == ("slot1-1.1",)
-            assert scene.given_up == []
-        await scene.pass_time(1.0)
-        assert "b" in scene.nodes.unfit
+        await scene.pass_time(GIVEN_UP_AFTER_S + 1.0)
+        assert "b" in scene.nodes.unfit, "as of when it was last looked it lives"
+        del scene.alive["b"]
+        scene.nodes.note_alive(scene.alive)
+        assert "b" not in scene.nodes.unfit
 
     scene = play(act)
+    assert scene.superior.lost[0] == ("slot1-1.1",)
     assert scene.given_up == ["b"]
-    assert "detector_off" in [each["kind"] for each in scene.record.events_since(0)]
+    assert "detector_off" not in [each["kind"] for each in scene.record.events_since(0)]
 
 
 def test_a_node_that_is_cut_off_while_its_keeper_is_waited_for_is_given_up_as_soon(play: Play):
