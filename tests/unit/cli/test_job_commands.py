@@ -19,7 +19,7 @@ from tests.unit.cli.conftest import CallMain
 from tests.unit.client.conftest import JOB, Service, service
 from tests.unit.service.runs import RecordedRun
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.cli.following import detachable
+from trainflow.cli.following import followed
 from trainflow.cli.service_jobs import is_lost
 from trainflow.client import TrainFlowClient
 from trainflow.client.problems import Problem, as_error
@@ -418,7 +418,7 @@ def test_who_no_longer_listens_is_left(
 ):
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        with pytest.raises(Exit) as left, detachable(ID, lambda: "never"):
+        with pytest.raises(Exit) as left, followed(ID, lambda: "never"):
             raise OSError(number, "no listener")
     assert left.value.exit_code == expected
 
