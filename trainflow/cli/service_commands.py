@@ -98,12 +98,22 @@ def submit(
     place = find_service(server, os.environ)
     config = read_submission(job_file, overrides or [])
     folder = None if working_directory is None else str(Path(working_directory).absolute())
-    key = key or secrets.token_hex(16)
+    key = _require_key(key) if key is not None else secrets.token_hex(16)
     with open_client(place) as client, _repeatable(key):
         job = client.submit(config, working_directory=folder, key=key)
     write_answer(job.model_dump(mode="json"), job.job_id, output)
     if output is Output.TABLE:
         say(describe_next(job.job_id, place), err=True)
+
+
+def _require_key(key: str) -> str:
+    """Return a key that was given; one that is empty, as by an unset variable, would be no key."""
+    if not key.strip():
+        raise ConfigError(
+            "--idempotency-key: got an empty one, expected text that tells this submission from "
+            "others; give some, or leave it out"
+        )
+    return key
 
 
 @contextmanager

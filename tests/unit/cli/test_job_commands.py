@@ -77,6 +77,15 @@ def test_a_job_is_submitted_once_by_its_key_and_what_comes_next_is_said(
     assert len(ready.cluster.drivers) == 1
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_a_key_that_is_empty_is_no_key(
+    key: str, ready: Service, call_main: CallMain, job_file: Path, capsys: Captured
+):
+    assert call_main("submit", job_file, f"--idempotency-key={key}") == ExitCode.USAGE
+    assert "--idempotency-key: got an empty one" in capsys.readouterr().err
+    assert len(ready.cluster.drivers) == 0
+
+
 def test_a_job_may_have_numbers_and_dates_that_json_lacks(
     ready: Service, call_main: CallMain, tmp_path: Path, capsys: Captured
 ):
@@ -432,7 +441,7 @@ def test_without_a_service_or_a_token_that_is_said(
 
 
 def test_a_shell_completes_commands():
-    called = "import sys; sys.argv = ['trainflow']; from trainflow.cli.main import main; main()"
+    called = "from trainflow.cli.main import main; main()"  # sys.argv doesn't name the command
     asked = {"_TRAINFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "trainflow res"}
     result = subprocess.run(
         [sys.executable, "-c", called],
