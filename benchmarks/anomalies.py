@@ -20,6 +20,7 @@ from statistics import median
 from benchmarks.demo_losses import QUICK_RUNS, DemoRuns, count_false_alarms
 from benchmarks.loss_traces import NUM_STEPS, WRONGS, Trace, make_healthy, make_wrong
 from benchmarks.report import Row, publish
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.monitoring.anomalies.detector import (
     Anomaly,
@@ -123,6 +124,7 @@ def demo_rows(runs: DemoRuns, told: Counter[str]) -> list[Row]:
     return [*rows, Row(_DEMO, "false_alarms", told.total(), "in all")]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

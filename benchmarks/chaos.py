@@ -29,6 +29,7 @@ from benchmarks.peers import ray_train
 from benchmarks.peers.ray_train import WorkerGroup
 from benchmarks.peers.ray_train_worker import train_worker
 from benchmarks.report import Row, publish
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.config.job import JobConfig
@@ -197,6 +198,7 @@ def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
     return rows, reports
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

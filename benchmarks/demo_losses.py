@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config import load_job
 from trainflow.config.job import JobConfig
-from trainflow.coordination.driver import connect, start_run
+from trainflow.coordination.driver import connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.data.pack import PackOptions, pack_corpus
 
@@ -64,7 +62,7 @@ def count_false_alarms(runs: DemoRuns) -> Counter[str]:
                 for seed in runs.seeds:
                     found += find_told(_run(_make_job(runs, corpus, seed)), runs.num_steps)
             finally:
-                ray.shutdown()
+                disconnect()
     return found
 
 

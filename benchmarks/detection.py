@@ -38,6 +38,7 @@ from benchmarks.detection_faults import (
 )
 from benchmarks.net_run import NetRun
 from benchmarks.report import Row, publish
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import CAMPAIGN
 from trainflow.config.job import JobConfig
@@ -301,6 +302,7 @@ def measure(times: int, healthy_s: float, *, quick: bool) -> Found:
     return Found(found.told | derived.told, found.alarms | derived.alarms)
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

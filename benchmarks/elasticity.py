@@ -23,14 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import ray
-
 from benchmarks.report import Row, publish
 from benchmarks.trainflow_recovery import wait_for_status
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 
 FEWEST, MOST = 2, 4
@@ -195,7 +194,7 @@ def measure(
                 SYSTEM_CLOCK.sleep(0.1)
             run.retire()
         finally:
-            ray.shutdown()
+            disconnect()
             shutil.rmtree(names.stamp_directory(run.job_id, "any").parent, ignore_errors=True)
     return changes, elastic.num_replaced
 
@@ -217,6 +216,7 @@ def to_rows(changes: Sequence[Change], num_replaced: int) -> list[Row]:
     return [*rows, Row("survivors", "processes_lost", num_replaced, "processes")]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -31,8 +31,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import ray
-
 from benchmarks.coordinator_scale import WORKERS_A_NODE, make_job, measure_deaths
 from benchmarks.monitoring_job import NUM_RANKS, SIDES, Args
 from benchmarks.overhead_job import SIZES
@@ -41,10 +39,11 @@ from benchmarks.series import NotedSeries
 from benchmarks.simulated_cluster import simulated
 from benchmarks.turn_costs import Quad, find_agents, follow_quads, join_quads, read_cpu_s
 from benchmarks.turns import Turns
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.config.webhook import KINDS
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.monitoring.metrics import METRICS
 
@@ -160,7 +159,7 @@ def measure_round(
             for run in runs:
                 _wait_ended(run)
         finally:
-            ray.shutdown()
+            disconnect()
     return join_quads(args.work_dir, SIDES, readings)[_COUNTED]
 
 
@@ -261,6 +260,7 @@ async def count_series(num_workers: int) -> Row:
     return Row(f"trainflow_{num_workers}", "series", noted.num_series, "series")
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -22,14 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-import ray
-
 from benchmarks.overhead_job import NUM_RANKS, SIZES, Args
 from benchmarks.report import Row, interval_of_median, publish
 from benchmarks.turns import block_medians
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 
 SizeName = Literal["demo", "large"]
@@ -70,7 +69,7 @@ def measure_pairs(args: Args, snapshot_every_steps: int | None) -> list[tuple[fl
             _run_bare(args, run)
             _wait_ended(run)
         finally:
-            ray.shutdown()
+            disconnect()
     ours, bare = (block_medians(args.work_dir, system) for system in ("trainflow", "ddp"))
     return list(zip(ours, bare, strict=True))
 
@@ -130,6 +129,7 @@ def measure(
     ]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

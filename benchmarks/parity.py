@@ -16,12 +16,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import ray
-
 from benchmarks.report import Row, publish
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
-from trainflow.coordination.driver import connect, start_run
+from trainflow.coordination.driver import connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.data.pack import pack_corpus
 
@@ -92,7 +91,7 @@ def measure(systems: list[str], seeds: tuple[int, ...], num_steps: int) -> list[
                         losses[system].append(loss)
                         print(f"seed {seed} {system:>14}: {loss:.4f}", flush=True)
             finally:
-                ray.shutdown()
+                disconnect()
     return [row for system in systems for row in _rows(system, losses[system], losses["fp32"])]
 
 
@@ -107,6 +106,7 @@ def _rows(system: str, losses: list[float], reference: list[float]) -> list[Row]
     return rows
 
 
+@ending_in_order()
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

@@ -27,6 +27,7 @@ from benchmarks import trainflow_recovery
 from benchmarks.peers import ray_train, torchft_ddp
 from benchmarks.peers.samples import RecoverySample, summarize
 from benchmarks.report import Row, publish
+from trainflow.cli.stop_signals import ending_in_order
 
 Measure = Callable[[int, int, Path], list[RecoverySample]]
 
@@ -126,6 +127,7 @@ def _hang_rows(system: str, samples: Sequence[RecoverySample]) -> list[Row]:
     ]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

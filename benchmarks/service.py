@@ -29,13 +29,13 @@ from statistics import median, quantiles
 from urllib.parse import urlsplit
 
 import httpx
-import ray
 from ray.util import state
 
 from benchmarks.report import Row, publish
 from benchmarks.trainflow_recovery import Scenario, make_job, wait_for_status
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.coordination.names import run_directory
 
@@ -127,7 +127,7 @@ def serving() -> Generator[Subject]:
                 wait_answer(job_url)
                 yield Subject(run, job_url, cluster)
         finally:
-            ray.shutdown()
+            disconnect()
             cluster.kill()  # its end in order takes ten seconds
 
 
@@ -253,6 +253,7 @@ def count_calls_at(subject: Subject, per_s: float, counted_s: float) -> tuple[fl
     return calls / took_s, answers / took_s
 
 
+@ending_in_order()
 def main() -> None:
     """Measure all of it."""
     parser = argparse.ArgumentParser(description=__doc__)

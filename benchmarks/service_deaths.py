@@ -32,6 +32,7 @@ from benchmarks.page_watch import PageWatch, watching
 from benchmarks.prober import Look, Prober, look_at, measure_silence
 from benchmarks.report import Row, publish
 from benchmarks.service import service_on, time_steps, wait_answer
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.coordination.names import stamp_directory
@@ -326,6 +327,7 @@ def to_rows(figures: Figures) -> list[Row]:
     return rows
 
 
+@ending_in_order()
 def main() -> None:
     """Measure all of it."""
     parser = argparse.ArgumentParser(description=__doc__)

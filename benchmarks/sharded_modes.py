@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.report import Row, publish
 from benchmarks.trainflow_recovery import Ground, Scenario, own_ground, wait_for_status
 from benchmarks.workload import LARGE, SMALL, Size, num_state_bytes
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.config.job import JobConfig
 
 MODES = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -118,6 +119,7 @@ def measure(plan: Plan) -> list[Row]:
     return rows
 
 
+@ending_in_order()
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

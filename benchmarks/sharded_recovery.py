@@ -31,6 +31,7 @@ from benchmarks.recovery import to_raw, to_rows
 from benchmarks.report import Row, publish
 from benchmarks.trainflow_sharded_recovery import FSDP, HSDP, ZERO1, Layout, Outcome
 from benchmarks.workload import LARGE, SMALL, Size, num_state_bytes
+from trainflow.cli.stop_signals import ending_in_order
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def identity_rows(system: str, outcome: Outcome) -> list[Row]:
     ]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

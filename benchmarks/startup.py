@@ -35,6 +35,7 @@ from benchmarks.trainflow_recovery import (
     own_ground,
     wait_for_status,
 )
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run
@@ -186,6 +187,7 @@ def _rows_of(system: str, starts: Sequence[Start]) -> list[Row]:
     ]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.report import Row, interval_of_median, publish
 from benchmarks.streaming_driver import NUM_RANKS, Found, Plan
 from benchmarks.workload import SMALL, num_state_bytes
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts, net_hosts
 from trainflow.coordination.local_cluster import LocalCluster
 
@@ -96,6 +97,7 @@ def _lag_rows(system: str, lags: list[int | None]) -> list[Row]:
     ]
 
 
+@ending_in_order()
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

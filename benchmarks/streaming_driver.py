@@ -17,7 +17,6 @@ from statistics import median
 from typing import Any
 
 import psutil
-import ray
 from pydantic import BaseModel
 
 from benchmarks.streaming_job import RANKS_ON, Args
@@ -25,7 +24,7 @@ from benchmarks.turns import Turns, block_medians
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig, SnapshotConfig
 from trainflow.coordination import names
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 
 NUM_RANKS = 2
 _NUM_MICROBATCHES = 4  # of a rank: 8 gathers and a sum, 3 times what a copy of a shard takes
@@ -226,7 +225,7 @@ def main() -> None:
             if plan.num_slow_steps:
                 measure_slow(plan, Path(directory), found)
         finally:
-            ray.shutdown()
+            disconnect()
     print(found.model_dump_json())
 
 

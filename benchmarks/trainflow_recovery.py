@@ -11,11 +11,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import ray
 
 from benchmarks.peers.events import EventTail
 from benchmarks.peers.killing import (
@@ -28,8 +26,7 @@ from benchmarks.peers.killing import (
 from benchmarks.peers.samples import Kill, RecoverySample, summarize, to_samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
-from trainflow.coordination import names
-from trainflow.coordination.driver import Run, connect, start_run
+from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 NUM_MEMBERS = 3
@@ -91,12 +88,10 @@ class Ground:
     """A cluster that runs are started on, one after the other."""
 
     cluster: LocalCluster
-    runs: list[Run] = field(default_factory=list[Run])
 
     def start(self, job: JobConfig) -> Run:
         """Start a job; returns at once."""
-        self.runs.append(start_run(job))
-        return self.runs[-1]
+        return start_run(job)
 
 
 @contextmanager
@@ -104,19 +99,14 @@ def own_ground(home: Path, scenario: Scenario) -> Generator[Ground]:
     """Start a fresh cluster; it and its runs are gone afterwards."""
     os.environ["TRAINFLOW_HOME"] = str(home)
     head_cpus = 0 if scenario.num_nodes else scenario.num_members + scenario.num_spares
-    runs: list[Run] = []
-    try:
-        with LocalCluster.start(
-            head_cpus=head_cpus, num_nodes=scenario.num_nodes, node_cpus=_NODE_CPUS
-        ) as cluster:
-            connect(cluster.address)
-            try:
-                yield Ground(cluster, runs)
-            finally:
-                ray.shutdown()
-    finally:
-        for run in runs:  # cut off with its cluster: nobody is left to remove its stamps
-            shutil.rmtree(names.stamp_directory(run.job_id, "any").parent, ignore_errors=True)
+    with LocalCluster.start(
+        head_cpus=head_cpus, num_nodes=scenario.num_nodes, node_cpus=_NODE_CPUS
+    ) as cluster:
+        connect(cluster.address)
+        try:
+            yield Ground(cluster)
+        finally:
+            disconnect()
 
 
 class NodeKiller:

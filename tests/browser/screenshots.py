@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from tests.browser.conftest import running_chromium
 from tests.integration.served import Ground, Service, serving
+from trainflow.cli.stop_signals import ending_in_order
 from trainflow.data.pack import PackOptions, pack_corpus
 
 Scheme = Literal["light", "dark"]
@@ -89,6 +90,7 @@ def train(service: Service) -> str:
     return job_id
 
 
+@ending_in_order()
 def main() -> None:
     """Draw both."""
     parser = argparse.ArgumentParser(description=__doc__)

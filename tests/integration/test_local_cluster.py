@@ -1,11 +1,15 @@
-"""A head of this machine's own, beside others."""
+"""A head of this machine's own: beside others, and how it ends."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from trainflow.coordination.driver import connect, disconnect
+from tests.integration.served import tiny_job, wait_until
+from trainflow.config.job import JobConfig
+from trainflow.coordination import names
+from trainflow.coordination.driver import connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -22,3 +26,26 @@ def test_a_head_that_takes_jobs_starts_where_another_one_has_the_dashboard_s_por
                 assert JobSubmissionClient(cluster.address).list_jobs() is not None
             finally:
                 disconnect()
+
+
+def test_a_cluster_that_is_killed_leaves_nothing_of_its_jobs_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRAINFLOW_HOME", str(tmp_path))
+    training = {"max_steps": 10**6, "global_batch_size": 8, "microbatch_size": 2}
+    module = "tests.integration.command_line_job"
+    job = tiny_job(
+        entrypoint=f"{module}:train", data={"dataset": f"{module}:make_points"}, training=training
+    )
+    with LocalCluster.start(head_cpus=2) as cluster:
+        connect(cluster.address)
+        try:
+            run = start_run(JobConfig.model_validate(job))
+            wait_until(lambda: run.status()["step"] >= 5, run.status)
+        finally:
+            disconnect()
+        memory = names.stamp_directory(run.job_id, "any").parent
+        assert list(memory.glob("*/*.stamp"))
+        cluster.kill()
+        assert list(memory.glob("*/*.stamp")), "nobody is there to remove them"
+    assert not memory.exists()

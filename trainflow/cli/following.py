@@ -16,8 +16,30 @@ from trainflow.errors import UnreachableError
 
 
 @contextmanager
-def detachable(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
-    """Leave by Ctrl-C, or when nobody takes the output any more; the job goes on.
+def leavable(explain: Callable[[], str]) -> Generator[None]:
+    """Leave by Ctrl-C, and say what becomes of what was asked.
+
+    Args:
+        explain: returns what is said.
+
+    Raises:
+        typer.Exit: with 130 after Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(f"left; {explain()}", err=True)
+        raise typer.Exit(ExitCode.DETACHED) from interrupt
+
+
+def explain_return(job_id: str | None, command: str) -> str:
+    """Return that a job, None if it isn't chosen yet, goes on, and how to come back to it."""
+    return f"{job_id or 'the job'} goes on. Come back with: {command}"
+
+
+@contextmanager
+def followed(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
+    """Leave when nobody takes the output any more; the job goes on.
 
     If the service is gone, its error is told, and how to come back.
 
@@ -26,14 +48,11 @@ def detachable(job_id: str, come_back: Callable[[], str]) -> Generator[None]:
         come_back: returns the command that goes on where this one has stopped.
 
     Raises:
-        typer.Exit: with 130 after Ctrl-C; with 0 if the reader of a pipe has left; with 1 if what
-            is printed can't be written.
+        typer.Exit: with 0 if the reader of a pipe has left; with 1 if what is printed can't be
+            written.
     """
     try:
         yield
-    except KeyboardInterrupt as interrupt:
-        say(f"left; {job_id} goes on. Come back with: {come_back()}", err=True)
-        raise typer.Exit(ExitCode.DETACHED) from interrupt
     except UnreachableError:
         say(f"{job_id} is followed no more. Come back with: {come_back()}", err=True)
         raise

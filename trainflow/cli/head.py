@@ -20,16 +20,14 @@ from pathlib import Path
 import psutil
 
 from trainflow.cli.home import refuse_home
-from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
-from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.abandoned_memory import remove_of_node
+from trainflow.coordination.liveness import is_alive, wait_gone
+from trainflow.coordination.local_cluster import LocalCluster, find_node_id
 from trainflow.errors import ConflictError, CoordinationError
 
 _END_WITHIN_S = 10.0
-_DIE_WITHIN_S = 2.0
-_LOOK_EVERY_S = 0.05
 _START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
 
 
@@ -60,7 +58,7 @@ class HeadRecord:
             process.pid,
             process.create_time(),
             str(cluster.head.temp_dir),
-            _find_node_id(process),
+            find_node_id(process),
         )
 
     def find_process(self) -> psutil.Process | None:
@@ -68,27 +66,9 @@ class HeadRecord:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             is_same = abs(process.create_time() - self.started_at_s) < _START_TIME_TOLERANCE_S
-            if is_same and _is_alive(process):
+            if is_same and is_alive(process):
                 return process
         return None
-
-
-def _find_node_id(head: psutil.Process) -> str:
-    """Return the node id that a head's raylet was started with; "" if none says it."""
-    option = "--node_id="  # by which Ray itself finds the nodes of a machine
-    for process in head.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            for argument in process.cmdline():
-                if argument.startswith(option):
-                    return argument.removeprefix(option)
-    return ""
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs; one whose parent has yet to take note of its end doesn't."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def locate_record() -> Path:
@@ -152,42 +132,10 @@ def forget_head(record: HeadRecord) -> None:
     if (temp_dir / "ray-start.log").exists():
         shutil.rmtree(temp_dir, ignore_errors=True)
     if record.node_id:
-        _remove_stamps(record.node_id)
+        remove_of_node(record.node_id)
     with contextlib.suppress(OSError, ValueError):  # what can't be removed is stale, and seen to be
         if json.loads(locate_record().read_text()).get("pid") == record.pid:
             locate_record().unlink()
-
-
-def _remove_stamps(node_id: str) -> None:
-    """Remove the stamps of a dead head's node; those of a run with a live process are left."""
-    of_all_jobs = names.stamp_directory("any", node_id).parents[1]
-    for folder in of_all_jobs.glob(f"*/{node_id}"):
-        if not _wait_gone(_find_processes(_wait_stamped(folder)), _DIE_WITHIN_S):
-            shutil.rmtree(folder, ignore_errors=True)
-            remove_empty_folders(folder)
-
-
-def _wait_stamped(folder: Path) -> set[int]:
-    """Return the pids of the workers of a folder, once each has stamped.
-
-    From a stamp's file to its stamp it takes microseconds: if there is none after a while, whoever
-    made the file was killed in between.
-    """
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + _DIE_WITHIN_S
-    while True:
-        is_over = SYSTEM_CLOCK.monotonic_s() > deadline_s  # before the last look, not after it
-        stamps = [read_stamp(path) for path in folder.glob("*.stamp")]
-        if is_over or None not in stamps:
-            return {stamp.pid for stamp in stamps if stamp is not None}
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
-
-
-def _find_processes(pids: set[int]) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
 
 
 def end_head(record: HeadRecord) -> None:
@@ -203,22 +151,12 @@ def end_head(record: HeadRecord) -> None:
         for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if alive := _wait_gone(tree, _END_WITHIN_S):
+        if alive := wait_gone(tree, _END_WITHIN_S):
             raise CoordinationError(
                 f"head: got processes {alive} {_END_WITHIN_S:.0f} s after they were killed; "
                 "expected none; look what holds them, and run `trainflow down` again"
             )
     forget_head(record)
-
-
-def _wait_gone(processes: list[psutil.Process], within_s: float) -> list[int]:
-    """Wait until all are gone; returns the pids of those that are still alive after a while."""
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + within_s
-    while alive := [process.pid for process in processes if _is_alive(process)]:
-        if SYSTEM_CLOCK.monotonic_s() > deadline_s:
-            break
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
-    return alive
 
 
 @contextlib.contextmanager

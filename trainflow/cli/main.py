@@ -171,7 +171,7 @@ def main() -> None:
     What a user can mend is said in one message; only an unexpected error keeps its traceback.
     """
     try:
-        app()
+        app(prog_name="trainflow")  # not what `python -m` is called by, which no shell completes
     except TrainFlowError as error:
         say(f"trainflow: {error}", err=True)
         sys.exit(error.exit_code)

@@ -6,6 +6,7 @@ Process: driver.  Pure, but for reading the file of the token.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from trainflow.errors import ConfigError
 
@@ -76,13 +77,22 @@ def find_service(server: str | None, env: Mapping[str, str]) -> ServicePlace:
         ConfigError: its URL is none.
     """
     url = server or env.get(SERVER) or OWN_SERVER
-    if not url.startswith(("http://", "https://")):
+    if not _is_url(url):
         source = "--server" if server else SERVER
         raise ConfigError(
             f"{source}: got {url!r}, expected a URL as {OWN_SERVER}; write it with http:// or "
-            "https://, or name a Ray cluster with --address instead"
+            "https://, and a host, or name a Ray cluster with --address instead"
         )
     return ServicePlace(url, is_given=not env.get(SERVER) or server is not None)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        has_place = bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is none
+        return False
+    return url.scheme in {"http", "https"} and has_place and len(text.split()) == 1
 
 
 def read_token(env: Mapping[str, str]) -> str | None:

@@ -76,23 +76,31 @@ def profile(  # noqa: PLR0913, PLR0917  each is an option
             "--number: got it beside --rank or --steps, expected it alone: that profile has been "
             "asked for; leave the others out"
         )
-    from trainflow.cli.following import detachable  # noqa: PLC0415
+    from trainflow.cli.following import explain_return, followed, leavable  # noqa: PLC0415
 
-    with open_jobs(server, address) as jobs:
+    chosen, awaited = job_id, number
+
+    def come_back() -> str:
+        named = "" if chosen is None else f" {chosen}"
+        there = "" if to is None else f" --to {to}"
+        return (
+            f"trainflow profile{named} --number {awaited}{there}{_place_options(server, address)}"
+        )
+
+    def explain() -> str:
+        if awaited is None:
+            return "steps may be recorded all the same; `trainflow events` tells of that"
+        return explain_return(chosen, come_back())
+
+    with leavable(explain), open_jobs(server, address) as jobs:
         if number is None:
             asked = jobs.begin_profile(job_id, steps or _STEPS, wanted)
             say(describe_asked(asked), err=True)
         else:
             asked = jobs.find_profile(job_id, number)
-        awaited = number or _number_of(asked)
-
-        def come_back() -> str:
-            options = _place_options(server, address)
-            there = "" if to is None else f" --to {to}"
-            return f"trainflow profile {asked.job_id} --number {awaited}{there}{options}"
-
-        with detachable(asked.job_id, come_back):
-            found = wait_for_traces(jobs, asked.job_id, awaited, SYSTEM_CLOCK)
+        chosen, awaited = asked.job_id, number or _number_of(asked)
+        with followed(chosen, come_back):
+            found = wait_for_traces(jobs, chosen, awaited, SYSTEM_CLOCK)
         places = dict(_fetch(jobs, found, to))
     _show(found, places, output)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainflow.cli.exit_codes import ExitCode
+from trainflow.cli.following import explain_return, followed, leavable
 from trainflow.cli.job_commands import JobId
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
@@ -29,6 +29,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
+    from trainflow.cli.service_jobs import ServiceJobs
     from trainflow.client import ServiceError
     from trainflow.service.record_documents import EventDocument
 
@@ -97,12 +98,22 @@ def submit(
     place = find_service(server, os.environ)
     config = read_submission(job_file, overrides or [])
     folder = None if working_directory is None else str(Path(working_directory).absolute())
-    key = key or secrets.token_hex(16)
+    key = _require_key(key) if key is not None else secrets.token_hex(16)
     with open_client(place) as client, _repeatable(key):
         job = client.submit(config, working_directory=folder, key=key)
     write_answer(job.model_dump(mode="json"), job.job_id, output)
     if output is Output.TABLE:
         say(describe_next(job.job_id, place), err=True)
+
+
+def _require_key(key: str) -> str:
+    """Return a key that was given; one that is empty, as by an unset variable, would be no key."""
+    if not key.strip():
+        raise ConfigError(
+            "--idempotency-key: got an empty one, expected text that tells this submission from "
+            "others; give some, or leave it out"
+        )
+    return key
 
 
 @contextmanager
@@ -119,10 +130,8 @@ def _repeatable(key: str) -> Generator[None]:
         f"before, with --idempotency-key {key}"
     )
     try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        say(f"left; {advice}", err=True)
-        raise typer.Exit(ExitCode.DETACHED) from interrupt
+        with leavable(lambda: advice):
+            yield
     except ServiceError as error:
         if may_have_been_taken(error):
             say(advice, err=True)
@@ -194,27 +203,33 @@ def events(
 
     With -f each comes as it happens: JSON as a line of its own, YAML as a document.
     """
-    from trainflow.cli.following import detachable  # noqa: PLC0415
-    from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
-
     place = find_service(server, os.environ)
-    with open_client(place) as client:
-        chosen = ServiceJobs(client).choose(job_id)
-        last = after
+    chosen, last = job_id, after
 
-        def come_back() -> str:
-            form = "" if output is Output.TABLE else f" -o {output}"
-            return f"trainflow events {chosen} -f --after {last}{form}{place.option()}"
+    def come_back() -> str:
+        named = "" if chosen is None else f" {chosen}"
+        form = "" if output is Output.TABLE else f" -o {output}"
+        return f"trainflow events{named} -f --after {last}{form}{place.option()}"
 
-        with detachable(chosen, come_back):
+    with leavable(lambda: explain_return(chosen, come_back())), _jobs_of(place) as jobs:
+        chosen = jobs.choose(job_id)
+        with followed(chosen, come_back):
             if not follow:
-                found = list(client.events(chosen, after=after, follow=False))
+                found = list(jobs.client.events(chosen, after=after, follow=False))
                 _write_events(found, output)
                 return
-            for event in client.events(chosen, after=after):
+            for event in jobs.client.events(chosen, after=after):
                 item = event.model_dump(mode="json")
                 typer.echo(render_item(item, describe_event(event), output))
                 last = event.number
+
+
+@contextmanager
+def _jobs_of(place: ServicePlace) -> "Generator[ServiceJobs]":
+    from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
+
+    with open_client(place) as client:
+        yield ServiceJobs(client)
 
 
 def _write_events(found: "list[EventDocument]", output: Output) -> None:
@@ -242,26 +257,25 @@ def logs(
     The driver tells of progress, events, and why the job failed. Of each worker the newest part is
     kept, also when Ray is gone.
     """
-    from trainflow.cli.following import detachable  # noqa: PLC0415
-    from trainflow.cli.service_jobs import ServiceJobs, open_client  # noqa: PLC0415
-    from trainflow.cli.worker_logs import print_all  # noqa: PLC0415
-
     _require_one_log(worker, offset)
     place = find_service(server, os.environ)
-    with open_client(place) as client:
-        chosen = ServiceJobs(client).choose(job_id)
-        reached, whose = offset, worker
+    chosen, reached, whose = job_id, offset, worker
 
-        def come_back() -> str:  # by the worker's id: its rank may be another one's by then
-            option = "" if whose is None else f" --worker {whose}"
-            begin = "" if worker == _ALL else f" --offset {reached}"
-            return f"trainflow logs {chosen}{option} -f{begin}{place.option()}"
+    def come_back() -> str:  # by the worker's id: its rank may be another one's by then
+        named = "" if chosen is None else f" {chosen}"
+        option = "" if whose is None else f" --worker {whose}"
+        begin = "" if worker == _ALL else f" --offset {reached}"
+        return f"trainflow logs{named}{option} -f{begin}{place.option()}"
 
-        with detachable(chosen, come_back):
+    with leavable(lambda: explain_return(chosen, come_back())), _jobs_of(place) as jobs:
+        from trainflow.cli.worker_logs import print_all  # noqa: PLC0415
+
+        chosen = jobs.choose(job_id)
+        with followed(chosen, come_back):
             if worker == _ALL:
-                print_all(client, chosen, SYSTEM_CLOCK, follow=follow)
+                print_all(jobs.client, chosen, SYSTEM_CLOCK, follow=follow)
                 return
-            pieces = client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
+            pieces = jobs.client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
             for piece in pieces:
                 typer.echo(piece.data, nl=False)
                 reached, whose = piece.end, piece.worker

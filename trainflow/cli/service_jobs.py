@@ -64,32 +64,36 @@ def open_client(
 
 
 class ServiceJobs:
-    """The jobs of a service."""
+    """The jobs of a service.
+
+    Attributes:
+        client: that asks it.
+    """
 
     def __init__(self, client: "TrainFlowClient"):
-        self._client = client
+        self.client = client
 
     def list(self, wanted: Wanted) -> Shown:
         """List jobs, the newest first, also those that have ended."""
-        found = self._client.list(states=wanted.states, name=wanted.name, labels=wanted.labels)
+        found = self.client.list(states=wanted.states, name=wanted.name, labels=wanted.labels)
         jobs = list(islice(found, wanted.limit))
         answer = [job.model_dump(mode="json") for job in jobs]
         return Shown(answer, format_table([_times(row) for row in answer], JOB_COLUMNS))
 
     def status(self, job_id: str | None) -> Shown:
         """Tell what a job's coordinator published last."""
-        job = self._client.get(self.choose(job_id))
+        job = self.client.get(self.choose(job_id))
         return Shown(job.model_dump(mode="json"), describe_status(job), describe_age(job.stale_s))
 
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
-        found = self._client.workers(self.choose(job_id))
+        found = self.client.workers(self.choose(job_id))
         rows = [row.model_dump(mode="json") for row in found.workers]
         return Shown(rows, format_table(rows, WORKER_COLUMNS), describe_age(found.stale_s))
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job stopped."""
-        job = self._client.stop(self.choose(job_id))
+        job = self.client.stop(self.choose(job_id))
         text = f"{job.job_id} stops at its next step boundary"
         if job.state.is_terminal:
             text = f"{job.job_id} is stopped already"
@@ -98,22 +102,22 @@ class ServiceJobs:
     def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
         """Have ranks of a job record steps."""
         chosen = self.choose(job_id)
-        asked = self._client.profile(chosen, steps=num_steps, ranks=ranks)
-        directory = self._client.get(chosen).directory
+        asked = self.client.profile(chosen, steps=num_steps, ranks=ranks)
+        directory = self.client.get(chosen).directory
         return Profiled(chosen, directory, Profile.parse(asked.model_dump()))
 
     def find_profile(self, job_id: str | None, number: int) -> Profiled:
         """Tell what the history knows of a profile."""
         chosen = self.choose(job_id)
-        known = {each.number: each for each in self._client.profiles(chosen)}
+        known = {each.number: each for each in self.client.profiles(chosen)}
         found = known.get(number)
         profile = None if found is None else Profile.parse(found.model_dump())
-        return Profiled(chosen, self._client.get(chosen).directory, profile)
+        return Profiled(chosen, self.client.get(chosen).directory, profile)
 
     def read_trace(self, profiled: Profiled, trace: Trace) -> Iterator[bytes]:
         """Yield a trace."""
         assert profiled.profile is not None, "it has traces"
-        return self._client.trace(profiled.job_id, profiled.profile.number, trace.rank)
+        return self.client.trace(profiled.job_id, profiled.profile.number, trace.rank)
 
     def choose(self, job_id: str | None) -> str:
         """Return the named job; the only one that goes on, if none is named.
@@ -126,7 +130,7 @@ class ServiceJobs:
         """
         if job_id is not None:
             return require_job_id(job_id)
-        going_on = list(self._client.list(states=_GOING_ON))
+        going_on = list(self.client.list(states=_GOING_ON))
         found = [job.job_id for job in going_on if not is_lost(job)]
         found = found or [job.job_id for job in going_on]
         if not found:

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
 from trainflow.coordination.log_segments import Piece
+from trainflow.errors import ConfigError
 from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.profile_documents import ProfileDocument, ProfilesDocument
 from trainflow.service.record_documents import (
@@ -250,6 +251,14 @@ def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceErr
     except ValueError:
         document = None
     return as_error(read_problem(status, document, text, headers.get("retry-after")))
+
+
+def refuse_url(url: str, error: Exception) -> ConfigError:
+    """Return the error for what is no URL."""
+    return ConfigError(
+        f"url: got {url!r} ({error}), expected that of the service, as http://127.0.0.1:8000; mend "
+        "it"
+    )
 
 
 def unreachable(url: str, error: Exception) -> ServiceError:

@@ -13,7 +13,15 @@ import httpx
 import trainflow.client.requests as api
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, ServiceError, WaitedTooLongError
-from trainflow.client.requests import Answer, LogPiece, Request, decide_pause, error_in, unreachable
+from trainflow.client.requests import (
+    Answer,
+    LogPiece,
+    Request,
+    decide_pause,
+    error_in,
+    refuse_url,
+    unreachable,
+)
 from trainflow.client.trace_source import TraceSource
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
@@ -63,11 +71,17 @@ class TrainFlowClient:
             timeout_s: for which an answer is waited.
             clock: paces what is asked again.
             transport: how requests travel; for tests.
+
+        Raises:
+            ConfigError: ``url`` is none.
         """
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=timeout_s, transport=transport
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url, headers=headers, timeout=timeout_s, transport=transport
+            )
+        except httpx.InvalidURL as error:
+            raise refuse_url(url, error) from error
         self._clock = clock
         self._timeout_s = timeout_s
 

@@ -2,7 +2,8 @@
 
 Process: keeper, one a node and job, without a share of CPU or GPU.
 Threads: one loop reads stamps and sends heartbeats; calls come in beside it; one tells for how long
-this process has run (`wakefulness`); one copies what workers print (`worker_output`).
+this process has run (`wakefulness`); one copies what workers print (`worker_output`); one removes,
+at first, what dead nodes have left in this machine's memory (`abandoned_memory`).
 """
 
 import logging
@@ -27,6 +28,7 @@ from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.skewed_clock import follow_skew
 from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.coordination import names
+from trainflow.coordination.abandoned_memory import mark_used, remove_abandoned
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper_settings import KeeperSettings
@@ -129,6 +131,7 @@ class Keeper:
             self._output.start()
         follow_skew(find_folder(job_id), os.getpid())
         keep_awake(self._awake, SYSTEM_CLOCK)
+        threading.Thread(target=remove_abandoned, name="abandoned", daemon=True).start()
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
 
     @ray.method(concurrency_group="control")
@@ -248,6 +251,7 @@ class Keeper:
         # That somebody goes on is news, too: whoever stands still is about to be killed.
         had_stale, self._had_stale = self._had_stale, self._has_stale(progress)
         if now_s >= self._next_beat_s or had_stale or self._had_stale or has_news:
+            mark_used(self._stamps)
             self._beat(progress)
             self._next_beat_s = now_s + HEARTBEAT_S
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.coordination.abandoned_memory import remove_of_node
 from trainflow.coordination.sites import Loopback, Sites
 from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
@@ -41,11 +42,14 @@ class LocalNode:
         process: whose children are the node.
         temp_dir: Ray's files of this node.
         host: the address that it was given; None if Ray has found one.
+        node_id: Ray's name for it, after which its folders in shared memory are named; "" until it
+            has registered.
     """
 
     process: subprocess.Popen[bytes]
     temp_dir: Path
     host: str | None = None
+    node_id: str = ""
 
     @property
     def pid(self) -> int:
@@ -53,13 +57,20 @@ class LocalNode:
         return self.process.pid
 
     def kill(self) -> None:
-        """End every process of the node at once, as a power cut does."""
+        """End every process of the node at once, as a power cut does; its memory is left."""
+        self.note_id()
         _kill(self.tree())
         self.process.wait()
 
     def stop(self) -> None:
         """End the node in order; what does not end is killed."""
         _stop([self])
+
+    def note_id(self) -> None:
+        """Read the node's id from its processes, unless that is known, or they are gone."""
+        if not self.node_id:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.node_id = find_node_id(psutil.Process(self.pid))
 
     def tree(self) -> list[psutil.Process]:
         """Return all of the node's processes."""
@@ -70,9 +81,20 @@ class LocalNode:
             return []
 
 
+def find_node_id(node: psutil.Process) -> str:
+    """Return the id that a node's raylet was started with; "" if none says it."""
+    option = "--node_id="  # by which Ray itself finds the nodes of a machine
+    for process in node.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            for argument in process.cmdline():
+                if argument.startswith(option):
+                    return argument.removeprefix(option)
+    return ""
+
+
 @dataclass
 class LocalCluster:
-    """A head and its nodes. A context manager: leaves no process and no file behind.
+    """A head and its nodes. A context manager: leaves no process behind, no file and no memory.
 
     Attributes:
         address: what other processes connect to.
@@ -87,6 +109,7 @@ class LocalCluster:
     nodes: list[LocalNode] = field(default_factory=list[LocalNode])
     sites: Sites = field(default_factory=Loopback)
     dies_with_starter: bool = False
+    _replaced: list[LocalNode] = field(default_factory=list[LocalNode], init=False)
 
     @classmethod
     def start(
@@ -141,19 +164,25 @@ class LocalCluster:
     def begin_replacing(self, dead: LocalNode, cpus: float) -> LocalNode:
         """As `replace`, without waiting for the node to have registered."""
         index = self.nodes.index(dead)
+        self._replaced.append(dead)
         shutil.rmtree(dead.temp_dir, ignore_errors=True)
         self.nodes[index] = self._begin_node(index, cpus)
         return self.nodes[index]
 
     def stop(self) -> None:
-        """End every process of the cluster, all nodes before the head, and remove its files."""
+        """End every process of the cluster, all nodes before the head, and remove its files.
+
+        What jobs have left in shared memory goes with it, also of nodes that were replaced.
+        """
         _stop(self.nodes)
         _stop([self.head])
-        for node in [*self.nodes, self.head]:
+        for node in [*self._replaced, *self.nodes, self.head]:
             shutil.rmtree(node.temp_dir, ignore_errors=True)
+            if node.node_id:
+                remove_of_node(node.node_id)
 
     def kill(self) -> None:
-        """End every process of the cluster at once; `stop` removes the files."""
+        """End every process of the cluster at once; `stop` removes what they leave."""
         for node in [*self.nodes, self.head]:
             node.kill()
 
@@ -172,6 +201,7 @@ def _stop(nodes: Sequence[LocalNode]) -> None:
     """End nodes in order, side by side: each takes seconds, and most of them by waiting."""
     processes = [process for node in nodes for process in node.tree()]
     for node in nodes:
+        node.note_id()
         with contextlib.suppress(ProcessLookupError):
             node.process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=_STOPS_WITHIN_S)
@@ -250,6 +280,7 @@ def _bind_to_starter() -> None:
 
 def _wait_started(node: LocalNode) -> None:
     _wait_for(node, lambda: "Ray runtime started" in _log_of(node))
+    node.note_id()  # a node that dies by itself can't be asked any more
 
 
 def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:

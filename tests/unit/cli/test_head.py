@@ -1,18 +1,17 @@
 """The record of this machine's own head, without a Ray."""
 
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.full_disk import room_for
+from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
 from trainflow.cli import head as heads
 from trainflow.cli.head import (
     HeadRecord,
@@ -25,10 +24,8 @@ from trainflow.cli.head import (
     write_head,
 )
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.stamps import StampWriter
 from trainflow.config.job import WorkersConfig
-from trainflow.coordination import names
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import LocalCluster, LocalNode, find_node_id
 from trainflow.errors import ConflictError, CoordinationError
 
 WORKERS = WorkersConfig(minimum=1, target=3, spares=2)
@@ -151,8 +148,7 @@ def test_a_head_that_can_not_be_ended_stays_recorded(
     record: HeadRecord, monkeypatch: pytest.MonkeyPatch
 ):
     write_head(record)
-    monkeypatch.setattr(heads, "_END_WITHIN_S", 0.0)
-    monkeypatch.setattr(heads, "_is_alive", lambda _: True)
+    monkeypatch.setattr(heads, "wait_gone", lambda *_: [record.pid])
     with pytest.raises(CoordinationError, match=str(record.pid)):
         end_head(record)
     assert locate_record().exists()
@@ -168,19 +164,7 @@ def test_another_process_of_that_pid_is_left_alone(
 @pytest.fixture
 def stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that stands for /dev/shm/trainflow."""
-    root = tmp_path / "shm"
-    monkeypatch.setattr(names, "stamp_directory", lambda job_id, node_id: root / job_id / node_id)
-    return root
-
-
-def leave_stamp(folder: Path, pid: int) -> None:
-    """Leave a stamp behind as a worker of that pid does when it is killed."""
-    writer = StampWriter(folder / "of-this-process.stamp")
-    data = bytearray((folder / "of-this-process.stamp").read_bytes())
-    writer.close()
-    struct.pack_into("=q", data, 0, pid)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "slot0-1.0.stamp").write_bytes(data)
+    return stand_in_for_memory(tmp_path / "shm", monkeypatch)
 
 
 def test_with_a_head_go_the_stamps_of_its_killed_workers(record: HeadRecord, stamps: Path):
@@ -188,53 +172,6 @@ def test_with_a_head_go_the_stamps_of_its_killed_workers(record: HeadRecord, sta
     leave_stamp(stamps / "job-a" / NODE_ID, worker.pid)
     (stamps / "job-b" / NODE_ID).mkdir(parents=True)
     end_head(replace(record, node_id=NODE_ID))
-    assert list(stamps.iterdir()) == []
-
-
-def test_stamps_of_another_node_are_left(record: HeadRecord, stamps: Path):
-    worker = psutil.Process(record.pid).children()[0]
-    for node_id in (NODE_ID, "0ther"):
-        leave_stamp(stamps / "job-a" / node_id, worker.pid)
-    end_head(replace(record, node_id=NODE_ID))
-    assert [path.name for path in (stamps / "job-a").iterdir()] == ["0ther"]
-    assert [path.name for path in (stamps / "job-a" / "0ther").iterdir()] == ["slot0-1.0.stamp"]
-
-
-def test_stamps_of_a_live_process_are_left(
-    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(heads, "_DIE_WITHIN_S", 0.0)
-    leave_stamp(stamps / "job-a" / NODE_ID, os.getpid())
-    forget_head(replace(record, node_id=NODE_ID))
-    assert (stamps / "job-a" / NODE_ID / "slot0-1.0.stamp").exists()
-
-
-def test_a_worker_that_is_about_to_stamp_is_waited_for(
-    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = stamps / "job-a" / NODE_ID
-    folder.mkdir(parents=True)
-    (folder / "slot0-1.0.stamp").write_bytes(bytes(64))
-    naps_s: list[float] = []
-
-    def stamp_meanwhile(duration_s: float) -> None:
-        naps_s.append(duration_s)
-        leave_stamp(folder, os.getpid())
-
-    clock = SimpleNamespace(sleep=stamp_meanwhile, monotonic_s=lambda: 10.0 * len(naps_s))
-    monkeypatch.setattr(heads, "SYSTEM_CLOCK", clock)
-    forget_head(replace(record, node_id=NODE_ID))
-    assert (folder / "slot0-1.0.stamp").exists()
-
-
-def test_a_stamp_that_is_never_made_goes_with_its_folder(
-    record: HeadRecord, stamps: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(heads, "_DIE_WITHIN_S", 0.0)
-    folder = stamps / "job-a" / NODE_ID
-    folder.mkdir(parents=True)
-    (folder / "slot0-1.0.stamp").write_bytes(b"")
-    forget_head(replace(record, node_id=NODE_ID))
     assert list(stamps.iterdir()) == []
 
 
@@ -267,7 +204,7 @@ def test_a_heads_node_is_read_from_its_raylet():
             wait_titled(raylet)
             cluster = LocalCluster("10.0.0.1:6379", LocalNode(parent, Path("/tmp/tf-x")))
             assert HeadRecord.of(cluster).node_id == NODE_ID
-            assert heads._find_node_id(raylet) == ""
+            assert find_node_id(raylet) == ""
         finally:
             raylet.kill()
             head.kill()

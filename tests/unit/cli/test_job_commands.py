@@ -19,7 +19,7 @@ from tests.unit.cli.conftest import CallMain
 from tests.unit.client.conftest import JOB, Service, service
 from tests.unit.service.runs import RecordedRun
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.cli.following import detachable
+from trainflow.cli.following import followed
 from trainflow.cli.service_jobs import is_lost
 from trainflow.client import TrainFlowClient
 from trainflow.client.problems import Problem, as_error
@@ -75,6 +75,15 @@ def test_a_job_is_submitted_once_by_its_key_and_what_comes_next_is_said(
     call_main("submit", job_file, *options, "-o", "json")
     assert json.loads(capsys.readouterr().out)["job_id"] == job_id
     assert len(ready.cluster.drivers) == 1
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_a_key_that_is_empty_is_no_key(
+    key: str, ready: Service, call_main: CallMain, job_file: Path, capsys: Captured
+):
+    assert call_main("submit", job_file, f"--idempotency-key={key}") == ExitCode.USAGE
+    assert "--idempotency-key: got an empty one" in capsys.readouterr().err
+    assert len(ready.cluster.drivers) == 0
 
 
 def test_a_job_may_have_numbers_and_dates_that_json_lacks(
@@ -418,7 +427,7 @@ def test_who_no_longer_listens_is_left(
 ):
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        with pytest.raises(Exit) as left, detachable(ID, lambda: "never"):
+        with pytest.raises(Exit) as left, followed(ID, lambda: "never"):
             raise OSError(number, "no listener")
     assert left.value.exit_code == expected
 
@@ -432,7 +441,7 @@ def test_without_a_service_or_a_token_that_is_said(
 
 
 def test_a_shell_completes_commands():
-    called = "import sys; sys.argv = ['trainflow']; from trainflow.cli.main import main; main()"
+    called = "from trainflow.cli.main import main; main()"  # sys.argv doesn't name the command
     asked = {"_TRAINFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "trainflow res"}
     result = subprocess.run(
         [sys.executable, "-c", called],

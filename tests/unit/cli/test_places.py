@@ -52,11 +52,26 @@ def test_two_places_at_once_are_refused():
 
 @pytest.mark.parametrize(
     ("server", "env", "source"),
-    [("jobs:8000", {}, "--server"), (None, {"TRAINFLOW_SERVER": "10.0.0.1"}, "TRAINFLOW_SERVER")],
+    [
+        ("jobs:8000", {}, "--server"),
+        (None, {"TRAINFLOW_SERVER": "10.0.0.1"}, "TRAINFLOW_SERVER"),
+        ("http://", {}, "--server"),
+        ("http://:8000", {}, "--server"),
+        ("http://jobs:8000 x", {}, "--server"),
+        ("http://jobs:port", {}, "--server"),
+        ("http://jobs:99999", {}, "--server"),
+        ("http://jobs:0", {}, "--server"),
+        ("http://[::1", {}, "--server"),
+    ],
 )
 def test_what_is_no_url_is_refused(server: str | None, env: dict[str, str], source: str):
     with pytest.raises(ConfigError, match=f"{source}: got .* expected a URL"):
         find_service(server, env)
+
+
+@pytest.mark.parametrize("url", [OWN_SERVER, "http://[::1]:8000", "https://jobs.example/under/"])
+def test_what_is_a_url_is_taken(url: str):
+    assert find_service(url, {}).url == url
 
 
 def test_further_commands_are_told_the_service_only_if_the_environment_does_not():

@@ -322,3 +322,9 @@ async def test_the_asynchronous_client_does_the_same(service: Service, clock: Co
     ) as client:
         with pytest.raises(ServiceUnavailableError):
             await client.get("tiny-abcdef")
+
+
+@pytest.mark.parametrize("client", [TrainFlowClient, AsyncTrainFlowClient])
+def test_what_is_no_url_is_refused(client: type[TrainFlowClient] | type[AsyncTrainFlowClient]):
+    with pytest.raises(ConfigError, match=r"url: got 'http://jobs:8000 x' .* expected that of"):
+        client("http://jobs:8000 x")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 # Told to end, each node waits until the other has been told too; the head only looks.
@@ -22,7 +23,9 @@ class Nodes:
         self._stack = stack
 
     def start(self, name: str, then: str, *marks: str) -> LocalNode:
-        script = f"trap '{then}' TERM; echo up; while :; do sleep 0.05; done"
+        return self.run(name, f"trap '{then}' TERM; echo up; while :; do sleep 0.05; done", *marks)
+
+    def run(self, name: str, script: str, *marks: str) -> LocalNode:
         paths = [str(self._folder / mark) for mark in marks]
         process = subprocess.Popen(["sh", "-c", script, *paths], stdout=subprocess.PIPE)
         self._stack.enter_context(process)
@@ -46,3 +49,28 @@ def test_nodes_end_side_by_side_and_before_the_head(nodes: Nodes):
     LocalCluster("", head, others).stop()
     assert [node.process.returncode for node in (*others, head)] == [0, 0, 0]
     assert not any(node.temp_dir.exists() for node in (*others, head))
+
+
+def test_what_nodes_have_in_memory_goes_with_them(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = stand_in_for_memory(tmp_path / "shm", monkeypatch)
+    head, other = nodes.start("head", "exit"), nodes.start("other", "exit")
+    dead = nodes.start("dead", "exit")
+    for node in (head, other, dead):
+        node.node_id = node.temp_dir.name
+        leave_stamp(memory / "job" / node.node_id, node.pid)
+    (memory / "job" / "of another cluster").mkdir()
+    cluster = LocalCluster("", head, [dead])
+    dead.kill()
+    monkeypatch.setattr(LocalCluster, "_begin_node", lambda *_: other)
+    cluster.begin_replacing(dead, 1)
+    cluster.stop()
+    assert [folder.name for folder in (memory / "job").iterdir()] == ["of another cluster"]
+
+
+def test_a_node_that_is_killed_knows_its_id(nodes: Nodes):
+    raylet = """sh -c 'echo up; read -r _ < "$0"; :' "$0" --node_id=5eed"""
+    node = nodes.run("node", f'mkfifo "$0"; {raylet} & wait', "pipe")
+    node.kill()
+    assert node.node_id == "5eed"

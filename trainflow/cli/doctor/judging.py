@@ -48,12 +48,15 @@ def judge_versions(
     return ok(f"Python {python}, {shown}")
 
 
-def judge_shared_memory(total_bytes: int | None, free_bytes: int) -> Finding:
+def judge_shared_memory(
+    total_bytes: int | None, free_bytes: int, abandoned_bytes: int = 0
+) -> Finding:
     """Judge /dev/shm, which holds snapshots and stamps, and Ray's objects.
 
     Args:
         total_bytes: of it; None if there is none.
         free_bytes: of it.
+        abandoned_bytes: what nodes have left there that are gone; counts as free.
     """
     enlarge = (
         "enlarge it: mount -o remount,size=... /dev/shm, --shm-size of docker run, an emptyDir of "
@@ -62,6 +65,12 @@ def judge_shared_memory(total_bytes: int | None, free_bytes: int) -> Finding:
     if total_bytes is None:
         return error("there is no /dev/shm", "mount a tmpfs there: workers stamp progress in it")
     text = f"/dev/shm: {_size(free_bytes)} free of {_size(total_bytes)}"
+    if abandoned_bytes:
+        text += (
+            f"; {_size(abandoned_bytes)} were left by nodes that were killed: the next job on this "
+            "machine removes that"
+        )
+        free_bytes += abandoned_bytes
     if free_bytes < _LEAST_SHARED_BYTES:
         return error(text, enlarge)
     return warning(text, enlarge) if free_bytes < _USUAL_SHARED_BYTES else ok(text)

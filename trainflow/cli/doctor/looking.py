@@ -64,12 +64,17 @@ def find_file_system(folder: Path) -> str:
 
 
 def look_at_shared_memory() -> Finding:
-    """See how large /dev/shm is, and how much of it is free."""
+    """See how large /dev/shm is, how much of it is free, and what was left there."""
+    from trainflow.coordination.abandoned_memory import (  # noqa: PLC0415  loads much
+        find_abandoned,
+        measure_bytes,
+    )
+
     try:
         usage = shutil.disk_usage(_SHARED_MEMORY)
     except OSError:
         return judging.judge_shared_memory(None, 0)
-    return judging.judge_shared_memory(usage.total, usage.free)
+    return judging.judge_shared_memory(usage.total, usage.free, measure_bytes(find_abandoned()))
 
 
 def look_at_descriptors() -> Finding:

@@ -4,7 +4,6 @@ Process: driver.  Thread: main.  Blocks: while nodes start and end.
 """
 
 import os
-import shutil
 from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -90,30 +89,25 @@ def open_ground(
 def _own_ground(folder: Path, plan: ChaosPlan, job: JobConfig) -> Generator[Ground]:
     cpus = cpus_of_a_node(plan, job)
     ground = Ground(folder)
-    try:
-        with (
-            _proxied_store(plan) as proxy,
-            _record_disk(folder, plan) as disk,
-            _hosts(plan) as hosts,
-            _environment(CAMPAIGN, str(folder)),
-            LocalCluster.start(
-                head_cpus=0,
-                num_nodes=plan.cluster.nodes,
-                node_cpus=cpus,
-                sites=hosts or Loopback(),
-                dies_with_starter=True,
-            ) as cluster,
-        ):
-            ground.own = OwnCluster(cluster, cpus, proxy, disk, hosts)
-            try:
-                connect(cluster.address)
-                yield ground
-            finally:
-                disconnect()
-    finally:
-        for run in ground.runs:  # cut off with its cluster: nobody is left to remove its memory
-            memory = names.stamp_directory(run.job_id, "any").parent
-            shutil.rmtree(memory, ignore_errors=True)
+    with (
+        _proxied_store(plan) as proxy,
+        _record_disk(folder, plan) as disk,
+        _hosts(plan) as hosts,
+        _environment(CAMPAIGN, str(folder)),
+        LocalCluster.start(
+            head_cpus=0,
+            num_nodes=plan.cluster.nodes,
+            node_cpus=cpus,
+            sites=hosts or Loopback(),
+            dies_with_starter=True,
+        ) as cluster,
+    ):
+        ground.own = OwnCluster(cluster, cpus, proxy, disk, hosts)
+        try:
+            connect(cluster.address)
+            yield ground
+        finally:
+            disconnect()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The command as a whole, and how its checks look at things."""
 
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from tests.unit.cli.conftest import CallMain
 from tests.unit.client.conftest import Service, service
+from tests.unit.coordination.left_stamps import stand_in_for_memory
 from trainflow.cli.doctor import command, looking
 from trainflow.cli.doctor.examination import examine
 from trainflow.cli.doctor.findings import Level, error, ok, warning
@@ -76,6 +78,15 @@ def test_this_machine_is_looked_at(home: Path):
     assert "/dev/shm" in looking.look_at_shared_memory().text
     assert "open files" in looking.look_at_descriptors().text
     assert looking.look_at_clock().text
+
+
+def test_memory_that_was_left_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = stand_in_for_memory(tmp_path / "shm", monkeypatch) / "job" / "node-that-is-gone"
+    folder.mkdir(parents=True)
+    (folder / "slot0-1.0.0.snapshot").write_bytes(bytes(2 * 1024**2))
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (0, 0))
+    assert "2 MiB were left" in looking.look_at_shared_memory().text
 
 
 def test_a_home_that_can_t_be_used_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -52,6 +52,12 @@ def test_shared_memory(total: int | None, free: int, level: Level):
     require_change(finding)
 
 
+def test_what_was_left_in_shared_memory_is_said_and_counts_as_free():
+    finding = judging.judge_shared_memory(8 * GIB, GIB, 3 * GIB)
+    assert finding.level is OK
+    assert "1.0 GiB free of 8.0 GiB; 3.0 GiB were left" in finding.text
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "level"),
     [(256, 256, ERROR), (1024, 4096, WARNING), (65536, 65536, OK), (-1, -1, OK)],
