@@ -269,7 +269,12 @@ class _Pool(WorkerPool):
 class _Watch(WorkerWatch):
     """The watch on workers that say themselves that they are gone."""
 
-    async def _watch_actor(self, worker_id: str, actor: Any, is_there: Callable[[], bool]) -> None:
+    async def _watch_actor(
+        self,
+        worker_id: str,
+        actor: Any,  # noqa: ANN401  an actor handle
+        is_there: Callable[[], bool],
+    ) -> None:
         await actor.gone.wait()
         if is_there():
             self._on_gone(worker_id, "killed by the benchmark")

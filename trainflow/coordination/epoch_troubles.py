@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from trainflow.clock import Clock
+from trainflow.computation.reports import DIFFERENCE
 from trainflow.coordination.hang_detection import Progress, find_forgotten
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
@@ -53,10 +54,14 @@ class EpochTroubles:
         self._asking: asyncio.Task[None] | None = None
         # The newest epoch of which a failure was heard before it was known to run.
         self._failed_early: tuple[EpochId, str] | None = None
+        # One whose gradients differed, as some rank told; others see only that it has left.
+        self._differed: tuple[EpochId, str] | None = None
 
     def on_group_failed(self, worker_id: str, epoch: EpochId, reason: str) -> None:
         """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
         text = f"a collective failed on {worker_id}: {reason[:200]}"
+        if reason.startswith(DIFFERENCE):
+            self._differed = (epoch, text := reason)
         if self._running.epoch is None or epoch > self._running.epoch:
             self._failed_early = (epoch, text)
         elif epoch == self._running.epoch:
@@ -95,14 +100,20 @@ class EpochTroubles:
             failure = None if description is None else description.failure
             why = "and no epoch was being formed"
             if failure is not None:
-                why = f"as a collective failed: {failure[:200]}"
+                is_difference = failure.startswith(DIFFERENCE)
+                why = f"as {failure if is_difference else f'a collective failed: {failure[:200]}'}"
             self._running.break_epoch(epoch, f"{worker_id} has parked, {why}")
         finally:
             self._asking = None
 
     def _break_soon(self, epoch: EpochId, text: str) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(_GRACE_S, self._running.break_epoch, epoch, text)
+        loop.call_later(_GRACE_S, self._break, epoch, text)
+
+    def _break(self, epoch: EpochId, text: str) -> None:
+        if self._differed is not None and self._differed[0] == epoch:
+            text = self._differed[1]
+        self._running.break_epoch(epoch, text)
 
 
 def has_paused(description: WorkerDescription, epoch: EpochId) -> bool:
