@@ -10,6 +10,7 @@ from typing import Protocol
 
 from trainflow.clock import Clock
 from trainflow.computation.reports import DIFFERENCE
+from trainflow.coordination.background import Background
 from trainflow.coordination.hang_detection import Progress, find_forgotten
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
@@ -47,9 +48,12 @@ class RunningEpoch(Protocol):
 class EpochTroubles:
     """Breaks the epoch, if no death explains soon what is heard."""
 
-    def __init__(self, running: RunningEpoch, pool: WorkerPool, clock: Clock):
+    def __init__(
+        self, running: RunningEpoch, pool: WorkerPool, background: Background, clock: Clock
+    ):
         self._running = running
         self._pool = pool
+        self._background = background
         self._clock = clock
         self._asking: asyncio.Task[None] | None = None
         # The newest epoch of which a failure was heard before it was known to run.
@@ -83,7 +87,7 @@ class EpochTroubles:
             return
         running_s = self._clock.monotonic_s() - self._running.running_since_s
         for worker_id in find_forgotten(progress, self._running.training, running_s)[:1]:
-            self._asking = asyncio.create_task(self._ask_why(worker_id, epoch))
+            self._asking = self._background.start(self._ask_why(worker_id, epoch))
 
     async def _ask_why(self, worker_id: str, epoch: EpochId) -> None:
         """Ask a member why it has parked, and do what follows; a pause is no failure."""
@@ -107,10 +111,10 @@ class EpochTroubles:
             self._asking = None
 
     def _break_soon(self, epoch: EpochId, text: str) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(_GRACE_S, self._break, epoch, text)
+        self._background.start(self._break(epoch, text))
 
-    def _break(self, epoch: EpochId, text: str) -> None:
+    async def _break(self, epoch: EpochId, text: str) -> None:
+        await asyncio.sleep(_GRACE_S)
         if self._differed is not None and self._differed[0] == epoch:
             text = self._differed[1]
         self._running.break_epoch(epoch, text)

@@ -100,3 +100,25 @@ def test_one_that_has_parked_for_them_says_so_too(tmp_path: Path):
 
     scene = asyncio.run(main())
     assert scene.superior.failures == [f"{scene.ids[1]} has parked, as {EXPLAINED}"]
+
+
+@pytest.mark.parametrize("by", ["a message", "a question"])
+def test_an_error_as_an_epoch_is_broken_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+):
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.workers[1].description = parked(scene, 1, failure="connection reset")
+        monkeypatch.setattr(scene.superior, "spend", lambda _: 1 / 0)
+        if by == "a message":
+            scene.control.troubles.on_group_failed(scene.ids[1], EpochId(1, 1), "reset")
+        else:
+            scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await until(lambda: scene.superior.endings)
+        return scene
+
+    (ending,) = asyncio.run(main()).superior.endings
+    assert "ZeroDivisionError" in ending.reason
