@@ -149,6 +149,10 @@ class StepReport:
         return Version(self.step, self.epoch)
 
 
+DIFFERENCE = "gradients differ on ranks"
+"""How the reason begins for which an epoch ends whose ranks came to other bits."""
+
+
 @dataclass(frozen=True)
 class RanksDiffer:
     """Ranks came to other bits than the majority in a step, which was applied on none.
@@ -167,6 +171,16 @@ class RanksDiffer:
     epoch: EpochId
     ranks: tuple[int, ...]
     in_spot_check: bool
+
+    def explain(self, world_size: int) -> str:
+        """Return why the epoch of so many ranks ends: no collective has failed."""
+        what = (
+            "of a microbatch that all computed" if self.in_spot_check else "after they were summed"
+        )
+        text = f"{DIFFERENCE} {list(self.ranks)} {what}, so step {self.step} is done again"
+        if len(self.ranks) < world_size:
+            return text
+        return f"{text}; no majority tells on which rank they are wrong, so nobody loses its rank"
 
 
 @dataclass(frozen=True)

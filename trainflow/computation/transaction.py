@@ -287,7 +287,7 @@ class Transaction:
         difference = describe_difference(decision, self._group, self.number)
         if difference is not None:
             self._context.report(difference)
-            self._group.fail(f"gradients differ on ranks {list(difference.ranks)}")
+            self._group.fail(difference.explain(self._group.world_size))
             raise StepAborted
         return decision
 

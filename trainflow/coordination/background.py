@@ -20,11 +20,12 @@ class Background:
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine beside everything else."""
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run a coroutine beside everything else; the task may be cancelled."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def cancel(self) -> None:
         """Have all that run end where they are."""

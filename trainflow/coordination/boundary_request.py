@@ -61,4 +61,7 @@ async def _is_heard(actor: Any, flag: Flag) -> bool:  # noqa: ANN401  an actor h
     except (RayError, TimeoutError) as error:
         logger.info("a member could not be asked for %s: %s", flag, error)
         return False
+    except Exception:
+        logger.exception("a member could not be asked for %s", flag)
+        return False
     return True

@@ -40,6 +40,7 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.hang_watch import HangWatch
+from trainflow.coordination.intake import Intake
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.late_answers import LateAnswers
@@ -100,10 +101,11 @@ class Coordinator:
         memory = MemoryTier(job, nodes, record, clock)
         self._kept = KeptState(self._checkpoints, memory, record, background, self, guard)
         self._kept.begin_drills(job, import_paths)
+        self._intake = Intake(self._take, record, self)
         watch = WorkerWatch(
             record,
             on_gone=self._on_gone,
-            on_stillborn=self._on_raised,
+            take=self._intake.take,
             on_error=self._fail,
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
         )
@@ -121,7 +123,7 @@ class Coordinator:
         self._staffing = self._changes.staffing
         self._losses = Losses(pool, record, control, self._staffing, background, self)
         self._raised = Raised(pool, record, control, self)
-        self._late = LateAnswers(pool, record, background, self._take, self)
+        self._late = LateAnswers(pool, record, background, self._intake.take, self)
         self._silent = SilentNodes(pool, nodes, record, self._checkpoints, self, guard)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
@@ -138,7 +140,7 @@ class Coordinator:
         if self._ending.done():
             return
         for message in messages:
-            self._take(worker_id, message)
+            self._intake.take(worker_id, message)
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
@@ -361,7 +363,7 @@ class Coordinator:
             case Finished():
                 self._on_finished(worker_id)
             case Crashed(traceback):
-                self._on_raised(worker_id, traceback)
+                self._raised.take(worker_id, traceback)
             case _:
                 self._record.add_report(message)
 
@@ -387,9 +389,6 @@ class Coordinator:
     def spend(self, text: str) -> bool:
         """Judge a failure that is recorded; ends the run, and returns True, if it was too many."""
         return self._losses.spend(text)
-
-    def _on_raised(self, worker_id: str, trace: str) -> None:
-        self._raised.take(worker_id, trace)
 
     def _on_finished(self, worker_id: str) -> None:
         self._control.on_finished(worker_id)

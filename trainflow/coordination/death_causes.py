@@ -1,4 +1,4 @@
-"""Say in one line why a worker is gone, by what Ray tells or a traceback shows. Pure.
+"""Say in one line why a worker is gone, by what Ray tells or a traceback shows: plain values.
 
 Of a process that died Ray tells how it left, what it noticed of that, and then a paragraph of what
 may be behind any death; of a constructor that raised, the traceback. An event has the line, the

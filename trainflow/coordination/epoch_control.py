@@ -5,7 +5,6 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Sequence
 
 from ray.exceptions import RayError
@@ -13,6 +12,7 @@ from ray.exceptions import RayError
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
+from trainflow.coordination.background import Background
 from trainflow.coordination.boundary_request import BoundaryRequest
 from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.epoch_former import (
@@ -93,7 +93,8 @@ class EpochControl:
         # is none before that: who is to leave has not, and may hold all the state there is.
         self._lineup: tuple[str, ...] = ()
         self.running_since_s = 0.0
-        self.troubles = EpochTroubles(self, pool, clock)
+        self._background = Background(self._on_error)
+        self.troubles = EpochTroubles(self, pool, self._background, clock)
         self._settled = asyncio.Event()
         self._finished: set[str] = set()
 
@@ -322,7 +323,7 @@ class EpochControl:
         self._lineup = self._lineup if at_boundary else members
         self._forms_at_boundary = at_boundary
         self.attempts.begin(members, self._clock.monotonic_s(), at_boundary=at_boundary)
-        self._forming = asyncio.create_task(self._form(spec, at_boundary=at_boundary))
+        self._forming = self._background.start(self._form(spec, at_boundary=at_boundary))
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
         actors = {member: self._pool.entries[member].actor for member in spec.members}
@@ -347,12 +348,11 @@ class EpochControl:
             self._on_no_state(spec, error)
         except RayError as error:
             await self._retry_forming(spec, error)
-        except Exception:
-            logger.exception("epoch %s could not be formed", spec.epoch)
-            reason = f"epoch {spec.epoch} could not be formed:\n{traceback.format_exc()}"
-            self.superior.end(Ending(RunState.FAILED, reason, 1))
         else:
             self._on_formed(formed)
+
+    def _on_error(self, trace: str) -> None:
+        self.superior.end(Ending(RunState.FAILED, f"no epoch can be formed any more:\n{trace}", 1))
 
     def _on_no_state(self, spec: EpochSpec, error: NoLiveStateError) -> None:
         """Every rank that held a state is gone; before the first commit nothing is lost by that."""

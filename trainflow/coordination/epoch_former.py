@@ -135,7 +135,8 @@ def plan_once_parked(
             *[each.actor.stand.remote() for each in leaving], return_exceptions=True
         )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(standing, _PARKED_WITHIN_S)
+            async with asyncio.timeout(_PARKED_WITHIN_S):  # `wait_for` may swallow a cancellation
+                await standing
         return await make_plan(reports)
 
     return plan

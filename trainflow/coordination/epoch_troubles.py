@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from trainflow.clock import Clock
+from trainflow.computation.reports import DIFFERENCE
+from trainflow.coordination.background import Background
 from trainflow.coordination.hang_detection import Progress, find_forgotten
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
@@ -46,17 +48,24 @@ class RunningEpoch(Protocol):
 class EpochTroubles:
     """Breaks the epoch, if no death explains soon what is heard."""
 
-    def __init__(self, running: RunningEpoch, pool: WorkerPool, clock: Clock):
+    def __init__(
+        self, running: RunningEpoch, pool: WorkerPool, background: Background, clock: Clock
+    ):
         self._running = running
         self._pool = pool
+        self._background = background
         self._clock = clock
         self._asking: asyncio.Task[None] | None = None
         # The newest epoch of which a failure was heard before it was known to run.
         self._failed_early: tuple[EpochId, str] | None = None
+        # One whose gradients differed, as some rank told; others see only that it has left.
+        self._differed: tuple[EpochId, str] | None = None
 
     def on_group_failed(self, worker_id: str, epoch: EpochId, reason: str) -> None:
         """A member could not go on; if no death explains it soon, the epoch itself is at fault."""
         text = f"a collective failed on {worker_id}: {reason[:200]}"
+        if reason.startswith(DIFFERENCE):
+            self._differed = (epoch, text := reason)
         if self._running.epoch is None or epoch > self._running.epoch:
             self._failed_early = (epoch, text)
         elif epoch == self._running.epoch:
@@ -78,7 +87,7 @@ class EpochTroubles:
             return
         running_s = self._clock.monotonic_s() - self._running.running_since_s
         for worker_id in find_forgotten(progress, self._running.training, running_s)[:1]:
-            self._asking = asyncio.create_task(self._ask_why(worker_id, epoch))
+            self._asking = self._background.start(self._ask_why(worker_id, epoch))
 
     async def _ask_why(self, worker_id: str, epoch: EpochId) -> None:
         """Ask a member why it has parked, and do what follows; a pause is no failure."""
@@ -95,14 +104,20 @@ class EpochTroubles:
             failure = None if description is None else description.failure
             why = "and no epoch was being formed"
             if failure is not None:
-                why = f"as a collective failed: {failure[:200]}"
+                is_difference = failure.startswith(DIFFERENCE)
+                why = f"as {failure if is_difference else f'a collective failed: {failure[:200]}'}"
             self._running.break_epoch(epoch, f"{worker_id} has parked, {why}")
         finally:
             self._asking = None
 
     def _break_soon(self, epoch: EpochId, text: str) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(_GRACE_S, self._running.break_epoch, epoch, text)
+        self._background.start(self._break(epoch, text))
+
+    async def _break(self, epoch: EpochId, text: str) -> None:
+        await asyncio.sleep(_GRACE_S)
+        if self._differed is not None and self._differed[0] == epoch:
+            text = self._differed[1]
+        self._running.break_epoch(epoch, text)
 
 
 def has_paused(description: WorkerDescription, epoch: EpochId) -> bool:

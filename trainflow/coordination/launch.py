@@ -56,7 +56,8 @@ async def launch_workers(
     text = f"no room for {min(slots, wanted)} workers yet: another job holds the resources"
     said_later = loop.call_later(_SAY_AFTER_S, record.add_event, "waiting", text)
     try:
-        await asyncio.wait_for(pool.bundles.reserve(min(slots, wanted)), _PLACE_WITHIN_S)
+        async with asyncio.timeout(_PLACE_WITHIN_S):  # `wait_for` may swallow that it is cancelled
+            await pool.bundles.reserve(min(slots, wanted))
     except TimeoutError as error:
         raise CapacityError(
             f"workers: got no room for {min(slots, wanted)} workers within "

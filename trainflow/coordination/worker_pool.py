@@ -203,5 +203,6 @@ async def ask_description(
 ) -> WorkerDescription | None:
     """Ask a worker for its description; None if it is gone or doesn't answer in time."""
     with contextlib.suppress(RayError, TimeoutError):
-        return await asyncio.wait_for(asyncio.ensure_future(actor.describe.remote()), timeout_s)
+        async with asyncio.timeout(timeout_s):  # `wait_for` may swallow that it is cancelled
+            return await asyncio.ensure_future(actor.describe.remote())
     return None

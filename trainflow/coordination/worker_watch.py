@@ -14,8 +14,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from trainflow.coordination.background import Background
 from trainflow.coordination.death_causes import explain_death
+from trainflow.coordination.intake import Take
 from trainflow.coordination.last_words import keep_last_words
-from trainflow.coordination.messages import WorkerDescription
+from trainflow.coordination.messages import Crashed, WorkerDescription
 from trainflow.coordination.presence import wait_gone
 from trainflow.coordination.run_record import RunRecord
 
@@ -34,7 +35,7 @@ class WorkerWatch:
         record: RunRecord,
         *,
         on_gone: OnGone,
-        on_stillborn: OnGone,
+        take: Take,
         on_error: Callable[[str], None],
         is_quiet: Callable[[str], bool] = lambda _: False,
     ):
@@ -43,13 +44,13 @@ class WorkerWatch:
         Args:
             record: of the run.
             on_gone: called with a worker's id and the cause when its process is gone.
-            on_stillborn: called when its constructor raised: another one would do the same.
+            take: is given what a worker would have told whose constructor raised.
             on_error: called with a traceback if either of them raises.
             is_quiet: whether nothing has been heard of a node, by its id, for seconds.
         """
         self._record = record
         self._on_gone = on_gone
-        self._on_stillborn = on_stillborn
+        self._take = take
         self._is_quiet = is_quiet
         self._warm: set[str] = set()
         self._background = Background(on_error)
@@ -78,7 +79,7 @@ class WorkerWatch:
             await _wait_exit(worker_id, actor, is_there)
         except RayActorError as error:
             if error.actor_init_failed:
-                self._on_stillborn(worker_id, str(error))
+                self._take(worker_id, Crashed(str(error)))
                 return
             cause = self._explain(worker_id, error)
         except RayError as error:

@@ -18,7 +18,7 @@ class FailureCause(StrEnum):
         HUNG: it made no progress, or all waited for one another.
         RAISED: the job's own code did, on a worker without a rank.
         CUT_OFF: its node and another could not reach each other.
-        WRONG_BITS: it computed other bits than the others.
+        WRONG_BITS: it computed other bits than the others, or some rank did that nobody can name.
         COLLECTIVE: a collective failed, and nobody had died.
         STATELESS: nobody held a state to go on from.
         UNSEEN: it was lost while there was no coordinator.
@@ -44,6 +44,7 @@ _SAID: tuple[tuple[str, FailureCause], ...] = (
     ("it raised:", FailureCause.RAISED),
     ("hung: ", FailureCause.HUNG),
     ("every member waits for another", FailureCause.HUNG),
+    ("gradients differ on ranks", FailureCause.WRONG_BITS),
     ("has parked, and no epoch was being formed", FailureCause.COLLECTIVE),
     ("has parked, as a collective failed", FailureCause.COLLECTIVE),
     ("a collective failed on", FailureCause.COLLECTIVE),

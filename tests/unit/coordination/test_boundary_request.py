@@ -37,12 +37,14 @@ class Scene:
             how = self.lost.pop(0) if self.lost else ""
             if how == "fails":
                 raise ActorUnavailableError("connection reset", None)
+            if how == "unforeseen":
+                raise KeyError(how)
             return asyncio.Event().wait() if how == "hangs" else None
 
         return note
 
 
-@pytest.mark.parametrize("how", ["fails", "hangs"])
+@pytest.mark.parametrize("how", ["fails", "hangs", "unforeseen"])
 def test_one_after_the_other_is_asked_until_one_has_heard_it(how: str):
     async def act() -> list[str]:
         scene = Scene(how, how, how, how)

@@ -22,7 +22,7 @@ from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat
-from trainflow.coordination.messages import Crashed, Finished
+from trainflow.coordination.messages import Crashed, Finished, GroupFailed
 from trainflow.coordination.rewinding import Rewinding
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import INITIAL_VERSION, Flag, Phase, Version
@@ -399,5 +399,26 @@ def test_a_task_that_fails_ends_the_run(play: Play):
         await until(stage.pool.closed.is_set)
         assert "KeyError: 'unforeseen'" in stage.result()["reason"]
         assert stage.result()["state"] == str(RunState.FAILED)
+
+    play(act)
+
+
+def test_a_message_that_can_t_be_taken_is_answered_and_costs_its_worker(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    """Else its worker would send it for ever, and nothing after it would be heard."""
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        ids = await train(stage, coordinator)
+        monkeypatch.setattr(coordinator._control.troubles, "on_group_failed", lambda *_: 1 / 0)
+        assert coordinator._control.epoch is not None
+        await coordinator.report(ids[1], [GroupFailed(coordinator._control.epoch, "reset")])
+        (event,) = [
+            each for each in (await coordinator.status())["events"] if each["kind"] == "failure"
+        ]
+        assert (event["data"]["worker"], event["data"]["rank"]) == (ids[1], 1)
+        assert "can't be taken: ZeroDivisionError" in event["text"]
+        await until(lambda: ids[1] not in coordinator._control.members)
 
     play(act)

@@ -393,6 +393,21 @@ def test_an_unforeseen_error_ends_the_run_with_its_traceback(play: Play):
     assert "KeyError: 'unforeseen'" in ending.reason
 
 
+def test_an_error_once_the_members_are_released_ends_the_run_too(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody would hear of it, and no epoch would ever be formed again."""
+
+    async def act(scene: Scene) -> None:
+        monkeypatch.setattr(scene.kept, "on_formed", lambda *_: 1 / 0)
+        scene.control.open()
+        await settle()
+
+    (ending,) = play(act, FRESH).superior.endings
+    assert ending.state is RunState.FAILED
+    assert "ZeroDivisionError" in ending.reason
+
+
 def test_the_world_shrinks_without_a_spare_and_asks_for_a_pause_to_grow(play: Play):
     async def act(scene: Scene) -> None:
         scene.control.open()

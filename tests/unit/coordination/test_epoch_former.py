@@ -1,14 +1,19 @@
-"""What is written down when an epoch has begun."""
+"""What is waited for before an epoch begins, and written down once it has."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.distributed.jobs import BATCH, make_job
+from tests.unit.coordination.fakes import Method, settle
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.epoch_former import FormedEpoch, note_formed
+from trainflow.coordination.epoch_former import FormedEpoch, note_formed, plan_once_parked
 from trainflow.coordination.run_record import RunRecord
-from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, RecoveryPlan
+from trainflow.coordination.worker_pool import WorkerEntry
+from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, MemberReport, RecoveryPlan
 
 TWO = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0, nodes=(0, 1))
 
@@ -36,3 +41,31 @@ def test_an_epoch_says_what_its_steps_are(
     assert (event["data"]["samples"], event["data"]["lr_factor"]) == (samples, lr_factor)
     assert event["text"] == told
     assert event["data"]["nodes"] == [0, 1]
+
+
+def test_who_is_superseded_as_those_who_leave_stand_plans_nothing():
+    """Python's `wait_for` swallowed that it was cancelled then, up to 3.11."""
+    made: list[Sequence[MemberReport]] = []
+
+    async def make_plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
+        made.append(reports)
+        return RecoveryPlan(TWO, INITIAL_VERSION)
+
+    async def main() -> None:
+        stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        leaving = WorkerEntry("c", SimpleNamespace(stand=Method(lambda: _wait(stands))))
+        plan = plan_once_parked(TWO, ("a", "c"), {"c": leaving}, make_plan)
+        planning = asyncio.ensure_future(plan(()))
+        await settle()
+        stands.set_result(None)
+        await asyncio.sleep(0)
+        planning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await planning
+
+    asyncio.run(main())
+    assert made == []
+
+
+async def _wait(future: "asyncio.Future[None]") -> None:
+    await future

@@ -1,9 +1,12 @@
 """What is heard of an epoch late counts only for that epoch."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.coordination.fakes import Method, settle
+import pytest
+
+from tests.unit.coordination.fakes import Method, settle, until
 from tests.unit.coordination.test_epoch_control import (
     FRESH,
     Scene,
@@ -11,6 +14,7 @@ from tests.unit.coordination.test_epoch_control import (
     parked,
     seen,
 )
+from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.epochs import EpochId, Phase
 
@@ -45,3 +49,76 @@ def test_an_answer_that_comes_once_the_next_epoch_is_formed_breaks_nothing(tmp_p
     scene = asyncio.run(main())
     assert scene.superior.failures == []
     assert calls == [[True]], "the end of the step is still waited for"
+
+
+DIFFERENCE = RanksDiffer(4, EpochId(1, 1), (0, 1), in_spot_check=False)
+EXPLAINED = (
+    "gradients differ on ranks [0, 1] after they were summed, so step 4 is done again; no majority "
+    "tells on which rank they are wrong, so nobody loses its rank"
+)
+
+
+def test_of_gradients_that_differ_it_is_said_who_could_be_named():
+    assert DIFFERENCE.explain(2) == EXPLAINED
+    named = replace(DIFFERENCE, ranks=(1,), in_spot_check=True)
+    assert named.explain(3) == (
+        "gradients differ on ranks [1] of a microbatch that all computed, so step 4 is done again"
+    )
+
+
+@pytest.mark.parametrize("others_first", [True, False])
+def test_an_epoch_whose_gradients_differ_is_not_said_to_have_lost_a_collective(
+    tmp_path: Path, *, others_first: bool
+):
+    """Who has yet to see it sees that the others are gone."""
+    told = [(1, "connection reset"), (0, DIFFERENCE.explain(2))]
+
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        scene.control.open()
+        await settle()
+        for rank, reason in told if others_first else told[::-1]:
+            scene.control.troubles.on_group_failed(scene.ids[rank], EpochId(1, 1), reason)
+        await until(lambda: scene.superior.failures)
+        scene.control.close()
+        return scene
+
+    assert asyncio.run(main()).superior.failures == [EXPLAINED]
+
+
+def test_one_that_has_parked_for_them_says_so_too(tmp_path: Path):
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.workers[1].description = replace(parked(scene, 1), failure=EXPLAINED)
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await until(lambda: scene.superior.failures)
+        scene.control.close()
+        return scene
+
+    scene = asyncio.run(main())
+    assert scene.superior.failures == [f"{scene.ids[1]} has parked, as {EXPLAINED}"]
+
+
+@pytest.mark.parametrize("by", ["a message", "a question"])
+def test_an_error_as_an_epoch_is_broken_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+):
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        scene.workers[1].description = parked(scene, 1, failure="connection reset")
+        monkeypatch.setattr(scene.superior, "spend", lambda _: 1 / 0)
+        if by == "a message":
+            scene.control.troubles.on_group_failed(scene.ids[1], EpochId(1, 1), "reset")
+        else:
+            scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await until(lambda: scene.superior.endings)
+        return scene
+
+    (ending,) = asyncio.run(main()).superior.endings
+    assert "ZeroDivisionError" in ending.reason

@@ -91,3 +91,27 @@ def test_that_ray_does_not_tell_what_it_drains_stops_nothing(
 def test_room_that_another_job_holds_is_waited_for_and_then_refused(record: RunRecord):
     with pytest.raises(CapacityError, match="another job holds"):
         launch(Pool(placed=False), record, world=3)
+
+
+def test_a_run_that_ends_just_as_room_is_found_starts_no_worker(record: RunRecord):
+    """Python's `wait_for` swallowed that it was cancelled then, up to 3.11."""
+
+    async def main() -> None:
+        pool: Any = Pool(placed=True)
+        nodes: Any = Nodes()
+        asked, room = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+        async def reserve(count: int) -> None:
+            asked.set()
+            await room
+
+        pool.reserve = reserve
+        launching = asyncio.create_task(launch_workers(make_job(world=3), pool, nodes, record))
+        await asked.wait()
+        room.set_result(None)
+        launching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        assert pool.spawned == []
+
+    asyncio.run(main())

@@ -8,10 +8,10 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import Method, describe
+from tests.unit.coordination.fakes import Method, describe, settle
 from trainflow.coordination import worker_pool as module
 from trainflow.coordination import worker_watch
-from trainflow.coordination.worker_pool import WorkerPool
+from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.coordination.worker_watch import WorkerWatch
 
 STARTING, WARM = "slot0-1.0", "slot1-1.1"
@@ -86,9 +86,25 @@ def test_who_is_to_say_what_it_is_is_asked_until_it_does(monkeypatch: pytest.Mon
 
 
 def _make_pool() -> WorkerPool:
-    def fail(*told: str) -> None:
+    def fail(*told: object) -> None:
         raise AssertionError(told)
 
     record: Any = None
-    watch = WorkerWatch(record, on_gone=fail, on_stillborn=fail, on_error=fail)
+    watch = WorkerWatch(record, on_gone=fail, take=fail, on_error=fail)
     return WorkerPool("job-1", make_job(), (), watch)
+
+
+def test_who_is_cancelled_as_the_answer_comes_is_cancelled():
+    """Python's `wait_for` returned the answer then, up to 3.11, and whoever was to end went on."""
+
+    async def main() -> None:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        worker = SimpleNamespace(describe=SimpleNamespace(remote=lambda: answer))
+        asking = asyncio.create_task(ask_description(worker, 5.0))
+        await settle()
+        answer.set_result(describe(WARM))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from tests.unit.coordination.fakes import FakeClock, Method, describe, until
 from trainflow.coordination import worker_watch as module
 from trainflow.coordination.log_segments import read_from_log
+from trainflow.coordination.messages import Crashed, WorkerMessage
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_watch import WorkerWatch
 
@@ -38,7 +39,7 @@ class Scene:
     def __init__(self, directory: Path, *said: Exception | Callable[[], Any]):
         self.answers = list(said)
         self.told: list[tuple[str, str]] = []
-        self.stillborn: list[tuple[str, str]] = []
+        self.taken: list[tuple[str, WorkerMessage]] = []
         self.errors: list[str] = []
         self.is_there = True
         self.quiet: set[str] = set()
@@ -47,7 +48,7 @@ class Scene:
         self.watch = WorkerWatch(
             self.record,
             on_gone=lambda worker_id, cause: self.on_gone(worker_id, cause),  # noqa: PLW0108  a test changes it
-            on_stillborn=lambda *told: self.stillborn.append(told),
+            take=lambda *told: self.taken.append(told),
             on_error=self.errors.append,
             is_quiet=lambda node_id: node_id in self.quiet,
         )
@@ -141,8 +142,8 @@ def test_of_a_warm_one_the_log_is_left_to_what_it_has_printed(
 def test_one_that_can_t_be_constructed_is_told_of_apart_whole(tmp_path: Path):
     error = RayActorError(error_msg="Traceback: ValueError", actor_init_failed=True)
     scene = Scene(tmp_path, error)
-    play(scene, lambda: scene.stillborn)
-    assert (scene.stillborn, scene.told) == ([(WORKER, "Traceback: ValueError")], [])
+    play(scene, lambda: scene.taken)
+    assert (scene.taken, scene.told) == ([(WORKER, Crashed("Traceback: ValueError"))], [])
 
 
 def test_one_whose_actor_can_t_be_watched_is_lost(tmp_path: Path):

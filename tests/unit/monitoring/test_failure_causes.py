@@ -22,6 +22,8 @@ LOST = "lost slot1-1.1 (rank 1): "
         (LOST + "it raised:\nRuntimeError: its actor exited", FailureCause.RAISED),
         (LOST + "nodes a and b can't reach each other", FailureCause.CUT_OFF),
         (LOST + "its gradients are wrong: step 4: rank 1", FailureCause.WRONG_BITS),
+        ("gradients differ on ranks [0, 1] after they were summed", FailureCause.WRONG_BITS),
+        ("a has parked, as gradients differ on ranks [1]", FailureCause.WRONG_BITS),
         (LOST + "it holds no state, and no step is committed", FailureCause.STATELESS),
         (LOST + "it was gone when a new coordinator looked for it", FailureCause.UNSEEN),
         (LOST + "it did not answer the new coordinator", FailureCause.UNSEEN),

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from trainflow.computation.reports import DIFFERENCE
 from trainflow.epochs import EpochId
 
 Line = Mapping[str, Any]
 
-DIFFERING = ("gradients differ on ranks", "its gradients are wrong")
+DIFFERING = (DIFFERENCE, "its gradients are wrong")
 """What failures say that follow from differing gradients."""
 
 

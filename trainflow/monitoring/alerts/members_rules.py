@@ -133,7 +133,8 @@ MEMBERS = (
         f"{_ASK.new(metrics.FAILURES, where=_WRONG_BITS, window='1h')} > 0",
         0,
         "{{ $labels.job }}: a rank computed other bits than the others",
-        "{{ $value | humanize }} within an hour; its rank was taken from it.",
+        "{{ $value | humanize }} within an hour; its rank was taken from it, if a majority told "
+        "which one it was, and of sums the second time.",
         "Take the node out of use and test its memory and devices: hardware that computes wrongly "
         "once does so again. `trainflow bisect` tells since when runs differ.",
     ),
