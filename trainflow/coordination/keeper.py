@@ -36,7 +36,7 @@ from trainflow.coordination.lease import Lease
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.notice_plugin import watch_plugin
-from trainflow.coordination.peer_ping import PeerPing
+from trainflow.coordination.peer_ping import Greetings, PeerPing
 from trainflow.coordination.preemption_notice import NoticePoll, PreemptionNotice, watch_file
 from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
@@ -116,6 +116,7 @@ class Keeper:
         self._promised = 0
         self._hang_timeout_s = float("inf")
         self._peers: list[Any] | None = None  # None: restarted, and not told yet who counts
+        self._greetings = Greetings()
         self._is_cut_off = False  # when the newest heartbeat was sent, as far as it could tell
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
@@ -158,9 +159,10 @@ class Keeper:
     @ray.method(concurrency_group="control")
     def introduce(self, keepers: dict[str, Any]) -> None:
         """Name the Keepers of all nodes, by node id."""
-        peers = [keeper for node_id, keeper in keepers.items() if node_id != self._node_id]
+        peers = {node_id: each for node_id, each in keepers.items() if node_id != self._node_id}
+        self._greetings.meet(peers)
         with self._lock:
-            self._peers = peers
+            self._peers = list(peers.values())
 
     @ray.method(concurrency_group="control")
     def ping(self) -> None:
@@ -291,6 +293,7 @@ class Keeper:
         ping = self._ping() if self._is_cut_off else None
         if self._tell(progress, until_s) is not None:
             self._is_cut_off = False
+            self._greetings.greet()
             return
         ping = ping or self._ping()
         self._is_cut_off = ping is None or not ping.is_heard(_left_s(ping.sent_at_s, until_s))

@@ -3,7 +3,8 @@
 Process: keeper.  Blocks: while answers are waited for.  Fails: never; who fails hasn't answered.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,35 @@ import ray
 from ray.exceptions import RayError
 
 from trainflow.coordination.lease import is_majority
+
+_GREETED_AT_A_TIME = 16
+
+
+class Greetings:
+    """Calls each peer once as long as all is well, so that it can be called when all isn't.
+
+    Whoever calls an actor for the first time has Ray's head tell where it is. Where the head is
+    what can't be reached, a peer that was never called isn't, either.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[str, Any] = {}
+        self._greeted: set[str] = set()
+
+    def meet(self, peers: Mapping[str, Any]) -> None:
+        """Take who the peers are now, by node id."""
+        with self._lock:
+            self._greeted &= peers.keys()
+            self._left = {node: peer for node, peer in peers.items() if node not in self._greeted}
+
+    def greet(self) -> None:
+        """Call some that haven't been called yet; what they answer isn't waited for."""
+        with self._lock:
+            chosen = {node: self._left.pop(node) for node in list(self._left)[:_GREETED_AT_A_TIME]}
+            self._greeted |= chosen.keys()
+        for peer in chosen.values():
+            peer.ping.remote()
 
 
 @dataclass(frozen=True)

@@ -561,9 +561,17 @@ def test_a_beat_says_whether_the_provider_has_answered(
     assert told == [(has_answered, "no")]
 
 
-def test_of_all_that_are_introduced_it_asks_the_others(keeper: Keeper):
-    keeper.introduce({"node-1": "itself", "node-2": "other"})
-    assert keeper._peers == ["other"]
+@pytest.mark.usefixtures("stamps", "coordinator")
+def test_of_all_that_are_introduced_it_asks_the_others_and_calls_each_before(
+    keeper: Keeper, clock: StillClock
+):
+    called: list[str] = []
+    other = SimpleNamespace(ping=SimpleNamespace(remote=lambda: called.append("other")))
+    keeper.introduce({"node-1": "itself", "node-2": other})
+    assert keeper._peers == [other]
+    clock.now_s += 1.5
+    clock.next_round()
+    assert called == ["other"], "as the coordinator has answered: later Ray's head may not"
 
 
 def test_what_workers_print_is_followed_until_they_are_gone(
