@@ -1,7 +1,9 @@
 """A head of this machine's own: beside others, and how it ends."""
 
+import signal
 import socket
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from ray.job_submission import JobSubmissionClient
@@ -49,3 +51,20 @@ def test_a_cluster_that_is_killed_leaves_nothing_of_its_jobs_in_memory(
         cluster.kill()
         assert list(memory.glob("*/*.stamp")), "nobody is there to remove them"
     assert not memory.exists()
+
+
+def test_who_had_sigterm_has_it_while_connected_and_afterwards():
+    def heed(_number: int, _frame: FrameType | None) -> None:
+        heard.append(len(heard))
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, heed)
+    try:
+        with LocalCluster.start(head_cpus=0) as cluster:
+            connect(cluster.address)
+            signal.raise_signal(signal.SIGTERM)
+            disconnect()
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [0, 1]

@@ -136,7 +136,6 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
 def _run_on(
     cluster: ReachedCluster, job: JobConfig, signals: StopSignals, attempt: Attempt | None
 ) -> int:
-    signals.install()  # connecting to Ray has taken SIGTERM
     if signals.received:
         say("stopped before the run began", err=True)
         return ExitCode.STOPPED

@@ -126,7 +126,6 @@ def _serve(
     require_certificate(settings.http)
     require_free_port(settings.http)
     with StopSignals() as signals, _reach(address, cpus) as require_cluster:
-        signals.install()  # connecting to Ray has taken SIGTERM
         serving.deploy(settings)
         say(f"serving at {find_url(settings)}")
         if detach:

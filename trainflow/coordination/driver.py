@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +41,7 @@ _ON_HEAD = "node:__internal_head__"
 
 
 def connect(address: str) -> None:
-    """Connect this process to a Ray cluster.
+    """Connect this process to a Ray cluster; whoever had SIGTERM before has it afterwards.
 
     Raises:
         UnreachableError: none answers there.
@@ -49,12 +49,13 @@ def connect(address: str) -> None:
     _require_listener(address)
     leave_deaths_out()
     try:
-        ray.init(
-            address=address,
-            namespace=names.NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _keeping_sigterm():
+            ray.init(
+                address=address,
+                namespace=names.NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise UnreachableError(
@@ -89,14 +90,24 @@ def _require_listener(address: str) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster; detached actors, so every run, go on.
+    """Leave the cluster; detached actors, so every run, go on."""
+    with _keeping_sigterm():
+        ray.shutdown()
 
-    Ray gives SIGTERM its default back, which kills; what took the signal from Ray has it again.
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Generator[None]:
+    """Give SIGTERM back to whom it belongs to, as far as Python knows, when Ray has changed that.
+
+    Connected, Ray aborts the process by it, and disconnected has its default back, which kills.
     """
-    ray.shutdown()
-    if (handler := signal.getsignal(signal.SIGTERM)) is not None:
-        with contextlib.suppress(ValueError):  # no main thread, so no handler of its own
-            signal.signal(signal.SIGTERM, handler)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None:
+            with contextlib.suppress(ValueError):  # no main thread, so no handler of its own
+                signal.signal(signal.SIGTERM, handler)
 
 
 class Run:

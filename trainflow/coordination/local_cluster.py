@@ -285,15 +285,21 @@ def _wait_started(node: LocalNode) -> None:
 
 def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:
     """Wait for a sign of life; ends the node, and raises with its last words, if none comes."""
+    try:
+        _wait_until(node, reached)
+    except BaseException:  # a signal, too: nobody else knows of this node yet
+        node.kill()
+        shutil.rmtree(node.temp_dir, ignore_errors=True)
+        raise
+
+
+def _wait_until(node: LocalNode, reached: Callable[[], bool]) -> None:
     deadline_s = SYSTEM_CLOCK.monotonic_s() + _START_WITHIN_S
     while not reached():
         if node.process.poll() is not None or SYSTEM_CLOCK.monotonic_s() > deadline_s:
-            text = _log_of(node)[-2000:]
-            node.stop()
-            shutil.rmtree(node.temp_dir, ignore_errors=True)
             raise CoordinationError(
                 f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory "
-                f"and disk space under {node.temp_dir}. It printed:\n{text}"
+                f"and disk space under {node.temp_dir}. It printed:\n{_log_of(node)[-2000:]}"
             )
         SYSTEM_CLOCK.sleep(0.05)
 

@@ -1,5 +1,6 @@
 """How a cluster of this machine's own ends, with shells for nodes."""
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
+from trainflow.coordination import local_cluster
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 # Told to end, each node waits until the other has been told too; the head only looks.
@@ -74,3 +76,19 @@ def test_a_node_that_is_killed_knows_its_id(nodes: Nodes):
     node = nodes.run("node", f'mkfifo "$0"; {raylet} & wait', "pipe")
     node.kill()
     assert node.node_id == "5eed"
+
+
+def test_a_head_does_not_outlive_a_signal_that_comes_as_it_starts(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+):
+    head = nodes.start("head", "exit")
+
+    def interrupt(_node: LocalNode) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_cluster, "_start_node", lambda *_, **_options: head)
+    monkeypatch.setattr(local_cluster, "_log_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        LocalCluster.start(head_cpus=1)
+    assert head.process.returncode == -signal.SIGKILL
+    assert not head.temp_dir.exists()
