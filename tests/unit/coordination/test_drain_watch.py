@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, describe, settle
+from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import drain_watch as module
 from trainflow.coordination.drain_watch import DrainWatch
@@ -97,16 +98,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Run a scene that has come to its first commit."""
 
     def run(act: Callable[[DrainScene], Awaitable[None]]) -> DrainScene:
-        async def main() -> DrainScene:
-            scene = DrainScene(tmp_path, monkeypatch)
-            scene.control.open()
-            await settle()
-            scene.commit_everywhere(1)
-            await act(scene)
-            scene.control.close()
-            return scene
-
-        return asyncio.run(main())
+        return play_from_first_commit(lambda: DrainScene(tmp_path, monkeypatch), act)
 
     return run
 

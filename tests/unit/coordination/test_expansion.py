@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeWorker, describe, settle
+from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import expansion as module
 from trainflow.coordination.expansion import Expansion
@@ -186,20 +187,15 @@ def play(tmp_path: Path) -> Play:
     """Run a scene of three members, who may become five, and keep one spare."""
 
     def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
-        async def main() -> Scene:
+        def make() -> Scene:
             scene = Scene(tmp_path, FRESH)
             scene.pool._num_bundles = 9
             scene.control.candidacy._job = make_job(
                 world=3, minimum=2, spares=1, workers={"maximum": 5}
             )
-            scene.control.open()
-            await settle()
-            scene.commit_everywhere(1)
-            await act(scene)
-            scene.control.close()
             return scene
 
-        return asyncio.run(main())
+        return play_from_first_commit(make, act)
 
     return run
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
+from tests.unit.coordination.fake_cluster import FakeCluster
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from trainflow.computation.reports import CheckpointUnusable, SnapshotLeftOut
 from trainflow.config.job import SnapshotConfig
@@ -53,9 +54,7 @@ def address(node_id: str) -> PeerAddress:
     return PeerAddress("127.0.0.1", 1, node_id)
 
 
-class FakeNodes:
-    cluster: list[dict[str, Any]] = []  # noqa: RUF012  a test puts its own in its place
-
+class FakeNodes(FakeCluster):
     def __init__(self, **newest: int | None):
         self.unfit = UnfitNodes()
         self.holdings = {
@@ -66,14 +65,6 @@ class FakeNodes:
         self.late: dict[str, Holding] = {}
         self.waited_s: list[float] = []
         self.copies: dict[str, tuple[PeerAddress, ...]] = {}
-
-    @property
-    def alive(self) -> dict[str, str]:
-        return {each["NodeID"]: "10.0.0.1" for each in self.cluster if each["Alive"]}
-
-    @property
-    def labels(self) -> dict[str, dict[str, str]]:
-        return {each["NodeID"]: each.get("Labels", {}) for each in self.cluster}
 
     @property
     def node_ids(self) -> set[str]:

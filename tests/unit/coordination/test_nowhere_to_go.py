@@ -1,6 +1,5 @@
 """Where all nodes with ranks are to go and no other is there, nobody leaves before the time."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import settle
+from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_drain_watch import OTHER, SPARE, DrainScene
 from trainflow.config.job import JobConfig, SnapshotConfig
 from trainflow.coordination.candidacy import Candidacy
@@ -48,16 +48,7 @@ Play = Callable[..., LoneScene]
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     def run(act: Callable[[LoneScene], Awaitable[None]], scene_of: Any = LoneScene) -> LoneScene:
-        async def main() -> LoneScene:
-            scene = scene_of(tmp_path, monkeypatch)
-            scene.control.open()
-            await settle()
-            scene.commit_everywhere(1)
-            await act(scene)
-            scene.control.close()
-            return scene
-
-        return asyncio.run(main())
+        return play_from_first_commit(lambda: scene_of(tmp_path, monkeypatch), act)
 
     return run
 

@@ -1,6 +1,5 @@
 """A rank goes to a spare between two steps, and who had it becomes the last of the spares."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from ray.exceptions import ActorUnavailableError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, describe, settle, until
+from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination import boundary_request
 from trainflow.coordination.candidacy import Candidacy
@@ -27,16 +27,7 @@ def play(tmp_path: Path) -> Play:
     """Run a scene that has come to its first commit."""
 
     def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
-        async def main() -> Scene:
-            scene = Scene(tmp_path, FRESH)
-            scene.control.open()
-            await settle()
-            scene.commit_everywhere(1)
-            await act(scene)
-            scene.control.close()
-            return scene
-
-        return asyncio.run(main())
+        return play_from_first_commit(lambda: Scene(tmp_path, FRESH), act)
 
     return run
 

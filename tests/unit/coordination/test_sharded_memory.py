@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
+from tests.unit.coordination.fake_cluster import FakeCluster
 from tests.unit.coordination.fakes import FakeClock, FakePool, FakeSuperior
 from tests.unit.coordination.test_kept_state import FakeCheckpoints
 from trainflow.computation.reports import CheckpointUnusable
@@ -54,10 +55,8 @@ def holding(node_id: str, port: int = 1, **steps: tuple[int, ...]) -> Holding:
     return Holding(node_id, address(node_id, port), None, held)
 
 
-class Nodes:
+class Nodes(FakeCluster):
     """Their Keepers answer at once, but those that are silent; time passes while they are asked."""
-
-    cluster: list[dict[str, Any]] = []  # noqa: RUF012  a test puts its own in its place
 
     def __init__(self, clock: FakeClock, *holdings: Holding):
         self._clock = clock
@@ -69,14 +68,6 @@ class Nodes:
         self.slow: list[asyncio.Event] = []  # each holds up one answer
         self.copies: dict[str, list[str]] = {}
         self.members: dict[str, dict[ShardId, list[str]]] = {}
-
-    @property
-    def alive(self) -> dict[str, str]:
-        return {each["NodeID"]: "10.0.0.1" for each in self.cluster if each["Alive"]}
-
-    @property
-    def labels(self) -> dict[str, dict[str, str]]:
-        return {each["NodeID"]: each.get("Labels", {}) for each in self.cluster}
 
     @property
     def node_ids(self) -> set[str]:

@@ -47,7 +47,7 @@ class Scene:
         self.on_gone: Callable[[str, str], None] = lambda *told: self.told.append(told)
         self.watch = WorkerWatch(
             self.record,
-            on_gone=lambda worker_id, cause: self.on_gone(worker_id, cause),  # noqa: PLW0108  a test changes it
+            on_gone=self._hear,
             take=lambda *told: self.taken.append(told),
             on_error=self.errors.append,
             is_quiet=lambda node_id: node_id in self.quiet,
@@ -56,6 +56,9 @@ class Scene:
     def begin(self) -> None:
         actor = SimpleNamespace(wait_exit=Method(self._answer))
         self.watch.begin(WORKER, actor, lambda: self.is_there)
+
+    def _hear(self, worker_id: str, cause: str) -> None:
+        self.on_gone(worker_id, cause)  # which a test changes
 
     def _answer(self) -> Any:
         first = self.answers.pop(0)
