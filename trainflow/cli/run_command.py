@@ -136,6 +136,7 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
 def _run_on(
     cluster: ReachedCluster, job: JobConfig, signals: StopSignals, attempt: Attempt | None
 ) -> int:
+    signals.install()  # also what connecting to Ray may have taken
     if signals.received:
         say("stopped before the run began", err=True)
         return ExitCode.STOPPED

@@ -126,6 +126,7 @@ def _serve(
     require_certificate(settings.http)
     require_free_port(settings.http)
     with StopSignals() as signals, _reach(address, cpus) as require_cluster:
+        signals.install()  # also what connecting to Ray may have taken
         serving.deploy(settings)
         say(f"serving at {find_url(settings)}")
         if detach:
