@@ -10,7 +10,8 @@ from fastapi.openapi.utils import get_openapi
 
 from trainflow.service.problems import MEDIA_TYPE, ProblemDocument, ProblemType
 
-_ALWAYS = (401, 403, 421, 429, 500, 503)
+_OPEN = (413, 421, 500)
+_ALWAYS = (401, 403, 429, 503, *_OPEN)
 _DESCRIPTION = """Jobs of TrainFlow: submit, follow, stop, resume, read what became of them.
 
 Errors are problem details (RFC 9457). Tokens have scopes: `read` for what is asked by GET, `submit`
@@ -61,11 +62,11 @@ def describe_app(app: FastAPI, open_paths: frozenset[str]) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], *, needs_token: bool) -> None:
-    """Add what `admission` may answer, and drop what FastAPI would for what is invalid."""
+    """Add what is answered before a route is asked; drop what FastAPI has of invalid input."""
     responses = operation["responses"]
     if "application/json" in responses.get("422", {}).get("content", {}):
         del responses["422"]
-    for status in _ALWAYS if needs_token else (421, 500):
+    for status in _ALWAYS if needs_token else _OPEN:
         responses.setdefault(str(status), _describe(status))
     if needs_token:
         operation["security"] = [{"token": []}]

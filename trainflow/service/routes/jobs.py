@@ -51,7 +51,7 @@ async def require_json(request: Request) -> None:
     dependencies=[Depends(require_json)],
     responses={
         200: {"model": JobDetails, "description": "An earlier request with this key made the job."},
-        **problems_for(400, 403, 408, 409, 413, 415, 422, 502, 503),
+        **problems_for(400, 403, 408, 409, 415, 422, 502, 503),
     },
 )
 async def submit(

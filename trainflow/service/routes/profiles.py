@@ -39,7 +39,7 @@ _MEDIA_TYPE = "application/gzip"
     status_code=202,
     response_model=ProfileDocument,
     dependencies=[Depends(require_json)],
-    responses=problems_for(400, 404, 409, 413, 415, 422, 502, 503),
+    responses=problems_for(400, 404, 409, 415, 422, 502, 503),
 )
 async def begin(job_id: JobId, request: ProfileRequest, here: Here) -> ProfileDocument:
     """Have ranks of a job that trains record some steps, with torch's profiler.
