@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.chaos.harness import RunUnderTest, remove_remains, shard_digests
+from tests.chaos.harness import (
+    STARTED,
+    RunUnderTest,
+    end_run,
+    remove_remains,
+    shard_digests,
+)
 from tests.testbed.s3_server import S3Server
 from trainflow.coordination.driver import connect
 from trainflow.coordination.local_cluster import LocalCluster
@@ -28,6 +34,16 @@ def cluster(
         ray.shutdown()
     remove_remains()
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def no_run_goes_on() -> Generator[None]:
+    """End what a test that failed has started on the cluster that all of them share."""
+    num_before = len(STARTED)
+    yield
+    if ray.is_initialized():
+        for job_id in STARTED[num_before:]:
+            end_run(job_id)
 
 
 @pytest.fixture(scope="session")

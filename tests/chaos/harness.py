@@ -23,11 +23,11 @@ from trainflow.coordination.chaos.used_samples import (
     collect_samples,
     find_committing_epochs,
 )
-from trainflow.coordination.driver import Run, start_run
+from trainflow.coordination.driver import Run, find_run, start_run
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 from trainflow.coordination.topology import RACK
 from trainflow.data.order import SampleOrder
-from trainflow.errors import UnreachableError
+from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
 
 TIMEOUT_S = 120.0
 GLOBAL_BATCH = 24
@@ -272,6 +272,16 @@ def remove_remains() -> None:
         shutil.rmtree(_SHARED_MEMORY / job_id, ignore_errors=True)
 
 
+def end_run(job_id: str) -> None:
+    """End a run that a failed test has left: else the next one finds no room for its own."""
+    try:
+        run = find_run(job_id)
+    except JobNotFoundError:
+        return
+    wait_until(lambda: _is_over(run), lambda: f"run {job_id}")
+    run.retire()
+
+
 def shard_digests(run: RunUnderTest) -> list[str]:
     """Return the digests of what each of three ranks holds of a sharded model at the end."""
     digests = [(run.work_dir / f"final-{rank}.txt").read_text() for rank in range(3)]
@@ -288,6 +298,19 @@ def wait_until(reached: Callable[[], bool], explain: Callable[..., object], *arg
     while not reached():
         assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"still there: {explain(*args)}"
         SYSTEM_CLOCK.sleep(POLL_S)
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has come to its end; it is told to, if not."""
+    try:
+        if run.status()["state"] not in TERMINAL:
+            run.stop()
+            return False
+    except UnreachableError:
+        return False
+    except CoordinationError:
+        return True  # its coordinator is gone for good
+    return True
 
 
 def _title(process: psutil.Process) -> str:

@@ -65,12 +65,15 @@ class IsolationWatch:
     def may_start(self, node_id: str) -> bool:
         """Whether a worker may be started on a node now: on an isolated one, one as its probe.
 
-        A node that has yet to be seen may be an isolated one that has come back.
+        A node that has yet to be seen may be an isolated one that has come back, and where a bundle
+        is said to be may be gone: a worker would wait there, and the node fail for its absence.
         """
         host = self._nodes.host_of(node_id)
         if host is not None and host not in self._policy.isolated:
             return True
-        if host is None or not self._policy.may_probe(host, self._clock.unix_s()):
+        if host is None or node_id not in self._nodes.alive:
+            return False
+        if not self._policy.may_probe(host, self._clock.unix_s()):
             return False
         self._policy.begin_probe(host)
         self._probed[host] = node_id

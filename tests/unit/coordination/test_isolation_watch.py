@@ -100,6 +100,17 @@ def test_a_machine_that_is_back_as_another_node_is_the_same(scene: Scene):
     assert scene.watch.may_start("b2")
 
 
+def test_nothing_is_tried_on_a_node_that_is_gone(scene: Scene):
+    scene.fail("b1", 2)
+    scene.nodes.alive = {"a1": "a"}
+    scene.pass_time(10.0)
+    assert not scene.watch.may_start("b1"), "its bundle is said to be there still"
+    scene.nodes.alive = {"a1": "a", "b2": "b"}
+    scene.pass_time(0.5)
+    assert scene.watch.may_start("b2")
+    assert scene.kinds() == ["isolate"]
+
+
 def test_the_last_one_stays(scene: Scene):
     scene.fail("b1", 2)
     scene.fail("a1", 5)

@@ -103,7 +103,7 @@ def test_an_isolated_node_that_is_gone_gets_no_worker_before_it_is_seen_again(sc
     assert scene.fit() == [0], "Ray has to place it first"
     scene.placed = {0: "a", 1: "b2"}
     assert scene.fit() == [0], "nobody knows which machine that is"
-    hosts["b2"] = "10.0.0.b"
+    scene.nodes.alive["b2"] = hosts["b2"] = "10.0.0.b"
     assert scene.fit() == [0], "its pause is not over"
     scene.clock.now_s += 10.0
     assert scene.fit() == [0, 1]
