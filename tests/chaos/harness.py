@@ -293,6 +293,11 @@ def events_of(status: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [event for event in status["events"] if event["kind"] == kind]
 
 
+def story_of(status: dict[str, Any]) -> str:
+    """Return what has happened, an event a line."""
+    return "\n".join(f"{event['at_s']:.2f} {event['text']}" for event in status["events"])
+
+
 def wait_until(reached: Callable[[], bool], explain: Callable[..., object], *args: Any) -> None:
     deadline_s = SYSTEM_CLOCK.monotonic_s() + 30.0
     while not reached():
