@@ -312,6 +312,7 @@ async def test_a_failure_of_the_service_tells_nothing_of_its_inside(
     async with open_client() as client:
         answer = await client.get("/v1/cluster")
     assert (answer.status_code, kind_of(answer)) == (500, "internal")
+    assert answer.headers["connection"] == "close"  # as it is
     assert "secret detail" not in answer.text
 
 
