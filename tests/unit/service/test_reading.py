@@ -155,21 +155,6 @@ async def test_a_wrong_question_is_refused(
     assert answer.json()["errors"][0]["setting"].startswith("query.")
 
 
-@pytest.mark.parametrize(
-    "last_event_id", ["1; drop", "-1", "x", "1.5", "", "1 2", "+1", "0x1", "9" * 16, "\u00b2"]
-)
-async def test_a_wrong_last_event_id_is_refused(
-    last_event_id: str, open_client: OpenClient, run: RecordedRun, ingester: Ingester
-):
-    ingester.catch_up()
-    async with open_client() as client:
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id.encode("latin-1")}
-        answer = await client.get(f"{JOB}/events", headers=headers)
-    assert answer.status_code == 422
-    assert answer.json()["type"] == "urn:trainflow:problem:invalid-request"
-    assert "Last-Event-ID" in answer.text or "last-event-id" in answer.text
-
-
 async def test_a_log_is_read_from_a_byte_on(
     open_client: OpenClient, run: RecordedRun, ingester: Ingester
 ):

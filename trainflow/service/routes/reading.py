@@ -14,7 +14,8 @@ from starlette.requests import Request
 
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
-from trainflow.service.event_stream import has_all
+from trainflow.service.documents import GREATEST
+from trainflow.service.event_stream import has_all, read_last_event_id
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus
 from trainflow.service.log_stream import list_worker_logs, open_log, read_log
@@ -72,8 +73,8 @@ async def list_events(
     last_event_id: Annotated[
         str | None,
         Header(
-            pattern=r"^[0-9]{1,15}$",
-            description="Of a stream: number of the last event known, instead of `after`.",
+            description="Of a stream: number of the last event known, instead of `after`. It is "
+            "never refused, whatever it is.",
         ),
     ] = None,
 ) -> Response | EventsDocument:
@@ -83,14 +84,14 @@ async def list_events(
     id of each is its number, a comment comes in silence, and an event named `end` once the job has
     ended. A stream may end at any time; taken up with Last-Event-ID, no event is lost or doubled.
 
-    If that is a number that no event has, the history may be being filled anew: what comes after it
-    is waited for. Some seconds later an event named `anew` says that it is not so, and the events
-    come from the first one on.
+    If that is no event's id, the history may be being filled anew: what comes after it is waited
+    for. Some seconds later an event named `anew` says that it is not so, and the events come from
+    the first one on.
     """
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
     if sse.MEDIA_TYPE in request.headers.get("accept", ""):
-        known = after if last_event_id is None else int(last_event_id)
+        known = read_last_event_id(last_event_id) if last_event_id else after
         if has_all(found.job, known, here.clock.unix_s()):
             return Response(status_code=204)
         return StreamResponse(
