@@ -38,8 +38,6 @@ from trainflow.service.streams import StreamResponse
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["reading"])
 
-_MOST = 2**53
-
 Follow = Annotated[
     bool,
     Query(
@@ -48,7 +46,7 @@ Follow = Annotated[
     ),
 ]
 After = Annotated[
-    int, Query(ge=0, le=_MOST, description="Number of the last event known; 0 for all.")
+    int, Query(ge=0, le=GREATEST, description="Number of the last event known; 0 for all.")
 ]
 
 
@@ -110,7 +108,7 @@ def list_metrics(
     job_id: JobId,
     here: Here,
     since_step: Annotated[
-        int, Query(ge=0, le=_MOST, description="Last step known; 0 for all.")
+        int, Query(ge=0, le=GREATEST, description="Last step known; 0 for all.")
     ] = 0,
     name: Annotated[
         list[str] | None,
@@ -190,12 +188,20 @@ async def read_logs(
             "driver if not given.",
         ),
     ] = None,
-    offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    offset: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=GREATEST,
+            description="First byte to return, from the log's beginning if not given; nothing is "
+            "returned as long as the log ends before it.",
+        ),
+    ] = None,
     tail: Annotated[
         int | None,
         Query(
             ge=0,
-            le=_MOST,
+            le=GREATEST,
             description="Begin so many bytes before the log's end, as it is now; instead of "
             "`offset`.",
         ),
@@ -208,7 +214,7 @@ async def read_logs(
     second. A stream may end at any time: come back with the number of the next byte as `offset`,
     and with the id in the header `Log-Worker`, since a rank may be another worker's by then.
     """
-    if tail is not None and offset > 0:
+    if tail is not None and offset is not None:
         raise ProblemError(
             ProblemType.INVALID,
             f"query.tail: got {tail}, and {offset} as offset, expected one of them; leave one out",
@@ -218,7 +224,7 @@ async def read_logs(
     is_to_come = follow and worker is None and await to_thread.run_sync(_has_driver, history, found)
     open_it = partial(open_log, job_id, worker, found.ranks, is_to_come=is_to_come)
     log = await to_thread.run_sync(open_it)
-    begin = await to_thread.run_sync(log.find_begin, offset, tail)
+    begin = await to_thread.run_sync(log.find_begin, offset or 0, tail)
     headers = {LOG_OFFSET: str(begin)}
     if log.worker_id is not None:
         headers[LOG_WORKER] = log.worker_id
