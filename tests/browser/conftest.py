@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.browser.served import Served, serve_runs
 
@@ -24,6 +31,9 @@ ARGUMENTS = [
     "--disable-gpu",
     "--disable-quic",
 ]
+
+# What has to be shown in less time says so itself; a machine may be loaded.
+expect.set_options(timeout=20_000)
 
 OpenPage = Callable[..., Page]
 

@@ -37,8 +37,13 @@ def open_logs(open_page: OpenPage, served: Served) -> Page:
 
 
 def show_logs(page: Page) -> None:
-    """Open them, by a key: what comes above them meanwhile would move them away from a pointer."""
-    page.get_by_text("Show what the driver").press("Enter")
+    """Open them, by a key: what comes above them meanwhile would move them away from a pointer.
+
+    A key goes elsewhere, and is lost, as long as they can't be seen: before the job is known.
+    """
+    summary = page.get_by_text("Show what the driver")
+    expect(summary).to_be_visible()
+    summary.press("Enter")
 
 
 def choice_of_log(page: Page) -> Locator:

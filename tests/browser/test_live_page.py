@@ -112,6 +112,19 @@ def test_the_job_is_drawn_and_told_in_figures(serve: Serve, run: WatchedRun, ope
         expect(page.locator("#figure-goodput")).to_have_text("93.1 %")
 
 
+def test_spares_that_were_lost_are_told_beside_those_there_are(
+    serve: Serve, run: WatchedRun, open_page: OpenPage
+):
+    run.publish(spares_lost=0)
+    with serve() as served:
+        page = open_job(open_page, served)
+        spares = page.locator("#figure-spares")
+        expect(spares).to_have_text("1")
+        run.publish(spares_lost=1200, spares=2)
+        expect(spares.locator("small")).to_have_text("1,200 lost so far")
+        expect(spares.locator("span")).to_have_text("2")
+
+
 def test_spares_are_those_of_the_whole_run_also_once_it_has_ended(
     serve: Serve, run: WatchedRun, open_page: OpenPage
 ):

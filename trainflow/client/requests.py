@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
 from trainflow.coordination.log_segments import Piece
 from trainflow.errors import ConfigError
-from trainflow.service.documents import AttemptDocument, JobDetails, JobPageDocument
+from trainflow.service.documents import GREATEST, AttemptDocument, JobDetails, JobPageDocument
 from trainflow.service.profile_documents import ProfileDocument, ProfilesDocument
 from trainflow.service.record_documents import (
     LOG_OFFSET,
@@ -167,7 +167,8 @@ def erase(job_id: str) -> Request[None]:
 
 
 def events(job_id: str, after: int, limit: int | None) -> Request[EventsDocument]:
-    """List events after a number."""
+    """List events after a number; raises ConfigError."""
+    _require_countable("after", after)
     query = _plain(after=after, limit=limit)
     return Request("GET", f"/v1/jobs/{job_id}/events", _reader(EventsDocument), query)
 
@@ -214,7 +215,8 @@ def cluster() -> Request[ClusterDocument]:
 
 
 def event_stream(job_id: str, after: int) -> Request[bytes]:
-    """Follow events after a number."""
+    """Follow events after a number; raises ConfigError."""
+    _require_countable("after", after)
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after), **_AS_IT_IS}
     return Request("GET", f"/v1/jobs/{job_id}/events", bytes, headers=headers)
 
@@ -225,9 +227,16 @@ def worker_logs(job_id: str) -> Request[WorkerLogsDocument]:
 
 
 def log_stream(job_id: str, worker: str | None, offset: int, *, follow: bool) -> Request[bytes]:
-    """Read a log from a byte on: the driver's, or a worker's."""
+    """Read a log from a byte on: the driver's, or a worker's; raises ConfigError."""
+    _require_countable("offset", offset)
     query = _plain(worker=worker, offset=offset, follow=str(follow).lower())
     return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query, headers=_AS_IT_IS)
+
+
+def _require_countable(name: str, number: int) -> None:
+    """Raise ConfigError unless a number is one that an event or a byte may have."""
+    if not 0 <= number <= GREATEST:
+        raise ConfigError(f"{name}: got {number}, expected 0 to {GREATEST}; change {name}")
 
 
 def find_begin(headers: Mapping[str, str], offset: int) -> int:

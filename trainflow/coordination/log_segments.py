@@ -72,14 +72,32 @@ def read_from_log(folder: Path, offset: int, num_bytes: int) -> Piece:
     """
     for begin in _list_begins(folder):
         try:
-            with _locate(folder, begin).open("rb") as segment:
-                segment.seek(max(0, offset - begin))
-                data = segment.read(num_bytes)
+            data = read_file_from(_locate(folder, begin), max(0, offset - begin), num_bytes)
         except FileNotFoundError:  # removed since
             continue
         if data:
             return Piece(max(offset, begin), data)
     return Piece(offset, b"")
+
+
+def read_file_from(path: Path, offset: int, num_bytes: int) -> bytes:
+    """Return what is in a file from a byte on; nothing if that is at its end, or beyond.
+
+    However far beyond: a file system doesn't seek to where none of its files can reach.
+
+    Args:
+        path: of the file.
+        offset: number of the byte.
+        num_bytes: how many at most.
+
+    Raises:
+        FileNotFoundError: it isn't there.
+    """
+    with path.open("rb") as file:
+        if offset >= os.fstat(file.fileno()).st_size:
+            return b""
+        file.seek(offset)
+        return file.read(num_bytes)
 
 
 def find_bounds(folder: Path) -> tuple[int, int] | None:

@@ -43,6 +43,7 @@ def create_app(
         version="1",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         lifespan=_live,
         middleware=_list_middleware(settings, history, clock),
     )

@@ -91,6 +91,7 @@ class Context:
         """Make a call that may wait for Ray, in a thread of another pool than those that read.
 
         Ray may take many seconds: whoever asks it is not to hold up who doesn't, nor the reverse.
+        Nor is who waits for others that write to the history.
         """
         return await to_thread.run_sync(call, *given, limiter=self.ray_calls)
 

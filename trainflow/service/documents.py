@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainflow.coordination.run_state import RunState
 from trainflow.service.history.records import Job, JobStatus
 
+GREATEST = 2**53 - 1
+"""The greatest number of an event, a step or a byte: whoever reads JSON counts so far exactly."""
+
 JOB_ID = "pretrain-lm-k3v7qz"
 _EXAMPLE_JOB: dict[str, Any] = {
     "job_id": JOB_ID,

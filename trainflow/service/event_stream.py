@@ -3,6 +3,7 @@
 Process: a replica of the service.  Thread: its event loop; the history is read in another.
 """
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,6 +12,7 @@ from anyio import to_thread
 from trainflow.clock import Clock
 from trainflow.errors import JobNotFoundError
 from trainflow.service import sse
+from trainflow.service.documents import GREATEST
 from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, Topic, wait_for_news
 from trainflow.service.history.history import History
 from trainflow.service.history.records import EventRecord, Job
@@ -28,6 +30,16 @@ def has_all(job: Job, known: int, now_s: float) -> bool:
     """
     ended_s = 0.0 if job.ended_at_s is None else now_s - job.ended_at_s
     return job.is_finished and known == job.last_event and ended_s > LAST_WORDS_WITHIN_S
+
+
+def read_last_event_id(text: str) -> int:
+    """Return the number of the event that a client knows, by what it sends. Pure.
+
+    What is no number, or too large a one, is the greatest there can be. No event has that, so who
+    sends it is told so, in the stream: after a refusal an EventSource would never come back.
+    """
+    found = re.fullmatch(r"0*([0-9]{1,16})", text)
+    return GREATEST if found is None else min(int(found[1]), GREATEST)
 
 
 @dataclass

@@ -9,12 +9,10 @@ disk and the cluster, for seconds at most.
 """
 
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainflow.clock import Clock
 from trainflow.config import JobConfig
@@ -34,6 +32,7 @@ from trainflow.errors import (
 from trainflow.service.cluster import Cluster, Driver, DriverState
 from trainflow.service.disk_faults import telling_disk_faults
 from trainflow.service.documents import SubmitRequest
+from trainflow.service.erasing import erase_job
 from trainflow.service.heard_of import SILENT_S, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
@@ -45,7 +44,6 @@ from trainflow.service.submission_files import (
     locate_code,
     locate_submission,
     read_or_adopt_submission,
-    remove_submission,
 )
 from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
@@ -374,10 +372,7 @@ class JobDesk:
             JobNotFoundError: there is none.
             ConflictError: it has not finished.
         """
-        directory = Path(self.history.jobs.erase(job_id))
-        remove_submission(job_id)
-        if directory.absolute() == names.run_directory(job_id).absolute():
-            shutil.rmtree(directory, ignore_errors=True)
+        erase_job(self.history, job_id)
 
 
 def driver_command(attempt: Attempt, kept: KeptSubmission) -> str:

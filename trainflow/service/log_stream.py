@@ -17,7 +17,12 @@ from anyio import to_thread
 
 from trainflow.clock import Clock
 from trainflow.coordination import names
-from trainflow.coordination.log_segments import Piece, find_bounds, read_from_log
+from trainflow.coordination.log_segments import (
+    Piece,
+    find_bounds,
+    read_file_from,
+    read_from_log,
+)
 from trainflow.coordination.worker_output import FOLDER
 from trainflow.service.event_feed import EventFeed
 from trainflow.service.problems import ProblemError, ProblemType
@@ -136,9 +141,7 @@ def list_worker_logs(job_id: str, ranks: Sequence[str]) -> list[WorkerLogDocumen
 def read_file(path: Path, offset: int) -> Piece:
     """Return what is in a file from a byte on, up to a bound; empty at its end."""
     try:
-        with path.open("rb") as log:
-            log.seek(offset)
-            return Piece(offset, log.read(_PIECE_BYTES))
+        return Piece(offset, read_file_from(path, offset, _PIECE_BYTES))
     except FileNotFoundError:  # erased since
         return Piece(offset, b"")
 

@@ -141,5 +141,7 @@ async def _on_crash(request: Request, error: Exception) -> Response:
         ProblemError(
             ProblemType.INTERNAL,
             f"the service: got {type(error).__name__}, expected none; its log says more",
+            # What has crashed is raised again, and uvicorn closes the connection then.
+            headers={"Connection": "close"},
         )
     )

@@ -9,7 +9,6 @@ disk.
 """
 
 import json
-import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,8 +160,3 @@ def _go_on_by_hand(attempt: Attempt) -> str:
         "go on with it from the folder that it was submitted from: `ray job submit --working-dir . "
         f"-- trainflow run JOB.yaml --job-id {attempt.job_id} --attempt {attempt.number}`"
     )
-
-
-def remove_submission(job_id: str) -> None:
-    """Remove what was submitted; what can't be removed stays."""
-    shutil.rmtree(locate_submission(job_id), ignore_errors=True)

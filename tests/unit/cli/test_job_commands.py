@@ -354,6 +354,10 @@ def test_a_log_is_printed_as_it_is(ready: Service, call_main: CallMain, capsys: 
     assert call_main("logs", ID) == ExitCode.SUCCESS
     assert call_main("logs", ID, "--offset", "10", "-f") == ExitCode.SUCCESS
     assert capsys.readouterr().out == "line\n" * 4
+    assert call_main("logs", ID, "--offset", str(2**53 - 1)) == ExitCode.SUCCESS
+    assert capsys.readouterr().out == ""
+    assert call_main("logs", ID, "--offset", str(2**53)) == ExitCode.USAGE
+    assert f"offset: got {2**53}, expected 0 to {2**53 - 1}" in capsys.readouterr().err
 
 
 def test_workers_logs_are_printed_one_or_all(ready: Service, call_main: CallMain, capsys: Captured):

@@ -12,10 +12,20 @@ from trainflow.client import ServiceError, problems, requests
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, as_error, read_problem
 from trainflow.client.requests import decide_pause, error_in
+from trainflow.errors import ConfigError
 from trainflow.service import sse
 from trainflow.service.problems import ProblemError, ProblemType, describe
 
 DETAIL = "setting: got this, expected that; change it"
+
+
+@pytest.mark.parametrize("number", [-1, 2**53, 10**30])
+def test_a_number_that_nothing_has_is_refused_before_anybody_is_asked(number: int):
+    with pytest.raises(ConfigError, match=f"offset: got {number}, expected 0 to 9007199254740991"):
+        requests.log_stream("tiny-abcdef", None, number, follow=False)
+    for ask in (requests.event_stream, lambda *of: requests.events(*of, limit=None)):
+        with pytest.raises(ConfigError, match=f"after: got {number}, expected 0 to"):
+            ask("tiny-abcdef", number)
 
 
 @pytest.mark.parametrize("problem", list(ProblemType))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainflow.coordination import log_segments
-from trainflow.coordination.log_segments import append_to_log, read_from_log
+from trainflow.coordination.log_segments import append_to_log, read_file_from, read_from_log
 
 
 def read_all(folder: Path, offset: int = 0) -> bytes:
@@ -43,6 +43,14 @@ def test_the_newest_part_is_kept_under_its_numbers(
         for offset in (first.begin, len(whole) // 2, len(whole) + 3):
             start = max(offset, first.begin)
             assert read_all(folder, offset) == whole[start:]
+
+
+@pytest.mark.parametrize("offset", [3, 4, 2**44 - 1, 2**53 - 1, 2**63])
+def test_beyond_its_end_is_nothing_however_far(offset: int, tmp_path: Path):
+    append_to_log(tmp_path / "worker", b"abc")
+    assert read_from_log(tmp_path / "worker", offset, 10) == log_segments.Piece(offset, b"")
+    (segment,) = (tmp_path / "worker").iterdir()
+    assert read_file_from(segment, offset, 10) == b""
 
 
 def test_only_the_owner_reads_it(tmp_path: Path):

@@ -312,7 +312,15 @@ async def test_a_failure_of_the_service_tells_nothing_of_its_inside(
     async with open_client() as client:
         answer = await client.get("/v1/cluster")
     assert (answer.status_code, kind_of(answer)) == (500, "internal")
+    assert answer.headers["connection"] == "close"  # as it is
     assert "secret detail" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/", "/healthz/", "/v1/jobs/a-aaaaaa/"])
+async def test_an_address_is_not_another_one_with_a_slash(open_client: OpenClient, path: str):
+    async with open_client() as client:
+        answers = [await client.get(path), await client.post(path)]
+    assert [(answer.status_code, kind_of(answer)) for answer in answers] == [(404, "not-found")] * 2
 
 
 async def test_a_method_that_is_none_here_is_told_with_those_that_are(open_client: OpenClient):

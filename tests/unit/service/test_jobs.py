@@ -11,10 +11,8 @@ import pytest
 from tests.unit.service.conftest import Client, OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
 from trainflow.cli.submitted_run import require_attempt
-from trainflow.coordination.endings import record_ending
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import Attempt, run_directory
-from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import (
     ConflictError,
     CoordinationError,
@@ -573,27 +571,3 @@ async def test_a_working_directory_that_is_no_longer_allowed_is_refused(
     async with open_client(roots=[]) as client:
         answer = await client.post(f"/v1/jobs/{job_id}/resume")
     assert answer.status_code == 403
-
-
-async def test_a_finished_job_is_erased_with_its_record_and_what_was_submitted(
-    open_client: OpenClient, history: History, job_config: Config, home: Path
-):
-    async with open_client() as client:
-        job_id = await fail(client, history, job_config)
-        record_ending(Attempt(job_id), STOPPED)
-        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
-        assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 404
-        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 404
-    assert not run_directory(job_id).exists()
-    assert not (home / "submissions" / job_id).exists()
-
-
-async def test_an_unfinished_job_is_not_erased(
-    open_client: OpenClient, job_config: Config, home: Path
-):
-    async with open_client() as client:
-        job_id = await submit(client, job_config)
-        answer = await client.delete(f"/v1/jobs/{job_id}")
-        assert answer.status_code == 409
-        assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 200
-    assert (home / "submissions" / job_id).exists()

@@ -10,6 +10,7 @@ from tests.unit.service.runs import RecordedRun
 from trainflow.computation.profile_order import ProfileFailed, ProfileTrace, trace_file
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import ConfigError, ConflictError, UnreachableError
+from trainflow.service.documents import GREATEST
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.records import Scope
@@ -146,6 +147,11 @@ async def test_a_trace_is_read_from_any_byte(open_client: OpenClient, run: Recor
         assert answer.headers["trace-bytes"] == "10"
         rest = await client.get(f"{JOB}/profiles/1/ranks/3?offset=7")
         assert (rest.content, rest.headers["trace-bytes"]) == (b"789", "10")
+        for offset in (10, 2**44 - 1, GREATEST):
+            past = await client.get(f"{JOB}/profiles/1/ranks/3?offset={offset}")
+            assert (past.status_code, past.content) == (200, b"")
+        beyond = await client.get(f"{JOB}/profiles/1/ranks/3?offset={GREATEST + 1}")
+        assert beyond.status_code == 422
 
 
 @pytest.mark.usefixtures("run")

@@ -16,8 +16,10 @@ from tests.unit.service.event_source import ServerEvent, parse_events
 from tests.unit.service.fakes import FakeCluster
 from tests.unit.service.runs import RecordedRun, listening, wait_until
 from trainflow.clock import SYSTEM_CLOCK, Clock, SystemClock
+from trainflow.service import event_stream
 from trainflow.service.app import create_app
 from trainflow.service.context import Context
+from trainflow.service.documents import GREATEST
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.records import Submission
@@ -198,6 +200,46 @@ def test_a_client_that_knows_all_of_a_job_that_ended_long_ago_need_not_come_back
         answer = client.get(EVENTS, headers=STREAM | {"Last-Event-ID": "2"})
         assert answer.status_code == 204
         assert numbers(read_events(client, after=1)) == [2]
+
+
+@pytest.mark.parametrize(
+    "last_event_id",
+    ["1; drop", "-1", "x", "1.5", "1 2", "+1", "0x1", "\u00b2", "4", "9" * 16, "9" * 5000],
+)
+def test_an_id_that_no_event_has_is_told_and_not_refused(
+    last_event_id: str,
+    serve: Serve,
+    run: RecordedRun,
+    ingester: Ingester,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An EventSource never comes back after a refusal."""
+    monkeypatch.setattr(event_stream, "CATCHES_UP_WITHIN_S", 0.0)
+    run.happen(1)
+    run.end()
+    ingester.catch_up()
+    headers: list[tuple[str, str | bytes]] = [*STREAM.items()]
+    headers.append(("Last-Event-ID", last_event_id.encode("latin-1")))
+    with serve() as (client, _):
+        answer = client.get(EVENTS, headers=headers)
+    assert answer.status_code == 200
+    events = parse_events(answer.content)
+    known = 4 if last_event_id == "4" else GREATEST
+    assert (events[0].name, json.loads(events[0].data)) == ("anew", {"known": known})
+    assert (numbers(events), events[-1].name) == ([0, 1, 2, 3], "end")
+
+
+@pytest.mark.parametrize(
+    ("last_event_id", "rest"), [("", [1, 2]), ("0001", [2]), ("0" * 20, [1, 2])]
+)
+def test_an_id_is_a_number_however_it_is_written(
+    last_event_id: str, rest: list[int], serve: Serve, run: RecordedRun, ingester: Ingester
+):
+    run.end()
+    ingester.catch_up()
+    with serve() as (client, _):
+        answer = client.get(EVENTS, headers=STREAM | {"Last-Event-ID": last_event_id})
+    assert numbers(parse_events(answer.content)) == rest
 
 
 def test_a_log_is_followed_until_the_job_has_ended(

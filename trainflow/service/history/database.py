@@ -4,8 +4,11 @@ A transaction that writes has the database to itself on SQLite, from its beginni
 never find out at their end that they have read what the other changed. On PostgreSQL writers of one
 job wait for each other (`lock_job`).
 
-Process: any.  Thread: any.  Blocks: on the database; on SQLite for a writer before it, at most
-``_BUSY_S``.  Fails: HistoryError.
+Who writes has connections of its own, few of them: however many wait for a writer before them, who
+reads has one.
+
+Process: any.  Thread: any.  Blocks: on the database; a writer for those before it, at most
+``_BUSY_S`` for those of its own process, and as long again for others'.  Fails: HistoryError.
 """
 
 import json
@@ -34,6 +37,7 @@ _STATEMENT_MS = 60_000
 _WRITES = "trainflow_writes"
 _LASTS = "trainflow_lasts"
 _AT_ONCE = "trainflow_at_once"
+_WRITERS = {"sqlite": 1, "postgresql": 5}  # connections; SQLite has one writer at a time anyway
 _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
@@ -44,12 +48,19 @@ _DRIVERS = {
 class Database:
     """Connections to one database."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, writers: Engine):
+        """Take what makes connections.
+
+        Args:
+            engine: for those that wait for nobody who writes.
+            writers: for the others.
+        """
         self._engine = engine
+        self._writers = writers
         self._num_at_work = 0
         self._changed = threading.Condition()
-        self._writing = engine.execution_options(**{_WRITES: True})
-        self._lasting = engine.execution_options(**{_WRITES: True, _LASTS: True})
+        self._writing = writers.execution_options(**{_WRITES: True})
+        self._lasting = writers.execution_options(**{_WRITES: True, _LASTS: True})
         self._hasty = engine.execution_options(**{_WRITES: True, _AT_ONCE: True})
         self._reading = engine
         if engine.dialect.name == "postgresql":  # where each query else sees what is new
@@ -108,7 +119,8 @@ class Database:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._num_at_work, _ENDS_WITHIN_S)
-        self._engine.dispose()
+        for engine in (self._engine, self._writers):
+            engine.dispose()
 
     @contextmanager
     def _telling(self) -> Generator[None]:
@@ -145,7 +157,9 @@ def open_database(url: str | None = None) -> Database:
         ConfigError: no database that can be used here.
         HistoryError: it doesn't answer, or was written by a newer release.
     """
-    database = Database(_make_engine(_parse(default_url() if url is None else url)))
+    parsed = _parse(default_url() if url is None else url)
+    writers = {"pool_size": _WRITERS[parsed.get_backend_name()], "max_overflow": 0}
+    database = Database(_make_engine(parsed), _make_engine(parsed, **writers, pool_timeout=_BUSY_S))
     try:
         with database.read() as connection:
             is_migrated = is_current(connection)
@@ -202,7 +216,7 @@ def _require_file(url: URL) -> None:
         ) from error
 
 
-def _make_engine(url: URL) -> Engine:
+def _make_engine(url: URL, **pool: float) -> Engine:
     is_sqlite = url.get_backend_name() == "sqlite"
     # A server whose network is cut is given up, too.
     patience = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": _SILENT_MS}
@@ -211,6 +225,7 @@ def _make_engine(url: URL) -> Engine:
             url,
             connect_args={"timeout": _BUSY_S} if is_sqlite else patience,
             pool_pre_ping=not is_sqlite,
+            **pool,
             json_serializer=_to_json,
         )
     except (NoSuchModuleError, ImportError) as error:

@@ -10,7 +10,7 @@ gives the same points, whenever and in however many passes it is read.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -104,53 +104,62 @@ def merge_by_grid(points: Iterable[Point], width: int) -> list[Point]:
     """Return points, by ascending steps, with those in one cell of a grid made one.
 
     Args:
-        points: by ascending steps.
+        points: by ascending steps; no more than one of them is held beside what is returned.
         width: of the cells; one ends at each of its multiples. A point that is wider stays.
     """
-    cells = groupby(points, key=lambda point: (point.last_step - 1) // width)
-    return [merge(list(cell), width) for _, cell in cells]
+    cells = groupby(points, key=lambda point: _find_cell(point.last_step, width))
+    return [merge(cell, width) for _, cell in cells]
 
 
-def merge(points: Sequence[Point], width: int) -> Point:
+def merge(points: Iterable[Point], width: int) -> Point:
     """Return one point that stands for the steps of all; they are in ascending order."""
-    if len(points) == 1:
-        only = points[0]
-        return replace(only, width=max(only.width, width))
-    tallies: dict[str, Tally] = {}
-    for point in points:
-        for name, tally in point.metrics.items():
+    coming = iter(points)
+    first = last = next(coming)
+    num_steps, first_epoch, last_epoch = first.num_steps, first.first_epoch, first.last_epoch
+    tallies = dict(first.metrics)
+    for last in coming:
+        num_steps += last.num_steps
+        first_epoch = min(first_epoch, last.first_epoch)
+        last_epoch = max(last_epoch, last.last_epoch)
+        for name, tally in last.metrics.items():
             known = tallies.get(name)
             tallies[name] = tally if known is None else _add(known, tally)
     return Point(
-        first_step=points[0].first_step,
-        last_step=points[-1].last_step,
-        width=width,
-        num_steps=sum(point.num_steps for point in points),
-        first_epoch=min(point.first_epoch for point in points),
-        last_epoch=max(point.last_epoch for point in points),
-        committed_at_s=points[-1].committed_at_s,
+        first_step=first.first_step,
+        last_step=last.last_step,
+        width=max(first.width, width) if last is first else width,
+        num_steps=num_steps,
+        first_epoch=first_epoch,
+        last_epoch=last_epoch,
+        committed_at_s=last.committed_at_s,
         metrics=tallies,
     )
 
 
-def thin(points: Sequence[Point], max_points: int) -> list[Point]:
-    """Return at most ``max_points``, by ascending steps, that stand for the same steps.
+def choose_width(last_steps: Sequence[int], max_points: int) -> int:
+    """Return how wide the cells are in which points become at most ``max_points``.
 
-    Cells are 1, 2, 5, 10, 20, ... steps wide, and lie alike whichever step is the first: who asks
+    They are 1, 2, 5, 10, 20, ... steps wide, and lie alike whichever step is the first: who asks
     again for more gets points that fit those before.
+
+    Args:
+        last_steps: of the points, ascending.
+        max_points: at least 1.
     """
-    shown = list(points)
     for width in _nice_widths():
-        if len(shown) <= max_points:
-            break
-        shown = merge_by_grid(points, width)
-    return shown
+        if len({_find_cell(step, width) for step in last_steps}) <= max_points:
+            return width
+    raise AssertionError("it becomes wider without an end")
+
+
+def _find_cell(last_step: int, width: int) -> int:
+    return (last_step - 1) // width
 
 
 def _nice_widths() -> Iterator[int]:
     magnitude = 1
     while True:
-        yield from (2 * magnitude, 5 * magnitude, 10 * magnitude)
+        yield from (magnitude, 2 * magnitude, 5 * magnitude)
         magnitude *= 10
 
 

@@ -20,6 +20,7 @@ from trainflow.service.history.database import Database
 from trainflow.service.history.records import (
     UNFINISHED_STATES,
     Attempt,
+    ErasedJob,
     Job,
     JobFilter,
     JobHead,
@@ -184,6 +185,17 @@ class Jobs:
             connection.execute(delete(keys).where(keys.c.job_id == job_id))
             connection.execute(delete(schema.jobs).where(_T.job_id == job_id))
             return row["directory"]
+
+    def find_erased(self, job_id: str) -> ErasedJob | None:
+        """Return what is known of a job that was erased; None if none of that id was.
+
+        Raises:
+            HistoryError: the database doesn't answer.
+        """
+        table = schema.erased_jobs
+        with self._database.read() as connection:
+            row = connection.execute(select(table).where(table.c.job_id == job_id)).one_or_none()
+        return None if row is None else ErasedJob(row.directory, row.erased_at_s)
 
 
 def lock_job(connection: Connection, job_id: str) -> Mapping[str, Any] | None:

@@ -19,8 +19,8 @@ def to_row(job_id: str, point: Point) -> dict[str, Any]:
     return vars(point) | {"job_id": job_id, "metrics": metrics}
 
 
-def to_point(row: Row[tuple[Any, ...]]) -> Point:
-    """Return what a row of `schema.points` says."""
+def to_point(row: Row[tuple[Any, ...]], wanted: frozenset[str] | None = None) -> Point:
+    """Return what a row of `schema.points` says, of some metrics or, if None, of all."""
     return Point(
         first_step=row.first_step,
         last_step=row.last_step,
@@ -29,7 +29,11 @@ def to_point(row: Row[tuple[Any, ...]]) -> Point:
         first_epoch=row.first_epoch,
         last_epoch=row.last_epoch,
         committed_at_s=row.committed_at_s,
-        metrics={name: _unpack(packed) for name, packed in row.metrics.items()},
+        metrics={
+            name: _unpack(packed)
+            for name, packed in row.metrics.items()
+            if wanted is None or name in wanted
+        },
     )
 
 

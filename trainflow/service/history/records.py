@@ -151,6 +151,19 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class ErasedJob:
+    """A job that was erased.
+
+    Attributes:
+        directory: where its record was.
+        erased_at_s: when it was.
+    """
+
+    directory: str
+    erased_at_s: float
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One start of a job: the first, or one that resumes it.
 

@@ -4,19 +4,21 @@ Process: any that serves the history.  Thread: any.  Blocks: on the database.  F
 """
 
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, Result, select
 
 from trainflow.errors import ConfigError
 from trainflow.service.history import schema
 from trainflow.service.history.database import Database
-from trainflow.service.history.downsampling import Point, Tally, thin
+from trainflow.service.history.downsampling import Point, Tally, choose_width, merge_by_grid
 from trainflow.service.history.events import require_count
 from trainflow.service.history.jobs import require_job
 from trainflow.service.history.point_rows import to_point
 from trainflow.service.history.records import Aggregate, SeriesPoint
 
 MAX_POINTS = 10_000
+_FEW_AT_ONCE = {"yield_per": 200}
 
 
 class MetricSeries:
@@ -45,6 +47,7 @@ class MetricSeries:
             step: points that end after it; 0 for all.
             metrics: names of those that are wanted; all if None. One that a step lacks is left out.
             max_points: how many at most, 1 to ``MAX_POINTS``: neighbouring steps become one point.
+                However many there are, no more than these are in memory, and a few.
 
         Raises:
             JobNotFoundError: there is none of that id.
@@ -54,22 +57,24 @@ class MetricSeries:
         if not 1 <= max_points <= MAX_POINTS:
             raise ConfigError(f"max_points: got {max_points}, expected 1 to {MAX_POINTS}")
         require_count("step", step)
+        wanted = None if metrics is None else frozenset(metrics)
         table = schema.points
-        query = select(table).where(table.c.job_id == job_id, table.c.last_step > step)
         with self._database.read() as connection:
             require_job(connection, job_id)
-            rows = connection.execute(query.order_by(table.c.last_step))
-            points = [to_point(row) for row in rows]
-        wanted = None if metrics is None else frozenset(metrics)
-        return tuple(_describe(point, wanted) for point in thin(points, max_points))
+
+            def read(*columns: ColumnElement[Any]) -> Result[Any]:
+                later = select(*columns).where(table.c.job_id == job_id, table.c.last_step > step)
+                return connection.execute(
+                    later.order_by(table.c.last_step), execution_options=_FEW_AT_ONCE
+                )
+
+            width = choose_width(read(table.c.last_step).scalars().all(), max_points)
+            points = merge_by_grid((to_point(row, wanted) for row in read(*table.c)), width)
+        return tuple(map(_describe, points))
 
 
-def _describe(point: Point, wanted: frozenset[str] | None) -> SeriesPoint:
-    values = {
-        name: _summarise(tally)
-        for name, tally in point.metrics.items()
-        if wanted is None or name in wanted
-    }
+def _describe(point: Point) -> SeriesPoint:
+    values = {name: _summarise(tally) for name, tally in point.metrics.items()}
     return SeriesPoint(
         point.first_step, point.last_step, point.num_steps, point.committed_at_s, values
     )

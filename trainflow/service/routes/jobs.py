@@ -168,6 +168,9 @@ async def resume(job_id: JobId, here: Here) -> JobDetails:
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems_for(404, 409, 422))
-def erase(job_id: JobId, here: Here) -> None:
-    """Erase what is remembered of a job that has ended. Its checkpoints stay."""
-    here.desk.erase(job_id)
+async def erase(job_id: JobId, here: Here) -> None:
+    """Erase what is remembered of a job that has ended. Its checkpoints stay.
+
+    If the service dies meanwhile, a repeat removes what is left.
+    """
+    await here.ask_ray(here.desk.erase, job_id)

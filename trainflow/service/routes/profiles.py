@@ -15,6 +15,7 @@ from trainflow.computation.profile_order import trace_file
 from trainflow.coordination import names
 from trainflow.coordination.profile_list import KINDS, list_profiles
 from trainflow.service.context import Here, JobId
+from trainflow.service.documents import GREATEST
 from trainflow.service.log_stream import read_file, read_log
 from trainflow.service.openapi import problems_for
 from trainflow.service.problems import ProblemError, ProblemType
@@ -29,7 +30,6 @@ from trainflow.service.streams import StreamResponse
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/profiles", tags=["profiles"])
 
-_MOST = 2**53
 _MOST_NUMBER = 2**31 - 1
 _MEDIA_TYPE = "application/gzip"
 
@@ -83,7 +83,7 @@ async def read_trace(
     number: Annotated[int, Path(ge=1, le=_MOST_NUMBER, description="Number of the profile.")],
     rank: Annotated[int, Path(ge=0, le=_MOST_NUMBER, description="Rank that recorded it.")],
     here: Here,
-    offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    offset: Annotated[int, Query(ge=0, le=GREATEST, description="First byte to return.")] = 0,
 ) -> Response:
     """Return what a rank has recorded.
 

@@ -14,7 +14,8 @@ from starlette.requests import Request
 
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
-from trainflow.service.event_stream import has_all
+from trainflow.service.documents import GREATEST
+from trainflow.service.event_stream import has_all, read_last_event_id
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus
 from trainflow.service.log_stream import list_worker_logs, open_log, read_log
@@ -37,8 +38,6 @@ from trainflow.service.streams import StreamResponse
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["reading"])
 
-_MOST = 2**53
-
 Follow = Annotated[
     bool,
     Query(
@@ -47,7 +46,7 @@ Follow = Annotated[
     ),
 ]
 After = Annotated[
-    int, Query(ge=0, le=_MOST, description="Number of the last event known; 0 for all.")
+    int, Query(ge=0, le=GREATEST, description="Number of the last event known; 0 for all.")
 ]
 
 
@@ -72,8 +71,8 @@ async def list_events(
     last_event_id: Annotated[
         str | None,
         Header(
-            pattern=r"^[0-9]{1,15}$",
-            description="Of a stream: number of the last event known, instead of `after`.",
+            description="Of a stream: number of the last event known, instead of `after`. It is "
+            "never refused, whatever it is.",
         ),
     ] = None,
 ) -> Response | EventsDocument:
@@ -83,14 +82,14 @@ async def list_events(
     id of each is its number, a comment comes in silence, and an event named `end` once the job has
     ended. A stream may end at any time; taken up with Last-Event-ID, no event is lost or doubled.
 
-    If that is a number that no event has, the history may be being filled anew: what comes after it
-    is waited for. Some seconds later an event named `anew` says that it is not so, and the events
-    come from the first one on.
+    If that is no event's id, the history may be being filled anew: what comes after it is waited
+    for. Some seconds later an event named `anew` says that it is not so, and the events come from
+    the first one on.
     """
     history = here.history
     found = await to_thread.run_sync(history.jobs.get, job_id)
     if sse.MEDIA_TYPE in request.headers.get("accept", ""):
-        known = after if last_event_id is None else int(last_event_id)
+        known = read_last_event_id(last_event_id) if last_event_id else after
         if has_all(found.job, known, here.clock.unix_s()):
             return Response(status_code=204)
         return StreamResponse(
@@ -109,7 +108,7 @@ def list_metrics(
     job_id: JobId,
     here: Here,
     since_step: Annotated[
-        int, Query(ge=0, le=_MOST, description="Last step known; 0 for all.")
+        int, Query(ge=0, le=GREATEST, description="Last step known; 0 for all.")
     ] = 0,
     name: Annotated[
         list[str] | None,
@@ -189,12 +188,20 @@ async def read_logs(
             "driver if not given.",
         ),
     ] = None,
-    offset: Annotated[int, Query(ge=0, le=_MOST, description="First byte to return.")] = 0,
+    offset: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=GREATEST,
+            description="First byte to return, from the log's beginning if not given; nothing is "
+            "returned as long as the log ends before it.",
+        ),
+    ] = None,
     tail: Annotated[
         int | None,
         Query(
             ge=0,
-            le=_MOST,
+            le=GREATEST,
             description="Begin so many bytes before the log's end, as it is now; instead of "
             "`offset`.",
         ),
@@ -207,7 +214,7 @@ async def read_logs(
     second. A stream may end at any time: come back with the number of the next byte as `offset`,
     and with the id in the header `Log-Worker`, since a rank may be another worker's by then.
     """
-    if tail is not None and offset > 0:
+    if tail is not None and offset is not None:
         raise ProblemError(
             ProblemType.INVALID,
             f"query.tail: got {tail}, and {offset} as offset, expected one of them; leave one out",
@@ -217,7 +224,7 @@ async def read_logs(
     is_to_come = follow and worker is None and await to_thread.run_sync(_has_driver, history, found)
     open_it = partial(open_log, job_id, worker, found.ranks, is_to_come=is_to_come)
     log = await to_thread.run_sync(open_it)
-    begin = await to_thread.run_sync(log.find_begin, offset, tail)
+    begin = await to_thread.run_sync(log.find_begin, offset or 0, tail)
     headers = {LOG_OFFSET: str(begin)}
     if log.worker_id is not None:
         headers[LOG_WORKER] = log.worker_id

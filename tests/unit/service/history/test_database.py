@@ -20,11 +20,14 @@ from trainflow.errors import ConfigError, HistoryError
 from trainflow.service.history import database as module
 from trainflow.service.history.history import History, open_history
 from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.jobs import lock_job
 from trainflow.service.history.records import Scope, Submission
 from trainflow.service.history.run_import import import_run
 from trainflow.service.history.schema import metadata
 
 ROOT = Path(__file__).parents[4]
+NUM_WRITERS = 40  # many more than there are connections
+WITHIN_S = 10.0  # less than a writer waits
 
 
 def test_the_migrations_make_the_tables_that_the_code_expects(history: History):
@@ -142,6 +145,35 @@ def test_a_reader_sees_all_of_a_pass_or_nothing(history: History, home: Home):
     with history.database.read() as reader:
         seen.append(reader.exec_driver_sql("SELECT count(*) FROM erased_jobs").scalar_one())
     assert seen == [0, 1]
+
+
+def test_who_reads_is_answered_while_many_wait_to_write(url: str, home: Home):
+    home.run().keep_job().event("submitted")
+    begun = threading.Semaphore(0)
+    with open_history(url) as history, open_history(url) as other:
+        home.take(history)
+        secret = history.tokens.create("ci", [Scope.READ]).secret
+
+        def write() -> None:
+            begun.release()
+            with history.database.write() as connection:
+                assert lock_job(connection, JOB_ID) is not None
+
+        def read() -> None:
+            for _ in range(NUM_WRITERS):
+                assert history.jobs.get(JOB_ID).job.job_id == JOB_ID
+                assert history.tokens.check(secret).name == "ci"
+
+        with ThreadPoolExecutor(NUM_WRITERS + 1) as pool:
+            with other.database.write() as connection:
+                assert lock_job(connection, JOB_ID) is not None
+                writing = [pool.submit(write) for _ in range(NUM_WRITERS)]
+                for _ in writing:
+                    assert begun.acquire(timeout=WITHIN_S)
+                pool.submit(read).result(WITHIN_S)
+                assert not any(each.done() for each in writing)
+            for each in writing:
+                each.result()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from trainflow.service.history.downsampling import (
     Merge,
     Point,
     Tally,
+    choose_width,
     merge,
     merge_by_grid,
     plan_merges,
-    thin,
 )
 
 values = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
@@ -31,6 +31,12 @@ def histories(draw: st.DrawFn) -> list[Point]:
     """Return steps in order, some of which were not recorded."""
     steps = draw(st.lists(st.integers(1, 400), unique=True, min_size=1, max_size=80))
     return [single(step, loss=draw(values)) for step in sorted(steps)]
+
+
+def thin(points: list[Point], max_points: int) -> list[Point]:
+    """Show points as at most so many, as the series of a job does."""
+    width = choose_width([point.last_step for point in points], max_points)
+    return merge_by_grid(points, width)
 
 
 def downsample(points: list[Point], farthest_step: int) -> list[Point]:
@@ -116,6 +122,13 @@ def test_thinned_points_are_few_enough_and_lose_nothing(points: list[Point], max
         points[0].first_step,
         points[-1].last_step,
     )
+
+
+@given(histories(), st.integers(1, 50))
+def test_cells_are_no_wider_than_they_have_to_be(points: list[Point], max_points: int):
+    width = choose_width([point.last_step for point in points], max_points)
+    narrower = [w for w in (1, 2, 5, 10, 20, 50, 100, 200, 500) if w < width]
+    assert all(len(merge_by_grid(points, each)) > max_points for each in narrower)
 
 
 def test_enough_room_changes_nothing():

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from typing import Any
+from weakref import finalize
 
 import pytest
 
@@ -9,6 +11,8 @@ from tests.unit.coordination.test_run_record import STEP
 from tests.unit.service.history.records import JOB_ID, Home
 from trainflow.epochs import EpochId
 from trainflow.errors import ConfigError, JobNotFoundError
+from trainflow.service.history import point_rows, series
+from trainflow.service.history.downsampling import Point
 from trainflow.service.history.events import MAX_EVENTS
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Aggregate, CheckpointState
@@ -48,6 +52,32 @@ def test_a_series_that_is_too_long_is_told_in_fewer_points(history: History, hom
     ]
     loss = points[0].values["loss"]
     assert loss == Aggregate(pytest.approx(5.5 / 8), 1 / 8, 10 / 8, 10, 0)
+
+
+def test_of_a_long_series_few_points_are_in_memory_at_once(
+    history: History, home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    most = num_held = 0
+
+    def let_go() -> None:
+        nonlocal num_held
+        num_held -= 1
+
+    def to_point(*given: Any) -> Point:
+        nonlocal most, num_held
+        point = point_rows.to_point(*given)
+        num_held += 1
+        most = max(most, num_held)
+        finalize(point, let_go)
+        return point
+
+    home.run().event("submitted").steps(*range(1, 1001))
+    home.take(history)
+    monkeypatch.setattr(series, "to_point", to_point)
+    points = history.series.since(JOB_ID, max_points=10)
+    assert (len(points), sum(point.num_steps for point in points)) == (10, 1000)
+    assert most <= 5
+    assert num_held == 0
 
 
 def test_a_loss_that_is_no_number_is_told(history: History, home: Home):

@@ -42,7 +42,8 @@ export class JobFigures {
     this.#set("step", formatNumber(job.last_step), most === null ? "" : `of ${formatNumber(most)}`);
     this.#set("loss", formatNumber(loss));
     this.#set("world", formatNumber(status.world_size));
-    this.#set("spares", formatNumber(status.spares));
+    const lost = status.spares_lost ? `${formatNumber(status.spares_lost)} lost so far` : "";
+    this.#set("spares", formatNumber(status.spares), lost);
     const preempted = status.preemptions ? `and ${status.preemptions} preempted` : "";
     this.#set("failures", formatNumber(status.failures), preempted);
     this.#set("recoveries", formatNumber(recoveries.count), recoveries.summary);
