@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.cli.conftest import CallMain
 from trainflow.cli import head
@@ -152,8 +153,12 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(
 
     assert call_main("token", "list", "-o", "json") == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["scopes"], row["state"]) == ("laptop", "read,submit", "valid")
+    assert (row["name"], row["scopes"], row["state"]) == ("laptop", ["read", "submit"], "valid")
     assert row["expires"] is None
+    assert call_main("token", "list", "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)[0]["scopes"] == ["read", "submit"]
+    assert call_main("token", "list") == 0
+    assert " read,submit " in capsys.readouterr().out
 
     assert call_main("token", "revoke", row["token_id"]) == 0
     capsys.readouterr()
@@ -198,7 +203,7 @@ def test_a_token_reads_unless_told_otherwise_and_may_expire(
 ):
     assert call_main("token", "create", "ci", "--days=7", "-o", "json") == 0
     made = json.loads(capsys.readouterr().out)
-    assert (made["scopes"], made["state"]) == ("read", "valid")
+    assert (made["scopes"], made["state"]) == (["read"], "valid")
     assert made["token"].startswith("tf_")
     assert made["expires"] is not None
 
