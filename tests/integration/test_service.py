@@ -156,3 +156,8 @@ def test_another_host_and_no_token_are_refused_through_serve(service: Service):
     assert service.client.get("/v1/jobs", headers={"Host": "evil.example"}).status_code == 421
     assert service.client.get("/v1/jobs", headers={"Authorization": ""}).status_code == 401
     assert httpx.get(service.client.base_url.join("/healthz")).status_code == 200
+
+
+def test_that_others_may_use_the_cluster_is_said(service: Service):
+    said = (service.ground.home / "serve.log").read_text()
+    assert f"the cluster at {service.cluster.address} takes whoever reaches it from other" in said

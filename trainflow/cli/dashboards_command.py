@@ -25,12 +25,19 @@ def write(
 
     A file that is there already is replaced.
     """
+    from trainflow.errors import ConfigError  # noqa: PLC0415
     from trainflow.monitoring.deployment_files import render_files  # noqa: PLC0415
 
     for name, content in render_files().items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"folder: got {folder}, where {path} can't be written ({error.strerror or error}), "
+                "expected a folder that can be made and written; choose another one, or make room"
+            ) from error
         say(str(path))
 
 

@@ -1,9 +1,10 @@
 """The head that ``trainflow run`` starts where it is given no cluster, and how others find it.
 
-A record of the head lies in TRAINFLOW_HOME/head.json for as long as it runs: commands in other
-terminals take the address from it, and ``trainflow down`` the pid, should the driver have been
-killed. A record whose process is gone, or is another one by now, is stale and is removed. With a
-head go its files, and the stamps that its workers had no time to remove from /dev/shm.
+It is reached from this machine alone, as Ray asks nobody who he is. A record of it lies in
+TRAINFLOW_HOME/head.json for as long as it runs: commands in other terminals take the address from
+it, and ``trainflow down`` the pid, should the driver have been killed. A record whose process is
+gone, or is another one by now, is stale and is removed. With a head go its files, and the stamps
+that its workers had no time to remove from /dev/shm.
 
 Process: driver.  Blocks: while the head starts and stops.
 """
@@ -25,7 +26,8 @@ from trainflow.coordination import names
 from trainflow.coordination.abandoned_memory import remove_of_node
 from trainflow.coordination.liveness import is_alive, wait_gone
 from trainflow.coordination.local_cluster import LocalCluster, find_node_id
-from trainflow.errors import ConflictError, CoordinationError
+from trainflow.coordination.sites import OwnMachine
+from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 
 _END_WITHIN_S = 10.0
 _START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
@@ -126,6 +128,15 @@ def refuse_second_head() -> None:
         )
 
 
+def require_whole(cluster: LocalCluster) -> None:
+    """Raise UnreachableError if a head that this process has started has died."""
+    if (pid := cluster.head.find_dead()) is not None:
+        raise UnreachableError(
+            f"head: got no process {pid} any more, expected all of the head that was started here "
+            f"(pid {cluster.head.pid}); it was killed, or ended by `trainflow down`: begin again"
+        )
+
+
 def forget_head(record: HeadRecord) -> None:
     """Remove a dead head's files and its record, unless the record is another head's by now."""
     temp_dir = Path(record.temp_dir)
@@ -171,7 +182,7 @@ def own_head(workers: WorkersConfig) -> Generator[LocalCluster]:
     """
     refuse_second_head()
     cpus = count_head_cpus(workers, os.cpu_count() or 1)
-    with _recorded(LocalCluster.start(head_cpus=cpus)) as cluster:
+    with _recorded(LocalCluster.start(head_cpus=cpus, sites=OwnMachine())) as cluster:
         yield cluster
 
 
@@ -187,7 +198,8 @@ def serving_head(cpus: float) -> Generator[LocalCluster]:
         CoordinationError: it did not come up.
     """
     refuse_second_head()
-    with _recorded(LocalCluster.start(head_cpus=cpus, takes_jobs=True)) as cluster:
+    cluster = LocalCluster.start(head_cpus=cpus, takes_jobs=True, sites=OwnMachine())
+    with _recorded(cluster):
         yield cluster
 
 

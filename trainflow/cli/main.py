@@ -23,6 +23,7 @@ from trainflow.cli.doctor.command import doctor
 from trainflow.cli.exit_codes import EPILOGUE, ExitCode
 from trainflow.cli.job_commands import list_, status, stop, workers
 from trainflow.cli.job_options import Overrides
+from trainflow.cli.leaving import heed_ending
 from trainflow.cli.output import say, settle_output
 from trainflow.cli.profile_command import profile
 from trainflow.cli.serve_command import serve
@@ -171,6 +172,16 @@ def main() -> None:
     What a user can mend is said in one message; only an unexpected error keeps its traceback.
     """
     try:
+        _run_command()
+    except SystemExit as ending:
+        heed_ending(ending)
+        raise
+    finally:
+        settle_output()
+
+
+def _run_command() -> None:
+    try:
         app(prog_name="trainflow")  # not what `python -m` is called by, which no shell completes
     except TrainFlowError as error:
         say(f"trainflow: {error}", err=True)
@@ -181,5 +192,3 @@ def main() -> None:
         cause = _PLAIN_CAUSES[error.errno]
         say(f"trainflow: {error.filename or 'this machine'}: {cause}", err=True)
         sys.exit(ExitCode.FAILED)
-    finally:
-        settle_output()

@@ -13,9 +13,10 @@ from trainflow.checkpointing.probing import require_usable
 from trainflow.cli.attached_run import AttachedRun
 from trainflow.cli.display import DriverConsole, choose_display
 from trainflow.cli.exit_codes import ExitCode
-from trainflow.cli.head import own_head, refuse_second_head
+from trainflow.cli.head import own_head, refuse_second_head, require_whole
 from trainflow.cli.home import require_home
 from trainflow.cli.kept_output import DRIVER_LOG, keep_output
+from trainflow.cli.leaving import leave_at_once_in_the_end
 from trainflow.cli.output import say
 from trainflow.cli.progress import Answer, Progress
 from trainflow.cli.ray_submission import is_ray_submission, keep_for_service
@@ -118,19 +119,23 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
             say("starting a head on this machine")
             own = exits.enter_context(own_head(job.workers))
 
-            def require_head() -> None:
-                if own.head.process.poll() is not None:
-                    raise UnreachableError(
-                        f"head: got no process {own.head.pid}, expected the one that this run has "
-                        "started; it was killed, or ended by `trainflow down`: run the job again"
-                    )
-
-            cluster = ReachedCluster(own.address, require_head)
+            cluster = ReachedCluster(own.address, lambda: require_whole(own))
         else:
             cluster = ReachedCluster(address)
-        exits.callback(driver.disconnect)
+        exits.callback(_leave, cluster)
         driver.connect(cluster.address)
         yield cluster
+
+
+def _leave(cluster: ReachedCluster) -> None:
+    """Disconnect; not from a cluster that has died, since Ray might end this process by that."""
+    try:
+        cluster.require()
+    except UnreachableError:
+        driver.abandon()
+        leave_at_once_in_the_end()
+    else:
+        driver.disconnect()
 
 
 def _run_on(

@@ -5,7 +5,7 @@ Process: driver.  Thread: main.  Blocks: until it is asked to end.
 
 import os
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,17 @@ import typer
 
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
+from trainflow.cli.serving_cluster import HeadWatch, ServingCluster
 from trainflow.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
     from trainflow.service.settings import ServiceSettings
 
 _LOOK_EVERY_S = 0.25
+_OPEN = (
+    "the cluster at {} takes whoever reaches it from other machines, without a token of Ray's: "
+    "they can run code there, whatever tokens the service wants"
+)
 
 SettingsFile = Annotated[
     Path | None,
@@ -39,8 +44,8 @@ Cpus = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="CPUs that this machine's own head declares; its cores if not given. With 0, workers "
-        "that reserve CPUs are for nodes that join it.",
+        help="CPUs that this machine's own head declares; its cores if not given. With 0 it has "
+        "room only for workers that reserve none.",
     ),
 ]
 Detach = Annotated[
@@ -121,19 +126,21 @@ def _serve(
         require_certificate,
         require_free_port,
     )
-    from trainflow.service.on_ray import serving  # noqa: PLC0415
 
     require_certificate(settings.http)
     require_free_port(settings.http)
-    with StopSignals() as signals, _reach(address, cpus) as require_cluster:
-        signals.install()  # also what connecting to Ray may have taken
-        serving.deploy(settings)
+    with StopSignals() as signals, _reach(address, cpus) as cluster:
+        head = cluster.deploy(settings)
+        if head.is_open:
+            say(_OPEN.format(head.address), err=True)
         say(f"serving at {find_url(settings)}")
         if detach:
             return ExitCode.SUCCESS
-        wait_until_asked(lambda: signals.received > 0, require_cluster, SYSTEM_CLOCK)
+        if address is not None:
+            cluster.require = HeadWatch(head.address, SYSTEM_CLOCK).require
+        wait_until_asked(lambda: signals.received > 0, cluster.require, SYSTEM_CLOCK)
         say("ending the service")
-        serving.undeploy()
+        cluster.undeploy()
     return ExitCode.SUCCESS
 
 
@@ -155,31 +162,13 @@ def wait_until_asked(
 
 
 @contextmanager
-def _reach(address: str | None, cpus: int | None) -> Generator[Callable[[], None]]:
-    """Connect to a cluster, or start one; gives what raises once it is gone."""
-    from trainflow.cli.head import serving_head  # noqa: PLC0415
-    from trainflow.coordination import driver  # noqa: PLC0415
-    from trainflow.errors import UnreachableError  # noqa: PLC0415
+def _reach(address: str | None, cpus: int | None) -> Generator[ServingCluster]:
+    """Give the cluster that was named, or start one, which ends with the context."""
+    if address is not None:
+        yield ServingCluster(address)
+        return
+    from trainflow.cli.head import require_whole, serving_head  # noqa: PLC0415
 
-    def require_nothing() -> None:
-        pass
-
-    with ExitStack() as exits:
-        require = require_nothing
-        if address is None:
-            say("starting a head on this machine; it ends with the service, and jobs with it")
-            declared = (os.cpu_count() or 1) if cpus is None else cpus
-            own = exits.enter_context(serving_head(declared))
-            address = own.address
-
-            def require_head() -> None:
-                if own.head.process.poll() is not None:
-                    raise UnreachableError(
-                        f"head: got no process {own.head.pid}, expected the one that was started "
-                        "for the service; it was killed, or ended by `trainflow down`: serve again"
-                    )
-
-            require = require_head
-        exits.callback(driver.disconnect)
-        driver.connect(address)
-        yield require
+    say("starting a head on this machine; it ends with the service, and jobs with it")
+    with serving_head((os.cpu_count() or 1) if cpus is None else cpus) as own:
+        yield ServingCluster(own.address, lambda: require_whole(own))

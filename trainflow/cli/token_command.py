@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,7 +141,8 @@ def list_(config: SettingsFile = None, output: OutputOption = Output.TABLE) -> N
     """List tokens, the newest first; those that are refused are among them."""
     with _tokens(config) as tokens:
         rows = [_describe(token) for token in tokens.list()]
-    write_answer(rows, format_table(rows, _COLUMNS), output)
+    table = [row | {"scopes": ",".join(row["scopes"])} for row in rows]
+    write_answer(rows, format_table(table, _COLUMNS), output)
 
 
 @token_app.command()
@@ -155,7 +156,7 @@ def revoke(
     say(f"token {token.token_id} ({token.name}) is refused from now on")
 
 
-def _describe(token: "Token") -> dict[str, str | None]:
+def _describe(token: "Token") -> dict[str, Any]:
     """Return what is known of a token, its times for a person."""
     now_s = SYSTEM_CLOCK.unix_s()
     has_expired = token.expires_at_s is not None and token.expires_at_s <= now_s
@@ -163,7 +164,7 @@ def _describe(token: "Token") -> dict[str, str | None]:
     return {
         "token_id": token.token_id,
         "name": token.name,
-        "scopes": ",".join(sorted(token.scopes)),
+        "scopes": sorted(token.scopes),
         "created": _time(token.created_at_s),
         "expires": _time(token.expires_at_s),
         "last_used": _time(token.last_used_at_s),

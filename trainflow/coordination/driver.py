@@ -3,6 +3,7 @@
 Process: driver (the command line, a test, a benchmark).  Blocks: until the cluster answers.
 """
 
+import atexit
 import contextlib
 import logging
 import os
@@ -24,6 +25,7 @@ from trainflow.coordination.coordinator import CoordinatorActor
 from trainflow.coordination.profile_list import Profile
 from trainflow.coordination.profiles import IS_CONFLICT, REFUSED
 from trainflow.coordination.ray_messages import leave_deaths_out
+from trainflow.coordination.ray_reach import loopback_taken_literally
 from trainflow.errors import (
     ConfigError,
     ConflictError,
@@ -49,7 +51,7 @@ def connect(address: str) -> None:
     _require_listener(address)
     leave_deaths_out()
     try:
-        with _keeping_sigterm():
+        with _keeping_sigterm(), loopback_taken_literally():
             ray.init(
                 address=address,
                 namespace=names.NAMESPACE,
@@ -93,6 +95,14 @@ def disconnect() -> None:
     """Leave the cluster; detached actors, so every run, go on."""
     with _keeping_sigterm():
         ray.shutdown()
+
+
+def abandon() -> None:
+    """Be done with a cluster that has died: asked to leave it, Ray may end this process at once.
+
+    So it may at the interpreter's own end: leave by `os._exit` then.
+    """
+    atexit.unregister(ray.shutdown)
 
 
 @contextlib.contextmanager

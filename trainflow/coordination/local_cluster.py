@@ -23,6 +23,8 @@ import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.abandoned_memory import remove_of_node
+from trainflow.coordination.liveness import is_alive
+from trainflow.coordination.ray_reach import LOOPBACK, OF_ONE_MACHINE
 from trainflow.coordination.sites import Loopback, Sites
 from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
@@ -32,6 +34,7 @@ _STOPS_WITHIN_S = 10.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _DASHBOARD_PORT = 8265  # Ray's own default, to which `ray job submit` turns
+_VITAL = ("raylet", "gcs_server")  # a node's manager, and the head's server of what all must know
 
 
 @dataclass
@@ -44,12 +47,15 @@ class LocalNode:
         host: the address that it was given; None if Ray has found one.
         node_id: Ray's name for it, after which its folders in shared memory are named; "" until it
             has registered.
+        first: its processes when it had registered, also those that a dead parent leaves behind.
     """
 
     process: subprocess.Popen[bytes]
     temp_dir: Path
     host: str | None = None
     node_id: str = ""
+    first: Sequence[psutil.Process] = ()
+    _vital: Sequence[psutil.Process] = field(default=(), init=False)
 
     @property
     def pid(self) -> int:
@@ -72,13 +78,31 @@ class LocalNode:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.node_id = find_node_id(psutil.Process(self.pid))
 
+    def note_first(self) -> None:
+        """Find the processes that it has, now that it has registered."""
+        self.first = self.tree()
+        self._vital = [each for each in self.first if _name_of(each) in _VITAL]
+
+    def find_dead(self) -> int | None:
+        """Return the pid of a dead process without which it is no node; None if it is one."""
+        if self.process.poll() is not None:
+            return self.pid
+        return next((each.pid for each in self._vital if not is_alive(each)), None)
+
     def tree(self) -> list[psutil.Process]:
         """Return all of the node's processes."""
+        left = [each for each in self.first if each.is_running()]
         try:
             root = psutil.Process(self.process.pid)
-            return [*root.children(recursive=True), root]
+            return list(dict.fromkeys([*root.children(recursive=True), *left, root]))
         except psutil.NoSuchProcess:
-            return []
+            return left
+
+
+def _name_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
 
 
 def find_node_id(node: psutil.Process) -> str:
@@ -256,6 +280,7 @@ def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool)
         *([] if rack is None else [f"--labels={RACK}={rack}"]),
         *arguments,
     ]
+    reach = OF_ONE_MACHINE if host == LOOPBACK else {}
     with (temp_dir / "ray-start.log").open("wb") as log:
         process = subprocess.Popen(
             sites.command(number, command),
@@ -263,7 +288,7 @@ def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool)
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", **reach},
             preexec_fn=_bind_to_starter if bound else None,  # noqa: PLW1509  one call, no lock
         )
     return LocalNode(process, temp_dir, host)
@@ -281,6 +306,7 @@ def _bind_to_starter() -> None:
 def _wait_started(node: LocalNode) -> None:
     _wait_for(node, lambda: "Ray runtime started" in _log_of(node))
     node.note_id()  # a node that dies by itself can't be asked any more
+    node.note_first()
 
 
 def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:

@@ -46,3 +46,22 @@ class Loopback:
     def rack(self, number: int) -> str | None:
         """Return the rack that was given."""
         return self.racks[number - 1] if 0 < number <= len(self.racks) else None
+
+
+@dataclass(frozen=True)
+class OwnMachine:
+    """A head alone, reached from this machine and from no other one."""
+
+    def address(self, number: int) -> str:
+        """Return the address for which Ray listens nowhere else (`ray_reach`)."""
+        del number
+        return "127.0.0.1"
+
+    def command(self, number: int, command: list[str]) -> list[str]:
+        """Return the command as it is."""
+        del number
+        return command
+
+    def rack(self, number: int) -> None:
+        """Return None: there is one node."""
+        del number

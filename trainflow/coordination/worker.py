@@ -5,6 +5,7 @@ Threads: ``run`` is training; ``control`` calls run beside it and never wait for
 """
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -77,9 +78,16 @@ class Worker:
         # Ray says that a label has a list of values; it has one.
         self._node_labels = cast("Labels", ray.get_runtime_context().get_node_labels())
         self._presence = PresenceSocket(self._host)
-        self._store = TCPStore(
-            self._host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
+        with socket.create_server((self._host, 0)) as listener:  # by itself it listens everywhere
+            port = listener.getsockname()[1]
+            self._store = TCPStore(
+                self._host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=30),
+                master_listen_fd=listener.detach(),
+            )
         self._reporter = Reporter(spec.job_id, spec.worker_id)
         folder = names.stamp_directory(spec.job_id, self._node_id)
         self._stacks = StackFile(locate_stacks(folder, spec.worker_id))

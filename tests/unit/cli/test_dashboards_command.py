@@ -20,6 +20,18 @@ def test_the_files_are_written_and_named(tmp_path: Path):
     assert all(str(path) in done.output.replace("\n", "") for path in written)
 
 
+def test_a_place_where_nothing_can_be_written_is_refused(
+    tmp_path: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    for place in (Path("/proc/self/there"), tmp_path / "file", tmp_path / "file" / "below"):
+        assert call_main("dashboards", "write", place) == 2
+        said = capsys.readouterr().err
+        assert f"folder: got {place}, where {place}/" in said
+        assert "expected a folder that can be made and written" in said
+        assert "Traceback" not in said
+
+
 def test_dashboards_and_alerts_are_published(tmp_path: Path):
     token = tmp_path / "token"
     token.write_text(f"{EDITOR}\n")

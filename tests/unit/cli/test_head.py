@@ -21,12 +21,14 @@ from trainflow.cli.head import (
     locate_record,
     own_head,
     read_head,
+    require_whole,
     write_head,
 )
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import WorkersConfig
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode, find_node_id
-from trainflow.errors import ConflictError, CoordinationError
+from trainflow.coordination.sites import Sites
+from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 
 WORKERS = WorkersConfig(minimum=1, target=3, spares=2)
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -210,6 +212,15 @@ def test_a_heads_node_is_read_from_its_raylet():
             head.kill()
 
 
+def test_a_head_that_has_died_is_told_of(process: subprocess.Popen[bytes]):
+    cluster = LocalCluster("10.0.0.1:6379", LocalNode(process, Path("/tmp/tf-x")))
+    require_whole(cluster)
+    process.kill()
+    process.wait()
+    with pytest.raises(UnreachableError, match=f"no process {process.pid} any more"):
+        require_whole(cluster)
+
+
 @dataclass
 class FakeNode:
     pid: int
@@ -232,7 +243,8 @@ def calls(record: HeadRecord, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def stop(self) -> None:
             node.calls.append("stop")
 
-    def start(*, head_cpus: float) -> FakeCluster:
+    def start(*, head_cpus: float, sites: Sites) -> FakeCluster:
+        assert sites.address(0) == "127.0.0.1"
         node.calls.append(f"start with {head_cpus:g}")
         return FakeCluster()
 

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.cli.conftest import CallMain
 from trainflow.cli import head
 from trainflow.cli.places import TOKEN_FILE, read_token
-from trainflow.coordination import driver
+from trainflow.cli.serving_cluster import Head, ServingCluster
 from trainflow.errors import CoordinationError
 from trainflow.service import http_server
 from trainflow.service.history.history import open_history
 from trainflow.service.history.records import Scope
-from trainflow.service.on_ray import serving
 from trainflow.service.settings import ServiceSettings
 
 OFF = "--set=authentication=off"
@@ -31,18 +31,27 @@ class FakeServing:
 
     Attributes:
         calls: in order.
+        error: that deploying raises.
+        is_open: whether others may use the cluster.
+        head_dies: once the service answers, instead of a signal.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.error: Exception | None = None
-        self.head_has_died = False
+        self.is_open = False
+        self.head_dies = False
+        self._dead: int | None = None
 
-    def deploy(self, settings: ServiceSettings) -> None:
-        self.calls.append(f"deploy {settings.http.port}")
+    def deploy(self, cluster: ServingCluster, settings: ServiceSettings) -> Head:
+        self.calls.append(f"deploy {settings.http.port} at {cluster.address}")
         if self.error is not None:
             raise self.error
-        signal.raise_signal(signal.SIGTERM)
+        if self.head_dies:
+            self._dead = 43
+        else:
+            signal.raise_signal(signal.SIGTERM)
+        return Head("10.0.0.1:6379", self.is_open)
 
     def undeploy(self) -> None:
         self.calls.append("undeploy")
@@ -50,20 +59,24 @@ class FakeServing:
     @contextmanager
     def serving_head(self, cpus: float) -> Iterator[Any]:
         self.calls.append(f"head {cpus:g}")
-        process = SimpleNamespace(poll=lambda: 1 if self.head_has_died else None)
-        yield SimpleNamespace(address="1.2.3.4:5", head=SimpleNamespace(process=process, pid=42))
-        self.calls.append("end head")
+        node = SimpleNamespace(find_dead=lambda: self._dead, pid=42)
+        try:
+            yield SimpleNamespace(address="1.2.3.4:5", head=node)
+        finally:
+            self.calls.append("end head")
 
 
 @pytest.fixture
 def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServing:
     fake = FakeServing()
-    for name in ("deploy", "undeploy"):
-        monkeypatch.setattr(serving, name, getattr(fake, name))
+
+    def deploy(cluster: ServingCluster, settings: ServiceSettings) -> Head:
+        return fake.deploy(cluster, settings)
+
+    monkeypatch.setattr(ServingCluster, "deploy", deploy)
+    monkeypatch.setattr(ServingCluster, "undeploy", lambda _: fake.undeploy())
     monkeypatch.setattr(http_server, "require_free_port", lambda _http: None)
     monkeypatch.setattr(head, "serving_head", fake.serving_head)
-    monkeypatch.setattr(driver, "connect", lambda address: fake.calls.append(f"connect {address}"))
-    monkeypatch.setattr(driver, "disconnect", lambda: fake.calls.append("disconnect"))
     return fake
 
 
@@ -71,17 +84,29 @@ def test_a_head_of_its_own_lives_as_long_as_the_service(
     fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
 ):
     assert call_main("serve", "--cpus=3", "--set=http.port=8123") == 0
-    assert fake.calls == [
-        "head 3",
-        "connect 1.2.3.4:5",
-        "deploy 8123",
-        "undeploy",
-        "disconnect",
-        "end head",
-    ]
+    assert fake.calls == ["head 3", "deploy 8123 at 1.2.3.4:5", "undeploy", "end head"]
     captured = capsys.readouterr()
     assert "serving at http://127.0.0.1:8123" in captured.out
     assert "there is no token yet" in captured.err
+    assert "run code there" not in captured.err
+
+
+def test_a_head_that_dies_ends_the_service_with_a_word(
+    fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    fake.head_dies = True
+    assert call_main("serve", "--cpus=3") == 5
+    assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
+    assert "head: got no process 43 any more" in capsys.readouterr().err
+
+
+def test_that_others_may_use_the_cluster_is_said(
+    fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    fake.is_open = True
+    assert call_main("serve", "--address=head:6379", "--detach") == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "run code" in line]
+    assert "the cluster at 10.0.0.1:6379 takes whoever reaches it from other machines" in said
 
 
 @pytest.mark.parametrize(
@@ -96,7 +121,7 @@ def test_a_head_declares_its_cores_or_what_it_is_told_none_included(
 
 def test_on_a_cluster_it_may_be_left(fake: FakeServing, call_main: CallMain):
     assert call_main("serve", "--address=10.0.0.1:6379", "--detach") == 0
-    assert fake.calls == ["connect 10.0.0.1:6379", "deploy 8000", "disconnect"]
+    assert fake.calls == ["deploy 8000 at 10.0.0.1:6379"]
 
 
 def test_that_everybody_may_ask_is_said(
@@ -136,9 +161,8 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
 
 def test_a_service_that_does_not_come_up_leaves_nothing(fake: FakeServing, call_main: CallMain):
     fake.error = CoordinationError("the service did not come up")
-    with_head = ["head 2", "connect 1.2.3.4:5", "deploy 8000", "disconnect"]
     assert call_main("serve", "--cpus=2") == 1
-    assert fake.calls == with_head
+    assert fake.calls == ["head 2", "deploy 8000 at 1.2.3.4:5", "end head"]
 
 
 def test_a_token_is_shown_once_and_kept_as_a_hash(
@@ -152,8 +176,12 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(
 
     assert call_main("token", "list", "-o", "json") == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["scopes"], row["state"]) == ("laptop", "read,submit", "valid")
+    assert (row["name"], row["scopes"], row["state"]) == ("laptop", ["read", "submit"], "valid")
     assert row["expires"] is None
+    assert call_main("token", "list", "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)[0]["scopes"] == ["read", "submit"]
+    assert call_main("token", "list") == 0
+    assert " read,submit " in capsys.readouterr().out
 
     assert call_main("token", "revoke", row["token_id"]) == 0
     capsys.readouterr()
@@ -198,7 +226,7 @@ def test_a_token_reads_unless_told_otherwise_and_may_expire(
 ):
     assert call_main("token", "create", "ci", "--days=7", "-o", "json") == 0
     made = json.loads(capsys.readouterr().out)
-    assert (made["scopes"], made["state"]) == ("read", "valid")
+    assert (made["scopes"], made["state"]) == (["read"], "valid")
     assert made["token"].startswith("tf_")
     assert made["expires"] is not None
 

@@ -1,5 +1,6 @@
 """How a cluster of this machine's own ends, with shells for nodes."""
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -8,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbed.daemons import wait_for
 from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
 from trainflow.coordination import local_cluster
+from trainflow.coordination.liveness import is_alive, wait_gone
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
 
 # Told to end, each node waits until the other has been told too; the head only looks.
 WAITS = 'touch "$0"; until [ -e "$1" ]; do sleep 0.01; done; exit 0'
+WITHIN_S = 10.0
 LOOKS = '[ -e "$0" ] && [ -e "$1" ]; exit'
 
 
@@ -76,6 +80,40 @@ def test_a_node_that_is_killed_knows_its_id(nodes: Nodes):
     node = nodes.run("node", f'mkfifo "$0"; {raylet} & wait', "pipe")
     node.kill()
     assert node.node_id == "5eed"
+
+
+@pytest.fixture
+def raylet(tmp_path: Path) -> str:
+    """A program of that name, by which it is known; it waits."""
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    (tmp_path / "raylet").symlink_to(sleep)
+    return f"{tmp_path}/raylet 60"
+
+
+def test_a_node_is_dead_with_its_raylet(nodes: Nodes, raylet: str):
+    node = nodes.run("node", f"{raylet} & sleep 60 & echo up; wait")
+    assert node.find_dead() is None
+    wait_for(lambda: any(each.name() == "raylet" for each in node.tree()), WITHIN_S, "raylet")
+    node.note_first()
+    assert node.find_dead() is None
+    (vital,) = (each for each in node.first if each.name() == "raylet")
+    vital.kill()
+    wait_for(lambda: node.find_dead() == vital.pid, WITHIN_S, "its death")
+    node.kill()
+
+
+def test_what_a_dead_parent_leaves_behind_goes_with_the_node(nodes: Nodes):
+    node = nodes.run("node", "sh -c 'sleep 60 & echo up; wait' & wait")
+    wait_for(lambda: len(node.tree()) == 3, WITHIN_S, "its processes")
+    node.note_first()
+    sleeper, parent = sorted(node.first, key=lambda each: each.name() != "sleep")[:2]
+    parent.kill()
+    node.process.kill()
+    node.process.wait()
+    assert is_alive(sleeper)
+    node.kill()
+    assert wait_gone([sleeper], WITHIN_S) == []
 
 
 def test_a_head_does_not_outlive_a_signal_that_comes_as_it_starts(

@@ -24,6 +24,7 @@ from trainflow.service.history.history import open_history
 from trainflow.service.history_keeping import HistoryKeeping
 from trainflow.service.http_server import HttpServer, require_certificate
 from trainflow.service.on_ray.ray_cluster import RayCluster
+from trainflow.service.on_ray.replica_port import keep_port_to_this_machine
 from trainflow.service.settings import ServiceSettings, load_settings
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class HistoryReplica:
     """The process that keeps the history. Serve starts it again if it dies."""
 
     def __init__(self, settings_json: str):
+        keep_port_to_this_machine()
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)
         self._keeping = HistoryKeeping(
@@ -66,6 +68,7 @@ class Api:
     """One of the processes that answer."""
 
     def __init__(self, settings_json: str, history: Any):  # noqa: ANN401  a handle
+        keep_port_to_this_machine()
         del history  # deployed with this one, and never asked anything
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)

@@ -1,0 +1,157 @@
+"""A head of this machine's own: who reaches it, and what becomes of a command when it dies."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.served import Ground, wait_until
+from tests.integration.test_command_line import (
+    ENDLESS,
+    CommandLine,
+    list_descendants,
+    read_until,
+    wait_gone,
+)
+from trainflow.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+OWN_LINES = ("starting a head", "serving at", "ending the service")
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground.make(tmp_path)
+
+
+@pytest.fixture
+def command_line(ground: Ground) -> Iterator[CommandLine]:
+    command_line = CommandLine(ground.home)
+    yield command_line
+    command_line.call("down")
+
+
+@pytest.fixture
+def serve(command_line: CommandLine) -> Iterator["Popen[str]"]:
+    """One that answers, on a head of its own."""
+    process = command_line.start("serve", "--cpus=3")
+    read_until(process, "serving at")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def find_listeners(processes: list[psutil.Process]) -> dict[str, set[str]]:
+    """Return at which addresses processes listen, by the name of the program."""
+    found: dict[str, set[str]] = {}
+    for process in processes:
+        try:
+            sockets = process.net_connections("tcp")
+            name = " ".join([process.name(), *process.cmdline()])
+        except psutil.NoSuchProcess:
+            continue
+        hosts = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+        if hosts:
+            found.setdefault(name[:120], set()).update(hosts)
+    return found
+
+
+def train(ground: Ground) -> dict[str, Any]:
+    """Submit a job, and return it once it trains."""
+    headers = {"Authorization": f"Bearer {ground.token}"}
+    with httpx.Client(base_url=ground.url, headers=headers, timeout=70) as client:
+        body = {"config": ground.endless_job(), "working_directory": str(ground.folder)}
+        job_id = client.post("/v1/jobs", json=body).raise_for_status().json()["job_id"]
+        found: dict[str, Any] = {}
+
+        def trains() -> bool:
+            found.update(client.get(f"/v1/jobs/{job_id}").raise_for_status().json())
+            return found["state"] == "running" and found["last_step"] > 20
+
+        wait_until(trains, lambda: (found, client.get(f"/v1/jobs/{job_id}/logs").text))
+        return found
+
+
+def read_temp_dir(home: Path) -> Path:
+    return Path(json.loads((home / "head.json").read_text())["temp_dir"])
+
+
+def kill_part(processes: list[psutil.Process], name: str) -> None:
+    (victim,) = (each for each in processes if each.name() == name)
+    victim.kill()
+
+
+def test_other_machines_reach_nothing_of_it_and_it_ends_without_a_word_of_ray(
+    serve: "Popen[str]", ground: Ground, command_line: CommandLine
+):
+    train(ground)
+    processes = list_descendants(serve)
+    listeners = find_listeners(processes)
+    for program in ("gcs_server", "raylet", "ray::DashboardAgent", "dashboard.py"):
+        assert any(program in name for name in listeners), listeners
+    assert any("ray::Worker" in name for name in listeners), listeners  # of training
+    open_to_others = {n: h for n, h in listeners.items() if not h <= set(LOOPBACK)}
+    assert open_to_others == {}
+    code, stdout, _ = command_line.call("list", "-o", "json", "--address", _address(ground))
+    assert (code, len(json.loads(stdout))) == (0, 1)
+
+    temp_dir = read_temp_dir(ground.home)
+    serve.send_signal(signal.SIGINT)
+    stdout, stderr = serve.communicate()
+    assert serve.returncode == 0
+    said = [line for line in (stdout + stderr).splitlines() if not line.startswith(OWN_LINES)]
+    assert said == []
+    assert wait_gone(processes) == []
+    assert not temp_dir.exists()
+
+
+def _address(ground: Ground) -> str:
+    return json.loads((ground.home / "head.json").read_text())["address"]
+
+
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_service_whose_head_dies_says_so_and_leaves_nothing(
+    part: str, serve: "Popen[str]", ground: Ground
+):
+    processes, temp_dir = list_descendants(serve), read_temp_dir(ground.home)
+    kill_part(processes, part)
+    _, stderr = serve.communicate()
+    assert serve.returncode == UnreachableError.exit_code, stderr
+    assert "trainflow: head: got no process" in stderr
+    assert wait_gone(processes) == []
+    assert not temp_dir.exists()
+    assert not (ground.home / "head.json").exists()
+
+
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_run_whose_head_dies_says_so_and_leaves_nothing(
+    part: str, command_line: CommandLine, ground: Ground, tmp_path: Path
+):
+    job = tmp_path / "job.json"
+    module = "tests.integration.command_line_job"
+    data = {"dataset": f"{module}:make_points"}
+    job.write_text(
+        json.dumps(ground.endless_job() | {"entrypoint": f"{module}:train", "data": data})
+    )
+    run = command_line.start("run", str(job), *ENDLESS)
+    read_until(run, "step=")
+    processes, temp_dir = list_descendants(run), read_temp_dir(ground.home)
+    open_to_others = {n: h for n, h in find_listeners(processes).items() if not h <= set(LOOPBACK)}
+    assert open_to_others == {}
+    kill_part(processes, part)
+    _, stderr = run.communicate()
+    assert run.returncode == UnreachableError.exit_code, stderr
+    assert "trainflow: head: got no process" in stderr
+    assert wait_gone(processes) == []
+    assert not temp_dir.exists()
+    assert not (ground.home / "head.json").exists()
