@@ -242,7 +242,7 @@ class _Bundles(Bundles):
     async def reserve(self, count: int) -> None:
         pass
 
-    def find(self) -> bool:
+    async def find(self) -> bool:
         return False
 
     def numbers(self) -> set[int]:

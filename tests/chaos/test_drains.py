@@ -10,6 +10,7 @@ import pytest
 from tests.chaos.harness import RunUnderTest, events_of, shard_digests
 from tests.chaos.test_error_feedback import FED_BACK
 from tests.chaos.test_recovery import expect_as_undisturbed
+from trainflow.checkpointing.store import CheckpointStore
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.coordination.ray_drains import find_draining_nodes
 
@@ -150,3 +151,27 @@ def test_a_node_that_ray_drains_is_emptied_before_it_goes(
         run.empty_shared_memory(before[2]["node_id"])
         cluster.replace(node, cpus=NODE_CPUS)
     expect_no_step_twice(expect_as_undisturbed(run, undisturbed))
+
+
+def test_where_all_nodes_are_to_go_ranks_stay_and_the_state_is_in_storage_before(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    seldom = {"url": store.url, "every_steps": 1000}
+    run = start(cluster, tmp_path, spares=0, minimum=3, checkpoint=seldom)
+    noticed_after = run.wait_training(step=5)["step"]
+    before = run.members()
+    for rank in before:
+        give_notice(run, rank, "16")
+    status = run.wait(lambda s: len(events_of(s, "checkpoint")) == 2)
+    (told,) = events_of(status, "nowhere_to_go")
+    assert told["data"]["hosts"] == sorted(member["host"] for member in before.values())
+    first, second = events_of(status, "checkpoint")
+    assert noticed_after < first["data"]["step"] < second["data"]["step"]
+    assert second["at_s"] < told["data"]["deadline_at_s"]
+    assert store.committed_steps()[-1] >= second["data"]["step"]
+    assert run.pids() == {rank: member["pid"] for rank, member in before.items()}
+    status = expect_as_undisturbed(run, undisturbed)
+    expect_no_step_twice(status)
+    assert {step["world_size"] for step in status["steps"]} == {3}
+    assert not events_of(status, "drained")

@@ -31,11 +31,15 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
     )
     run = NetRun(hosts, net, tmp_path, job)
     directions = [(False, False), (True, False), (False, True)]
+    lost: list[dict[str, int]] = []
     try:
         for number, (sends, hears) in enumerate(directions, start=1):
             run.wait(lambda count=number: has_trained(run, 10 * count))
             before = wait_for_staff(run, num_warm=number)
+            # A spare is on the node of before again: what its Keeper has ended is heard, once.
+            assert [each["data"]["workers"] for each in run.events("lease_ended")] == lost
             victim = before[1]
+            lost.append({victim["worker_id"]: 1})
             host = hosts.number_of(victim["host"])
             hosts.cut(host, sends=sends, hears=hears)
             run.wait(lambda count=number: len(run.events("recovered")) == count)

@@ -18,7 +18,8 @@ KINDS: Mapping[Topic, frozenset[str]] = {
     "failures": frozenset(
         {"failure", "hang", "deadlock", "ranks_differ", "isolate", "forming_fails"}
         | {"data_stall", "data_stall_last", "data_stall_over", "waited_for"}
-        | {"link_cut", "link_cut_over", "detector_off", "detector_on", "monitoring_failed"}
+        | {"lease_ended", "link_cut", "link_cut_over"}
+        | {"detector_off", "detector_on", "monitoring_failed"}
     ),
     "recoveries": frozenset({"recovered", "coordinator_restarted"}),
     "anomalies": frozenset(

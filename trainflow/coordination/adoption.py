@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -28,7 +29,7 @@ from trainflow.coordination.lease import is_majority
 from trainflow.coordination.messages import WorkerDescription
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.ray_drains import LivingNode, find_alive_nodes
-from trainflow.coordination.ray_question import RayQuestion
+from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
 from trainflow.epochs import INITIAL_EPOCH, EpochSpec
@@ -61,22 +62,22 @@ class Estate:
     raised: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def find_workers(job_id: str) -> dict[str, Any]:
+async def find_workers(job_id: str) -> dict[str, Any]:
     """Return handles of a job's workers by worker id."""
-    return _find_actors(names.worker_name(job_id, ""))
+    return await ask_patiently(partial(_find_actors, names.worker_name(job_id, "")))
 
 
-def find_keeper_nodes(job_id: str) -> set[str]:
+async def find_keeper_nodes(job_id: str) -> set[str]:
     """Return the ids of the nodes that have a Keeper of this job."""
-    return set(_find_actors(names.keeper_name(job_id, "")))
+    return {*await ask_patiently(partial(_find_actors, names.keeper_name(job_id, "")))}
 
 
-def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
+async def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
     """Find what a coordinator that died while it cleaned up has left."""
-    pool.bundles.find()
-    for worker_id, actor in find_workers(job_id).items():
+    await pool.bundles.find()
+    for worker_id, actor in (await find_workers(job_id)).items():
         pool.adopt(worker_id, actor)
-    nodes.ensure(find_keeper_nodes(job_id))
+    await nodes.ensure(await find_keeper_nodes(job_id))
 
 
 async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> None:
@@ -148,9 +149,9 @@ async def adopt(
             pool.describe(contact)
     asked_at_s = clock.monotonic_s()
     descriptions = await _ask(entries, lambda heard: _is_enough(heard, pool, record))
+    await nodes.ensure({description.node_id for description in descriptions.values()})
     # From here on nothing waits: a worker that is gone by now has left the pool.
     for description in descriptions.values():
-        nodes.ensure({description.node_id})
         if description.ready:
             pool.describe(description)
         if description.standing is not None and description.standing.finished:

@@ -3,12 +3,14 @@
 Those of the start are in one placement group, spread over the nodes; Ray places one that was lost
 on another node. Each that came later is a group by itself, bound to its node and gone with it.
 
-Process: coordinator.  Thread: its event loop, but `nodes`, which blocks until Ray's head answers.
+Process: coordinator.  Thread: its event loop, but `nodes`, which blocks until Ray's head answers;
+`find` asks it in another.
 Blocks: on Ray's head, for a moment.
 """
 
 import asyncio
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from ray.util.placement_group import (
     PlacementGroup,
@@ -21,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainflow.config.job import ResourcesConfig
 from trainflow.coordination import names
+from trainflow.coordination.ray_question import ask_patiently
 
 _NODE_LABEL = "ray.io/node-id"
 _REMOVED = "REMOVED"
@@ -44,17 +47,12 @@ class Bundles:
             )
         await self._first.ready()
 
-    def find(self) -> bool:
+    async def find(self) -> bool:
         """Take over the bundles of an earlier coordinator; False if there are none."""
-        try:
-            self._first = get_placement_group(self._name)
-        except ValueError:
+        found = await ask_patiently(partial(_find_groups, self._name))
+        if found is None:
             return False
-        prefix = f"{self._name}/"
-        for entry in placement_group_table().values():
-            name: str = entry["name"]
-            if name.startswith(prefix) and entry["state"] != _REMOVED:
-                self._added[int(name.removeprefix(prefix))] = get_placement_group(name)
+        self._first, self._added = found
         return True
 
     def numbers(self) -> set[int]:
@@ -123,6 +121,21 @@ def describe_bundle(resources: ResourcesConfig) -> dict[str, float]:
     """Return what a bundle reserves; where a worker needs nothing, as little as there can be."""
     named: dict[str, float] = {k: v for k, v in resources.model_dump().items() if v}
     return named or {"CPU": 0.001}
+
+
+def _find_groups(first_name: str) -> tuple[PlacementGroup, dict[int, PlacementGroup]] | None:
+    """Return the first group and, by number, those that were added; None if there are none."""
+    try:
+        first = get_placement_group(first_name)
+    except ValueError:
+        return None
+    added: dict[int, PlacementGroup] = {}
+    prefix = f"{first_name}/"
+    for entry in placement_group_table().values():
+        name: str = entry["name"]
+        if name.startswith(prefix) and entry["state"] != _REMOVED:
+            added[int(name.removeprefix(prefix))] = get_placement_group(name)
+    return first, added
 
 
 def _nodes_of(group: PlacementGroup) -> dict[int, str]:

@@ -101,7 +101,7 @@ class Coordinator:
         memory = MemoryTier(job, nodes, record, clock)
         self._kept = KeptState(self._checkpoints, memory, record, background, self, guard)
         self._kept.begin_drills(job, import_paths)
-        self._intake = Intake(self._take, record, self)
+        self._intake = Intake(self._take, record, nodes, background, self)
         watch = WorkerWatch(
             record,
             on_gone=self._on_gone,
@@ -247,7 +247,7 @@ class Coordinator:
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
-            adoption.find_remains(self._job_id, self._pool, self._nodes)
+            await adoption.find_remains(self._job_id, self._pool, self._nodes)
         await close_run(ending, self._control, self._pool, self._nodes, self._kept)
         await self._monitor.close()
         tell_ending(ending, self._record)
@@ -271,7 +271,7 @@ class Coordinator:
 
     async def _open(self) -> None:
         await self._changes.begin()
-        found = adoption.find_workers(self._job_id) if self._pool.bundles.find() else {}
+        found = await adoption.find_workers(self._job_id) if await self._pool.bundles.find() else {}
         if found:
             await self._adopt(found)
         elif self._record.has("stopping"):
@@ -296,9 +296,9 @@ class Coordinator:
     async def _adopt(self, found: dict[str, Any]) -> None:
         text = "a new coordinator looks for its workers"
         self._record.add_event("coordinator_restarted", text, workers=sorted(found))
-        there = adoption.find_keeper_nodes(self._job_id)
+        there = await adoption.find_keeper_nodes(self._job_id)
         await self._staffing.look_at_bundles()
-        self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
+        await self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)
         self._raised.begin(estate.raised)
@@ -374,7 +374,6 @@ class Coordinator:
             self._staffing.on_ready(entry, description.node_id)
             self._staffing.starts.on_ready(entry)
             self._record.contacts.note(description)
-            self._nodes.ensure({description.node_id})
             self._control.advance()
 
     def _on_gone(self, worker_id: str, cause: str) -> None:

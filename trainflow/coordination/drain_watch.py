@@ -154,8 +154,8 @@ class DrainWatch:
             self._save_no_more()
             return
         self._control.empty_nodes()
-        if self._control.epoch is None:
-            return  # not taken over yet, or none has begun: nobody has a rank, or it isn't known
+        if self._control.epoch is None or not self._control.is_open:
+            return  # not taken over yet, none has begun, or the run is over: nobody leaves a node
         now_s = self._clock.unix_s()
         for node_id, drain in self._drains.items():
             lost = [each for each in drain.ranks if self._record.losses.is_told(each)]

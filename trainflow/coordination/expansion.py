@@ -75,10 +75,10 @@ class Expansion:
         node_id = await self._find_room(Counter(placed.values()))
         if node_id is None:
             return False
+        await self._nodes.ensure({node_id})
         number = await self._pool.bundles.add(node_id, _PLACE_WITHIN_S)
         if number is None:
             return False
-        self._nodes.ensure({node_id})
         self._staffing.respawn(number, self._control.incarnation)
         return True
 

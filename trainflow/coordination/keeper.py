@@ -32,7 +32,7 @@ from trainflow.coordination.abandoned_memory import mark_used, remove_abandoned
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper_settings import KeeperSettings
-from trainflow.coordination.lease import Lease
+from trainflow.coordination.lease import Lease, LeaseEnd
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.notice_plugin import watch_plugin
@@ -69,6 +69,7 @@ class Heartbeat:
         knows_notice: false if the provider hasn't answered yet, as after the Keeper was restarted:
             what it said before holds.
         notice_trouble: why the provider can't be asked at the moment; None: it can, or none is.
+        lease_ends: whom it has ended by itself; told until that is answered, so maybe twice.
     """
 
     node_id: str
@@ -82,6 +83,7 @@ class Heartbeat:
     notice: PreemptionNotice | None = None
     knows_notice: bool = True
     notice_trouble: str | None = None
+    lease_ends: tuple[LeaseEnd, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,9 +229,8 @@ class Keeper:
         shutil.rmtree(folder, ignore_errors=True)
         remove_empty_folders(folder)
 
-    def _kill_all(self) -> None:
-        for worker_id in self._read_progress():
-            self._kill(worker_id)
+    def _kill_all(self) -> tuple[str, ...]:
+        return tuple(each for each in self._read_progress() if self._kill(each))
 
     def _loop(self) -> None:
         """Look after the node for ever; what fails once is tried again, the lease above all."""
@@ -243,10 +244,11 @@ class Keeper:
     def _look(self) -> None:
         now_s = SYSTEM_CLOCK.monotonic_s()
         progress = self._read_progress()
+        unheard_s = now_s - self._lease.renewed_at_s
         if self._lease.is_expired(now_s) and not self._is_spared(progress, now_s):
             if progress:
                 logger.warning("%s is cut off: it ends its workers", self._node_id)
-            self._kill_all()
+            self._lease.note_end(self._kill_all(), unheard_s, now_s, SYSTEM_CLOCK.unix_s())
             if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
                 self._forget(self._stamps)
         has_news = self._notice is not None and not self._is_notice_told
@@ -310,7 +312,7 @@ class Keeper:
     ) -> HeartbeatReply | None:
         """Tell the coordinator, and take its answer, which renews the lease; None: no answer."""
         sent_at_s = SYSTEM_CLOCK.monotonic_s()
-        notice = self._notice
+        notice, ends = self._notice, self._lease.untold
         self._is_notice_told = notice is not None
         try:
             coordinator = ray.get_actor(names.coordinator_name(self._job_id), names.NAMESPACE)
@@ -326,6 +328,7 @@ class Keeper:
                 notice=notice,
                 knows_notice=self._notices is None or self._notices.has_answered,
                 notice_trouble=None if self._notices is None else self._notices.trouble,
+                lease_ends=ends,
             )
             answer = coordinator.heartbeat.remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_left_s(sent_at_s, until_s)))
@@ -336,6 +339,7 @@ class Keeper:
             self._hang_timeout_s = reply.hang_timeout_s
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._lease.renew(sent_at_s)
+        self._lease.note_told(ends)
         self._memory.held.tidy(reply.recoverable)
         self._memory.residuals.tidy(reply.committed_in)
         return reply

@@ -67,7 +67,7 @@ async def launch_workers(
     finally:
         said_later.cancel()
     bundle_nodes = await pool.look_at_bundles()
-    nodes.ensure(set(bundle_nodes.values()))
+    await nodes.ensure(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)
     designated: set[str] = set()
     launched: list[str] = []

@@ -32,14 +32,14 @@ class LossHistory:
         self.last = ""
         self._unexplained_at_s: float | None = None
         self._members: tuple[str, ...] = ()
-        self._told: set[str] = set()
+        self._told: dict[str, int | None] = {}  # ranks by worker
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take the next event."""
         kind, data = event["kind"], event["data"]
         if kind == "submitted":
             # Workers are launched from nothing, under names that may have been lost before.
-            self._members, self._told, self.starts_in_vain = (), set(), Counter()
+            self._members, self._told, self.starts_in_vain = (), {}, Counter()
         elif kind == "epoch":
             self._members = tuple(data.get("members", ()))
             self._unexplained_at_s = None  # all of its members were there
@@ -60,7 +60,7 @@ class LossHistory:
         if data.get("host") is not None and not is_preempted:
             self.failed_on[data["host"]].append(at_s)
         if "worker" in data:
-            self._told.add(data["worker"])
+            self._told[data["worker"]] = data.get("rank")
 
     def _find_times(self, data: Mapping[str, Any]) -> list[float]:
         """Return what a failure counts among."""
@@ -85,6 +85,10 @@ class LossHistory:
     def rank_of(self, worker_id: str) -> int | None:
         """Return a worker's rank in the newest epoch told of; None if it had none."""
         return self._members.index(worker_id) if worker_id in self._members else None
+
+    def last_rank_of(self, worker_id: str) -> int | None:
+        """Return the rank that a worker has, or was lost with; None if it had none."""
+        return self._told.get(worker_id, self.rank_of(worker_id))
 
     def find_untold(self, present: Collection[str], lineup: Sequence[str] = ()) -> dict[str, int]:
         """Return the members that are gone though no failure names them, with their ranks.

@@ -238,7 +238,7 @@ class MemoryTier:
         """Have the first node send its state to others, as many as are missing."""
         missing = self._num_missing
         others = self._put_last(self._rank_others(snapshot_nodes)) if missing else []
-        self._nodes.ensure(set(others[:missing]) - self._unfit)
+        await self._nodes.ensure(set(others[:missing]) - self._unfit)
         answers = await self._ask_whom_to_send(any_others=bool(others))
         if answers is None:
             return
@@ -259,7 +259,7 @@ class MemoryTier:
         node_ids = [node_id for node_id in node_ids if node_id in known]  # those not lost since
         further = self._put_last(self._rank_others(known))
         missing = max(0, 1 + self._settings.replicas - len(set(known) - self._unfit))
-        self._nodes.ensure(set(further[:missing]) - self._unfit)
+        await self._nodes.ensure(set(further[:missing]) - self._unfit)
         wanted = min(self._settings.replicas, len(known) + len(further) - 1)
         answers = await self._ask_whom_to_send(any_others=wanted > 0)
         if answers is None:

@@ -1,4 +1,4 @@
-"""Nodes that are to go, that fail again and again, that others can't reach, or that have room.
+"""Nodes that are to go, that fail again and again, that can't be reached, or that have room.
 
 Process: coordinator.  Thread: its event loop; what takes time is a task.
 """
@@ -12,6 +12,7 @@ from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.expansion import Expansion
 from trainflow.coordination.isolation_watch import IsolationWatch
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.lease_ends import LeaseEnds
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.staffing import Staffing
@@ -43,6 +44,7 @@ class NodeChanges:
         self.staffing = Staffing(job, pool, nodes, self._isolation, record, guard)
         self._drains = DrainWatch(job, pool, nodes, control, record, clock)
         self._cuts = CutWatch(job, pool, nodes, control, record, clock)
+        self._lease_ends = LeaseEnds(nodes, record, job.failures.lease_s)
         self._expansion = Expansion(job, pool, nodes, control, self.staffing, clock)
 
     async def begin(self) -> None:
@@ -55,6 +57,8 @@ class NodeChanges:
         if beat.knows_notice:
             self._guard.look(Detector.DRAINS, lambda: self._drains.hear(beat.node_id, beat.notice))
         self._drains.note_trouble(beat.node_id, beat.notice_trouble)
+        if beat.lease_ends:
+            self._guard.look(Detector.SILENCE, lambda: self._lease_ends.hear(beat))
 
     def tick(self, *, may_start: bool) -> None:
         """Look after all of them; called about twice a second.

@@ -1,6 +1,6 @@
 """The Keepers of a run, as the coordinator sees them.
 
-Process: coordinator.  Thread: its event loop.
+Process: coordinator.  Thread: its event loop; Keepers are made in another (`ray_question`).
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainflow.checkpointing.link_speed import LinkSpeed
@@ -19,10 +18,12 @@ from trainflow.coordination import names
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import KeeperActor
+from trainflow.coordination.keeper_cleaning import clean_up
 from trainflow.coordination.keeper_deaths import KeeperDeaths
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.ray_drains import LivingNode
+from trainflow.coordination.ray_question import ask_patiently
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
@@ -31,7 +32,6 @@ from trainflow.coordination.worker_answers import WorkerAnswers
 from trainflow.epochs import PeerAddress
 
 _BACK_WITHIN_S = 0.5
-_ASK_AGAIN_AFTER_S = 0.2
 _QUIET_AFTER_S = 3.0
 
 
@@ -73,26 +73,39 @@ class NodeWatch:
         self._heard = asyncio.Event()
         self._progress: dict[str, dict[str, Progress]] = {}
         self._dismissed: dict[str, Any] = {}
+        self._making = asyncio.Lock()
         self.is_closing = False
 
-    def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
+    async def ensure(self, node_ids: Collection[str], there: Collection[str] = ()) -> None:
         """Have a Keeper on each of these nodes, and let them know each other; not after `close`.
+
+        Ray is waited for, however long it takes. Those that it makes are known also if whoever
+        waits is cancelled.
 
         Args:
             node_ids: the nodes.
             there: those of them that have one, made by an earlier coordinator.
         """
-        if self.is_closing:  # what is still under way then would leave one behind
-            return
-        fresh = node_ids - self._keepers.keys()
-        for node_id in fresh:
-            keeper = self._dismissed.pop(node_id, None)
-            if keeper is None and node_id not in there:
-                self._starting.add(node_id)
-            self._keepers[node_id] = self._make_keeper(node_id) if keeper is None else keeper
-            self._heard_at_s[node_id] = self._clock.monotonic_s()
-            self._deaths.follow(node_id, self._keepers[node_id])
-        if fresh:
+        if not self._keepers.keys() >= {*node_ids}:
+            await asyncio.shield(self._ensure({*node_ids}, there))
+
+    async def _ensure(self, node_ids: set[str], there: Collection[str]) -> None:
+        async with self._making:
+            fresh = node_ids - self._keepers.keys()
+            if self.is_closing or not fresh:  # what would begin now would leave one behind
+                return
+            unknown = fresh - self._dismissed.keys()
+            made: dict[str, Any] = {}
+            if unknown:
+                made = await ask_patiently(
+                    lambda: {node: self._make_keeper(node) for node in unknown}
+                )
+            self._starting |= unknown.difference(there)
+            for node_id in fresh:
+                keeper = made[node_id] if node_id in made else self._dismissed.pop(node_id)
+                self._keepers[node_id] = keeper
+                self._heard_at_s[node_id] = self._clock.monotonic_s()
+                self._deaths.follow(node_id, keeper)
             self._everybody = None
             self._introduce(self._keepers)
 
@@ -358,11 +371,14 @@ class NodeWatch:
     async def close(self, timeout_s: float) -> None:
         """Clean every node up and end the Keepers; one that was lost just before is waited for."""
         self.is_closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._making:
+                pass  # what is being made is there by now
         for node_id in self._keepers:
             self._deaths.forget(node_id)
             self.answers.forget(node_id)
-        await _clean_up(self._keepers.values(), timeout_s)
-        await _clean_up(self._dismissed.values(), _BACK_WITHIN_S)
+        await clean_up(self._keepers.values(), timeout_s)
+        await clean_up(self._dismissed.values(), _BACK_WITHIN_S)
         for keeper in [*self._keepers.values(), *self._dismissed.values()]:
             ray.kill(keeper, no_restart=True)
         self._keepers.clear()
@@ -378,23 +394,3 @@ class NodeWatch:
             self._everybody = ray.put(dict(self._keepers))
         for node_id in node_ids:
             self._keepers[node_id].introduce.remote(self._everybody)
-
-
-async def _clean_up(keepers: Iterable[Any], timeout_s: float) -> None:
-    cleaning = [asyncio.ensure_future(_clean_one(keeper)) for keeper in keepers]
-    if not cleaning:
-        return
-    _, late = await asyncio.wait(cleaning, timeout=timeout_s)
-    for task in late:
-        task.cancel()
-
-
-async def _clean_one(keeper: Any) -> None:  # noqa: ANN401  an actor handle
-    """Have a Keeper clean its node up; one that has just died is asked again once it is back."""
-    while True:
-        try:
-            return await keeper.clean_up.remote()
-        except ActorDiedError:
-            return None  # for good: it was ended, or its node is gone
-        except RayError:
-            await asyncio.sleep(_ASK_AGAIN_AFTER_S)

@@ -1,4 +1,4 @@
-"""Ask Ray's head what it may not answer: whoever asks waits for a while, and nobody else does.
+"""Ask Ray's head what it may not answer: whoever asks waits, and nobody else does.
 
 Process: coordinator.  Thread: its event loop; an open question has one beside it, which doesn't
 hold up the end of the process.
@@ -19,8 +19,8 @@ ANSWER_WITHIN_S = 10.0
 class RayQuestion(Generic[Answer]):
     """One question, open once at a time: a head that is silent holds one thread, not many."""
 
-    def __init__(self, within_s: float = ANSWER_WITHIN_S):
-        """Have an answer be waited for so long."""
+    def __init__(self, within_s: float | None = ANSWER_WITHIN_S):
+        """Have an answer be waited for so long; None: however long it takes."""
         self._within_s = within_s
         self._open: asyncio.Future[Answer] | None = None
 
@@ -53,3 +53,15 @@ class RayQuestion(Generic[Answer]):
             settle = partial(question.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             question.get_loop().call_soon_threadsafe(settle)
+
+
+async def ask_patiently(find: Callable[[], Answer]) -> Answer:
+    """Return the answer, however long that takes.
+
+    Args:
+        find: asks; blocks.
+
+    Raises:
+        Exception: whatever comes of asking.
+    """
+    return await RayQuestion[Answer](within_s=None).ask(find)

@@ -53,7 +53,7 @@ _SLOW, _WORK, _CHECKPOINT = "compression_slow", "work", "checkpoint"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "nowhere_to_go"}
     | {"straggler", "straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
-    | {"detector_off", "detector_on", "link_cut", "link_cut_over", _WORK}
+    | {"detector_off", "detector_on", "link_cut", "link_cut_over", "lease_ended", _WORK}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
 _EVENTS = "events.jsonl"

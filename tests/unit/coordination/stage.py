@@ -36,7 +36,7 @@ class LivePool(FakePool):
         self.may_close.set()
         self.spawned: list[tuple[str, bool]] = []
 
-    def find(self) -> bool:
+    async def find(self) -> bool:
         return self.group_exists
 
     def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
@@ -119,6 +119,12 @@ class Stage:
         await self.may_launch.wait()
         return frozenset(self.pool.spawn(i, f"1.{i}", rehearse=False).worker_id for i in range(3))
 
+    async def find_workers(self, _job_id: str) -> dict[str, Any]:
+        return self.found
+
+    async def find_keeper_nodes(self, _job_id: str) -> set[str]:
+        return set()
+
     def write_events(self, *events: tuple[str, dict[str, Any]], at_s: float | None = None) -> None:
         """Leave what an earlier coordinator has written, ``at_s`` or just now."""
         when = {"at_s": SYSTEM_CLOCK.unix_s() if at_s is None else at_s}
@@ -171,8 +177,8 @@ def make_play(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(module, "_ACKNOWLEDGE_S", 0.0)
         monkeypatch.setattr(drain_watch, "find_draining_nodes", dict[str, float | None])
         monkeypatch.setattr(drain_watch, "find_alive_nodes", dict[str, str])
-        monkeypatch.setattr(module.adoption, "find_workers", lambda _: stage.found)
-        monkeypatch.setattr(module.adoption, "find_keeper_nodes", lambda _: set[str]())
+        monkeypatch.setattr(module.adoption, "find_workers", stage.find_workers)
+        monkeypatch.setattr(module.adoption, "find_keeper_nodes", stage.find_keeper_nodes)
         monkeypatch.setattr(module.ray, "kill", lambda *_, **__: stage.killed.set())
         monkeypatch.setattr(
             module.ray, "get_runtime_context", lambda: type("", (), {"current_actor": 0})

@@ -1,6 +1,7 @@
 """A new coordinator takes over from one that was killed, at any moment of its life."""
 
 import asyncio
+import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakePool, FakeWorker, describe
+from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
-from trainflow.coordination import adoption
+from trainflow.coordination import adoption, names
 from trainflow.coordination.adoption import Estate
 from trainflow.coordination.copy_targets import CopyTargets
 from trainflow.coordination.epoch_control import EpochControl
@@ -52,7 +53,7 @@ class FakeNodes:
         self.num_keepers -= self.num_dead
         self.num_dead = 0
 
-    def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
+    async def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
         """Every node has one."""
 
     async def ask_holdings(self, timeout_s: float) -> list[Holding]:
@@ -402,3 +403,31 @@ def test_without_a_majority_it_says_how_many_answered(scene: Scene, nodes: FakeN
     with pytest.raises(CoordinationError, match=rf"from \d of {nodes.num_keepers} Keepers"):
         take_office(scene, nodes)
     assert scene.control.incarnation == 1
+
+
+def test_the_event_loop_goes_on_while_ray_does_not_tell_of_actors(monkeypatch: pytest.MonkeyPatch):
+    may_answer = threading.Event()
+    entries = [
+        {"namespace": names.NAMESPACE, "name": names.worker_name("job-1", "slot0-1.0")},
+        {"namespace": names.NAMESPACE, "name": names.keeper_name("job-1", "a")},
+        {"namespace": "another", "name": names.keeper_name("job-1", "b")},
+    ]
+
+    def list_actors(**_: Any) -> list[dict[str, str]]:
+        assert may_answer.wait(5.0)
+        return entries
+
+    monkeypatch.setattr(adoption, "list_named_actors", list_actors)
+    monkeypatch.setattr(adoption.ray, "get_actor", lambda name, _: f"handle of {name}")
+
+    async def act() -> None:
+        found = adoption.find_workers("job-1"), adoption.find_keeper_nodes("job-1")
+        finding = [asyncio.ensure_future(each) for each in found]
+        await settle()
+        assert not any(each.done() for each in finding)
+        may_answer.set()
+        workers, nodes = await asyncio.gather(*finding)
+        assert workers == {"slot0-1.0": f"handle of {entries[0]['name']}"}
+        assert nodes == {"a"}
+
+    asyncio.run(act())

@@ -1,14 +1,17 @@
 """Places for workers, without Ray."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.unit.coordination.fakes import settle
 from trainflow.config.job import ResourcesConfig
 from trainflow.coordination import bundles as module
 from trainflow.coordination.bundles import Bundles
+from trainflow.coordination.names import placement_group_name
 
 
 def test_a_bundle_that_is_placed_once_all_were_given_back_is_given_back_too(
@@ -39,3 +42,55 @@ def test_a_bundle_that_is_placed_once_all_were_given_back_is_given_back_too(
 
     assert asyncio.run(act()) is None
     assert sorted(removed) == sorted(placed)
+
+
+def show_groups(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have Ray know placement groups of these names, and another that was removed."""
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise ValueError(f"no group {name}")
+        return SimpleNamespace(name=name, bundle_specs=[{}, {}])
+
+    table = {str(i): {"name": name, "state": "CREATED"} for i, name in enumerate(names)}
+    table["gone"] = {"name": f"{FIRST}/9", "state": "REMOVED"}
+    monkeypatch.setattr(module, "get_placement_group", get)
+    monkeypatch.setattr(module, "placement_group_table", lambda: table)
+
+
+FIRST = placement_group_name("job-1")
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [((), set()), ((FIRST,), {0, 1}), ((FIRST, f"{FIRST}/4", f"{FIRST}0/5"), {0, 1, 4})],
+    ids=["none", "those of the start", "one more, and another job's"],
+)
+def test_bundles_of_an_earlier_coordinator_are_found(
+    names: tuple[str, ...], numbers: set[int], monkeypatch: pytest.MonkeyPatch
+):
+    show_groups(monkeypatch, *names)
+    bundles = Bundles("job-1", ResourcesConfig())
+    assert asyncio.run(bundles.find()) is bool(names)
+    assert bundles.numbers() == numbers
+
+
+def test_the_event_loop_goes_on_while_ray_does_not_tell_of_bundles(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    may_answer = threading.Event()
+
+    def get(_: str) -> Any:
+        assert may_answer.wait(5.0)
+        raise ValueError("there is none")
+
+    monkeypatch.setattr(module, "get_placement_group", get)
+
+    async def act() -> bool:
+        finding = asyncio.ensure_future(Bundles("job-1", ResourcesConfig()).find())
+        await settle()
+        assert not finding.done()
+        may_answer.set()
+        return await finding
+
+    assert asyncio.run(act()) is False

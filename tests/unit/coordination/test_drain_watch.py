@@ -127,6 +127,16 @@ def test_its_rank_goes_to_a_spare_elsewhere_at_the_next_boundary(play: Play):
     assert not scene.superior.lost
 
 
+def test_of_workers_that_are_ended_with_the_run_none_has_left_its_node(play: Play):
+    async def act(scene: DrainScene) -> None:
+        await scene.drain("a", "b", "c")
+        scene.control.close()
+        scene.pool.entries.clear()
+        await scene.watch.tick()
+
+    assert play(act).events("drained") == []
+
+
 def test_all_ranks_of_several_nodes_leave_together(play: Play):
     async def act(scene: DrainScene) -> None:
         scene.add_spare("c")

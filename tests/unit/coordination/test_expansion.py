@@ -43,11 +43,14 @@ class Cluster:
             respawn=lambda number, _: self.spawned.append(number),
             withdraw=lambda entry: self.pool.entries.pop(entry.worker_id),
         )
-        nodes = SimpleNamespace(unfit=self.unfit, alive=self.alive, ensure=self.kept.extend)
+        nodes = SimpleNamespace(unfit=self.unfit, alive=self.alive, ensure=self.ensure)
         monkeypatch.setattr(module, "find_room", self.find_room)
         parts: Any = (self.pool, nodes, self.control, staffing, self.clock)
         job = make_job(**{"world": 2, "workers": {"maximum": 4}} | workers)
         self.expansion = Expansion(job, *parts)
+
+    async def ensure(self, node_ids: set[str]) -> None:
+        self.kept.extend(node_ids)
 
     def find_room(self) -> dict[str, dict[str, float]]:
         self.num_asked += 1

@@ -1,11 +1,10 @@
-"""A node's Keeper and a worker's reporter, with a coordinator that answers as a test says."""
+"""A node's Keeper, with a coordinator that answers as a test says."""
 
 import math
 import multiprocessing
 import os
 import queue
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,16 +18,13 @@ from tests.unit.coordination.standing import WORKER_ID, start_standing
 from trainflow.checkpointing.held_residuals import HeldResiduals
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.reports import EvaluationReport
 from trainflow.computation.stamps import StampWriter, read_stamp
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import keeper as keeper_module
-from trainflow.coordination import reporter as reporter_module
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper
 from trainflow.coordination.keeper_settings import KeeperSettings
-from trainflow.coordination.messages import WorkerMessage
+from trainflow.coordination.lease import LeaseEnd
 from trainflow.coordination.preemption_notice import PreemptionNotice
-from trainflow.coordination.reporter import Reporter
 from trainflow.coordination.stack_dumps import locate_stacks
 from trainflow.epochs import EpochId, PeerAddress, Phase
 from trainflow.monitoring.usage import Usage
@@ -46,6 +42,9 @@ class StillClock:
 
     def monotonic_s(self) -> float:
         return self.now_s
+
+    def unix_s(self) -> float:
+        return 5000.0 + self.now_s
 
     def sleep(self, duration_s: float) -> None:
         self.rounds.put(None)
@@ -187,6 +186,30 @@ def test_an_unanswered_keeper_kills_its_workers_once_the_lease_is_over(
     assert len(killed) == 1
 
 
+@pytest.mark.usefixtures("stamps", "killed")
+def test_whom_it_has_ended_is_told_until_that_is_answered(
+    keeper: Keeper, clock: StillClock, coordinator: Coordinator
+):
+    told: list[tuple[LeaseEnd, ...]] = []
+
+    def hear(beat: Heartbeat) -> HeartbeatReply:
+        told.append(beat.lease_ends)
+        if len(told) <= 2:  # it is heard, and its answer is not
+            raise GetTimeoutError
+        return HeartbeatReply(incarnation=3, hang_timeout_s=30.0)
+
+    coordinator.error = GetTimeoutError()
+    for after_s in (9.5, 1.0):
+        clock.now_s += after_s
+        clock.next_round()
+    coordinator.heartbeat.remote = hear
+    for _ in range(2):
+        clock.now_s += 1.5
+        clock.next_round()
+    ended = (LeaseEnd(("slot0-1.0",), 5110.5, 10.5),)
+    assert told == [ended, ended, ended, ()]
+
+
 @pytest.mark.usefixtures("stamps")
 def test_a_lease_counts_from_when_was_asked_what_is_answered(
     keeper: Keeper, clock: StillClock, coordinator: Coordinator, killed: list[int]
@@ -290,7 +313,10 @@ def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
     is_counted: bool | None,
     num_killed: int,
 ):
-    def answer(_: Heartbeat) -> HeartbeatReply:
+    told: list[LeaseEnd] = []
+
+    def answer(beat: Heartbeat) -> HeartbeatReply:
+        told.extend(beat.lease_ends)
         if is_counted is None:
             raise GetTimeoutError
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0, is_counted=is_counted)
@@ -299,6 +325,9 @@ def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
     clock.now_s += 45.0  # in which nothing of it ran
     clock.next_round()
     assert len(killed) == num_killed
+    assert [(end.unheard_s, end.is_given_up) for end in told] == [(45.0, is_counted is False)] * (
+        num_killed
+    )
 
 
 @pytest.mark.usefixtures("stamps")
@@ -413,68 +442,6 @@ def test_a_beat_tells_what_workers_take(
     clock.now_s += 1.5
     clock.next_round()
     assert coordinator.beats[-1]["slot0-1.0"].usage == Usage(900, 5000, 0.25)
-
-
-class Inbox:
-    """Takes reports; refuses as many as it is told to."""
-
-    def __init__(self, refusals: int):
-        self.refusals = refusals
-        self.taken: list[WorkerMessage] = []
-        self.changed = threading.Condition()
-        self.report = SimpleNamespace(remote=self._take)
-
-    def _take(self, worker_id: str, messages: list[WorkerMessage]) -> None:
-        with self.changed:
-            if self.refusals:
-                self.refusals -= 1
-                raise GetTimeoutError
-            self.taken += messages
-            self.changed.notify_all()
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def serve(inbox: Inbox) -> Reporter:
-        monkeypatch.setattr(reporter_module.ray, "get_actor", lambda *_: inbox)
-        monkeypatch.setattr(reporter_module.ray, "get", lambda answer, **_: answer)
-        monkeypatch.setattr(reporter_module, "_RETRY_AFTER_S", 0.0)
-        return Reporter("job-1", "slot0-1.0")
-
-    return serve
-
-
-def test_reports_wait_for_a_coordinator_and_keep_their_order(serve: Any):
-    inbox = Inbox(refusals=3)
-    reporter = serve(inbox)
-    reports = [EvaluationReport(step, "loss", 1.0) for step in range(5)]
-    for report in reports:
-        reporter.send(report)
-    with inbox.changed:
-        assert inbox.changed.wait_for(lambda: len(inbox.taken) == 5, WITHIN_S)
-    assert inbox.taken == reports
-
-
-def test_who_waits_for_reports_waits_until_the_last_is_heard(serve: Any):
-    reporter = serve(Inbox(refusals=0))
-    assert reporter.flush(0.0), "there is nothing to hear"
-    inbox = Inbox(refusals=10**9)
-    reporter = serve(inbox)
-    reporter.send(EvaluationReport(1, "loss", 1.0))
-    assert not reporter.flush(0.05)
-    inbox.refusals = 0
-    assert reporter.flush(WITHIN_S)
-    assert len(inbox.taken) == 1
-
-
-def test_a_worker_that_can_t_report_ends_itself(serve: Any, monkeypatch: pytest.MonkeyPatch):
-    left = queue.SimpleQueue[int]()
-    monkeypatch.setattr(reporter_module.os, "_exit", left.put)
-    inbox = Inbox(refusals=0)
-    reporter = serve(inbox)
-    monkeypatch.setattr(reporter_module.ray, "get_actor", lambda *_: 1 / 0)
-    reporter.send(EvaluationReport(1, "loss", 1.0))
-    assert left.get(timeout=WITHIN_S) == 1
 
 
 def test_what_a_dead_worker_stamped_last_is_removed(

@@ -78,7 +78,7 @@ class FakeNodes(FakeCluster):
         late = self.late if timeout_s > 5.0 else {}
         return [*self.holdings.values(), *late.values()]
 
-    def ensure(self, node_ids: set[str]) -> None:
+    async def ensure(self, node_ids: set[str]) -> None:
         for node in node_ids:
             self.holdings[node] = Holding(node, address(node), None)
 
@@ -368,7 +368,11 @@ def test_that_a_node_takes_no_copies_is_told_once(tmp_path: Path, monkeypatch: p
     cluster = [{"NodeID": node, "Alive": True} for node in ("a", "b")]
     monkeypatch.setattr(FakeNodes, "cluster", cluster)
     nodes = FakeNodes(a=1)
-    monkeypatch.setattr(nodes, "ensure", lambda node_ids: None)  # it doesn't come up
+
+    async def ensure(node_ids: set[str]) -> None:
+        """It doesn't come up."""
+
+    monkeypatch.setattr(nodes, "ensure", ensure)
     scene = Scene(tmp_path, nodes, FakeCheckpoints())
     for _ in range(3):
         asyncio.run(scene.memory.direct(["a"]))

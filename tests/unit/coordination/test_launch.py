@@ -37,7 +37,7 @@ class Pool:
 
 
 class Nodes:
-    def ensure(self, node_ids: set[str]) -> None:
+    async def ensure(self, node_ids: set[str]) -> None:
         assert node_ids == {"node0", "node1"}
 
 

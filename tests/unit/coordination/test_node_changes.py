@@ -13,6 +13,7 @@ from tests.unit.coordination.fakes import FakePool, guard_of
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import drain_watch
 from trainflow.coordination.keeper import Heartbeat
+from trainflow.coordination.lease import LeaseEnd
 from trainflow.coordination.node_changes import NodeChanges
 from trainflow.coordination.preemption_notice import PreemptionNotice
 from trainflow.coordination.run_record import RunRecord
@@ -43,6 +44,14 @@ def test_a_keeper_that_has_yet_to_ask_its_provider_takes_no_notice_back(tmp_path
     assert "a" in nodes.unfit
     changes.hear(beat)
     assert "a" not in nodes.unfit
+
+
+def test_whom_a_keeper_has_ended_is_told(tmp_path: Path):
+    changes, _, record = open_changes(tmp_path)
+    beat = Heartbeat("a", {}, knows_peers=True, held=None)
+    changes.hear(replace(beat, lease_ends=(LeaseEnd(("slot0-1.0",), 990.5, 10.5),)))
+    (event,) = record.events_since(0)
+    assert event["kind"] == "lease_ended"
 
 
 def test_a_new_coordinator_knows_of_nodes_before_it_forms_an_epoch(

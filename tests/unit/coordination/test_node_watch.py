@@ -1,6 +1,7 @@
 """The coordinator's Keepers, without Ray."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.fakes import FakeClock, settle
 from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.coordination import node_watch
 from trainflow.coordination.hang_detection import Progress
@@ -18,6 +19,8 @@ from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.wakefulness import BEAT_EVERY_S
 from trainflow.epochs import EpochId, PeerAddress, Phase
+
+TIMEOUT_S = 5.0
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -69,7 +72,7 @@ def test_a_keeper_that_was_killed_just_before_the_end_cleans_up_once_it_is_back(
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
-        nodes.ensure({"a"})
+        await nodes.ensure({"a"})
         nodes._keepers["a"].clean_up.remote = answer
         await nodes.close(5.0)
 
@@ -80,16 +83,113 @@ def test_a_keeper_that_was_killed_just_before_the_end_cleans_up_once_it_is_back(
 def test_what_is_still_under_way_when_the_run_ends_makes_no_keeper(made: list[str]):
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
-        nodes.ensure({"a"})
+        await nodes.ensure({"a"})
         closing = asyncio.create_task(nodes.close(1.0))
         await asyncio.sleep(0)
-        nodes.ensure({"b"})
+        await nodes.ensure({"b"})
         await closing
-        nodes.ensure({"c"})
+        await nodes.ensure({"c"})
         assert nodes.node_ids == set()
 
     asyncio.run(act())
     assert len(made) == 1
+
+
+class SilentHead:
+    """Ray makes Keepers once it may answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.may_answer = threading.Event()
+        self.cleaned: list[str] = []
+        monkeypatch.setattr(NodeWatch, "_make_keeper", self._make_keeper)
+
+    def _make_keeper(self, node_id: str) -> Any:
+        assert self.may_answer.wait(TIMEOUT_S)
+        ignore = SimpleNamespace(remote=nothing)
+        keeper = SimpleNamespace(introduce=ignore)
+        keeper.wait_exit = SimpleNamespace(remote=asyncio.Event().wait)
+
+        async def clean_up() -> None:
+            self.cleaned.append(node_id)
+
+        keeper.clean_up = SimpleNamespace(remote=clean_up)
+        return keeper
+
+
+@pytest.mark.usefixtures("made")
+def test_the_event_loop_goes_on_while_ray_does_not_make_a_keeper(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = SilentHead(monkeypatch)
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        asking = asyncio.ensure_future(nodes.ensure({"a"}))
+        await settle()
+        assert not asking.done()
+        nodes.hear("a", {}, knows_peers=False)
+        head.may_answer.set()
+        await asking
+        assert nodes.node_ids == {"a"}
+        await nodes.close(TIMEOUT_S)
+
+    asyncio.run(act())
+
+
+@pytest.mark.usefixtures("made")
+def test_who_asks_for_the_same_keeper_meanwhile_gets_that(monkeypatch: pytest.MonkeyPatch):
+    head = SilentHead(monkeypatch)
+    followed: list[str] = []
+    monkeypatch.setattr(KeeperDeaths, "follow", lambda _, node_id, __: followed.append(node_id))
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        asking = [asyncio.ensure_future(nodes.ensure(each)) for each in ({"a"}, {"a", "b"})]
+        await settle()
+        head.may_answer.set()
+        await asyncio.gather(*asking)
+        assert nodes.node_ids == {"a", "b"}
+
+    asyncio.run(act())
+    assert followed == ["a", "b"]
+
+
+@pytest.mark.usefixtures("made")
+def test_a_keeper_that_is_being_made_as_the_run_ends_is_cleaned_up_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = SilentHead(monkeypatch)
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        asking = asyncio.ensure_future(nodes.ensure({"a"}))
+        await settle()
+        asking.cancel()
+        closing = asyncio.ensure_future(nodes.close(TIMEOUT_S))
+        await settle()
+        head.may_answer.set()
+        await closing
+        assert head.cleaned == ["a"]
+
+    asyncio.run(act())
+
+
+@pytest.mark.usefixtures("made")
+def test_the_end_does_not_wait_for_ever_for_one_that_ray_does_not_make(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = SilentHead(monkeypatch)
+
+    async def act() -> None:
+        nodes = NodeWatch("job-1", make_job(), FakeClock())
+        asking = asyncio.ensure_future(nodes.ensure({"a"}))
+        await settle()
+        await nodes.close(0.01)
+        head.may_answer.set()
+        await asking
+
+    asyncio.run(act())
+    assert head.cleaned == []
 
 
 @pytest.mark.usefixtures("made")
@@ -98,7 +198,7 @@ def test_every_keeper_that_lives_is_waited_for_until_it_is_heard_again():
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), clock)
-        nodes.ensure({"a", "b", "dies"})
+        await nodes.ensure({"a", "b", "dies"})
         waiting = asyncio.create_task(nodes.wait_heard())
         await asyncio.sleep(0)
         clock.now_s += 0.1
@@ -125,7 +225,7 @@ def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), clock)
-        nodes.ensure({"heard", "slow", "found"}, {"found"})
+        await nodes.ensure({"heard", "slow", "found"}, {"found"})
         nodes.hear("heard", {}, knows_peers=True)
         pass_time(nodes, clock, 11.5)  # failures.lease_s and a second are 11
         assert set(nodes.silent_nodes()) == {"heard", "found"}
@@ -138,7 +238,7 @@ def test_a_keeper_that_starts_slowly_is_not_taken_for_one_that_has_fallen_silent
         assert "slow" not in nodes.silent_nodes()
         pass_time(nodes, clock, 0.2)
         assert "slow" in nodes.silent_nodes(), "from here on it is as any other"
-        nodes.ensure({"never"})
+        await nodes.ensure({"never"})
         pass_time(nodes, clock, 120.5)
         assert "never" in nodes.silent_nodes()
 
@@ -151,7 +251,7 @@ def test_a_keeper_that_has_died_alone_has_time_to_be_started_again():
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), clock)
-        nodes.ensure({"a", "b", "gone"}, {"a", "b", "gone"})
+        await nodes.ensure({"a", "b", "gone"}, {"a", "b", "gone"})
         died = asyncio.Event()
 
         async def fail() -> None:
@@ -186,7 +286,7 @@ def test_a_coordinator_that_stood_still_has_nobody_fall_silent_meanwhile():
 
     async def act() -> None:
         nodes = NodeWatch("job-1", make_job(), clock)
-        nodes.ensure({"a", "b"}, {"a", "b"})
+        await nodes.ensure({"a", "b"}, {"a", "b"})
         pass_time(nodes, clock, 1.0)
         clock.now_s += 600.0
         assert nodes.silent_nodes() == [], "what they have said meanwhile has yet to be taken"
@@ -214,7 +314,7 @@ def test_a_keeper_that_knows_no_peers_is_told_of_them_and_nobody_else(
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
     nodes = NodeWatch("job-1", make_job(), FakeClock())
-    nodes.ensure({"a", "b", "c"})
+    asyncio.run(nodes.ensure({"a", "b", "c"}))
     everybody = ["a", "b", "c"]
     assert sorted(told) == [(each, everybody) for each in everybody]
     told.clear()
@@ -246,10 +346,10 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     nodes.note_alive({"another": LivingNode("10.0.0.1")})
     names = {f"node {number}" for number in range(1000)}
-    nodes.ensure(names)
+    asyncio.run(nodes.ensure(names))
     assert told == ["object 1"] * 1000
     nodes.hear("node 7", {}, knows_peers=False)
-    nodes.ensure(names)
+    asyncio.run(nodes.ensure(names))
     assert told == ["object 1"] * 1001
     nodes.forget("node 7")
     assert told[1001:] == ["object 2"] * 999
@@ -273,7 +373,7 @@ def test_the_dead_are_forgotten_as_of_when_it_was_last_looked_and_nobody_before(
     monkeypatch.setattr(NodeWatch, "_make_keeper", lambda *_: keeper)
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
     nodes = NodeWatch("job-1", make_job(), FakeClock())
-    nodes.ensure({"a", "b"})
+    asyncio.run(nodes.ensure({"a", "b"}))
     nodes.forget_dead()
     assert nodes.node_ids == {"a", "b"}, "it isn't known of any"
     nodes.note_alive({"a": LivingNode("10.0.0.1", {"rack": "1"})})
@@ -302,13 +402,13 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     assert nodes.counts("a"), "a new coordinator has yet to look for it"
-    nodes.ensure({"a", "b"})
+    asyncio.run(nodes.ensure({"a", "b"}))
     nodes.forget("b")
     assert [nodes.counts(each) for each in "ab"] == [True, False]
     for node_id in ("a", "b", "never seen"):
         nodes.fence(3, node_id, "slot0-1.0")
     assert fenced == [("a", 3, "slot0-1.0"), ("b", 3, "slot0-1.0")]
-    nodes.ensure({"b"})
+    asyncio.run(nodes.ensure({"b"}))
     assert nodes.counts("b")
 
 
@@ -335,7 +435,7 @@ def test_stacks_are_asked_of_those_keepers_that_have_the_workers(
 
     async def act() -> dict[str, StackDump]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
-        nodes.ensure({"a", "fails", "silent", "idle"})
+        await nodes.ensure({"a", "fails", "silent", "idle"})
         here = Progress(1, 1, EpochId(1, 1), Phase.COMPUTE, 0.0, 0.0)
         nodes.hear("a", {"w0": here, "w1": here, "w2": here}, knows_peers=True)
         nodes.hear("fails", {"w3": here}, knows_peers=True)
@@ -376,7 +476,7 @@ def test_links_are_measured_by_those_that_are_named_and_who_fails_is_left_out(
 
     async def act() -> dict[str, LinkSpeed]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
-        nodes.ensure({"a", "b", "fails", "silent"})
+        await nodes.ensure({"a", "b", "fails", "silent"})
         others = ("a", "fails", "silent", "unknown")
         targets = {each: PeerAddress(f"beside {each}", 1, "") for each in others}
         assert await nodes.probe_links({}, 0.05) == {}
@@ -405,7 +505,7 @@ def test_nodes_are_asked_for_all_others_that_they_can_t_reach(
 
     async def act() -> dict[str, list[str]]:
         nodes = NodeWatch("job-1", make_job(), FakeClock())
-        nodes.ensure({"a", "b", "c", "fails"})
+        await nodes.ensure({"a", "b", "c", "fails"})
         assert await nodes.ask_unreachable({}, 0.05) == {}
         asked = {each: PeerAddress(each, 1, "") for each in ("a", "b", "c", "fails", "unknown")}
         return await nodes.ask_unreachable(asked, 5.0)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from trainflow.coordination.ray_question import RayQuestion
+from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 
 TIMEOUT_S = 5.0
 
@@ -87,3 +87,15 @@ def test_what_it_raises_is_raised_and_the_next_question_is_another():
         await question.ask(find)
 
     asyncio.run(act())
+
+
+def test_who_asks_patiently_waits_until_there_is_an_answer():
+    async def act() -> int:
+        head = Head()
+        asking = asyncio.ensure_future(ask_patiently(head.find))
+        await asyncio.sleep(0.02)
+        assert not asking.done()
+        head.may_answer.set()
+        return await asking
+
+    assert asyncio.run(act()) == 1

@@ -84,7 +84,7 @@ class Nodes(FakeCluster):
                 self.holdings[node_id] = back
         return [each for each in self.holdings.values() if each.node_id not in self.silent]
 
-    def ensure(self, node_ids: set[str]) -> None:
+    async def ensure(self, node_ids: set[str]) -> None:
         for node_id in node_ids - self.holdings.keys():
             self.holdings[node_id] = holding(node_id)
 

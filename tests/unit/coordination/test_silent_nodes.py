@@ -45,7 +45,6 @@ class Scene:
         self.nodes = NodeWatch("job-1", make_job(failures={"lease_s": LEASE_S}), self.clock)
         self.alive = {node: LivingNode(f"10.0.0.{node}") for node in "abc"}
         self.nodes.note_alive(self.alive)
-        self.nodes.ensure({*"abc"}, {*"abc"})
         self.superior = FakeSuperior(self.pool)
         self.given_up: list[str] = []
         guard = guard_of(self.record)
@@ -103,6 +102,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         async def main() -> Scene:
             nonlocal scene
             scene = Scene(tmp_path)
+            await scene.nodes.ensure({*"abc"}, {*"abc"})
             await act(scene)
             for node_id in "abc":
                 scene.nodes._deaths.forget(node_id)
