@@ -66,14 +66,11 @@ class Expansion:
             return False
         for number in self._drop_lost(placed):
             placed.pop(number, None)
-        unfit = self._nodes.unfit
-        # One that isn't heard will be, or Ray gives it up and places its bundles elsewhere.
-        lasting = unfit.all() - unfit.unheard
-        num_lost = sum(node in lasting for node in placed.values())
-        if self._pool.num_bundles() - num_lost >= self._workers.most + self._workers.spares:
+        if not self._are_missing(placed):
             return False
         node_id = await self._find_room(Counter(placed.values()))
-        if node_id is None:
+        # Meanwhile a node may have gone, whose bundles Ray is to place where there is room now.
+        if node_id is None or not self._are_missing(placed):
             return False
         await self._nodes.ensure({node_id})
         number = await self._pool.bundles.add(node_id, _PLACE_WITHIN_S)
@@ -82,10 +79,20 @@ class Expansion:
         self._staffing.respawn(number, self._control.incarnation)
         return True
 
+    def _are_missing(self, placed: Mapping[int, str]) -> bool:
+        """Whether bundles are too few, without those on nodes that are there and take no ranks.
+
+        A node that isn't heard will be, or Ray gives it up: what was on it is placed elsewhere.
+        """
+        unfit = self._nodes.unfit
+        lasting = (unfit.all() - unfit.unheard).intersection(self._nodes.alive)
+        num_lost = sum(node in lasting for node in placed.values())
+        return self._pool.num_bundles() - num_lost < self._workers.most + self._workers.spares
+
     async def _find_room(self, load: Counter[str]) -> str | None:
         free = await self._room.ask(find_room)
         known = self._nodes.alive.keys() & free.keys()
-        fit = {node: free[node] for node in sorted(known) if node not in self._nodes.unfit}
+        fit = {node: free[node] for node in sorted(known) if self._staffing.takes_more(node)}
         return choose_room(fit, describe_bundle(self._workers.resources), load)
 
     def _drop_lost(self, placed: Mapping[int, str]) -> list[int]:

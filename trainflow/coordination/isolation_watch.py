@@ -62,6 +62,10 @@ class IsolationWatch:
         """Whether any node is isolated, one that is gone and may come back among them."""
         return bool(self._policy.isolated)
 
+    def keeps_out(self, node_id: str) -> bool:
+        """Whether a node is isolated: one that has just come back isn't told of as unfit yet."""
+        return self._nodes.host_of(node_id) in self._policy.isolated
+
     def may_start(self, node_id: str) -> bool:
         """Whether a worker may be started on a node now: on an isolated one, one as its probe.
 

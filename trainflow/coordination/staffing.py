@@ -202,6 +202,14 @@ class Staffing:
             return True
         return self._guard.ask(Detector.ISOLATION, lambda: self._is_fit(bundle), otherwise=True)
 
+    def takes_more(self, node_id: str) -> bool:
+        """Whether a node may be given more workers than it has bundles for."""
+        if node_id in self._nodes.unfit:
+            return False
+        return not self._guard.ask(
+            Detector.ISOLATION, lambda: self._isolation.keeps_out(node_id), otherwise=False
+        )
+
     def _is_fit(self, bundle: int) -> bool:
         """Whether a bundle is where a worker may be started, while there are nodes that are not."""
         unfit = self._nodes.unfit

@@ -29,6 +29,8 @@ class Cluster:
         self.unfit = UnfitNodes()
         self.alive = dict.fromkeys(self.free, "10.0.0.1")
         self.kept: list[str] = []
+        self.kept_out: set[str] = set()  # though not known as unfit
+        self.goes: str | None = None  # while it is looked for room
         self.spawned: list[int] = []
         self.lost: list[int] = []
         self.num_asked = 0
@@ -42,6 +44,7 @@ class Cluster:
         staffing = SimpleNamespace(
             respawn=lambda number, _: self.spawned.append(number),
             withdraw=lambda entry: self.pool.entries.pop(entry.worker_id),
+            takes_more=lambda node: node not in self.unfit and node not in self.kept_out,
         )
         nodes = SimpleNamespace(unfit=self.unfit, alive=self.alive, ensure=self.ensure)
         monkeypatch.setattr(module, "find_room", self.find_room)
@@ -54,6 +57,8 @@ class Cluster:
 
     def find_room(self) -> dict[str, dict[str, float]]:
         self.num_asked += 1
+        if self.goes is not None:
+            self.alive.pop(self.goes, None)
         return self.free
 
     def find_lost(self, placed: dict[int, str], alive: dict[str, str]) -> list[int]:
@@ -124,6 +129,29 @@ def test_workers_of_a_node_that_is_not_heard_are_placed_elsewhere_by_ray(make: M
     cluster.unfit.unheard |= {"a", "b"}
     cluster.tick(5)
     assert cluster.spawned == []
+
+
+def test_workers_of_a_node_that_takes_no_ranks_and_then_goes_are_placed_elsewhere_by_ray(
+    make: MakeCluster,
+):
+    """What was found free is where Ray is to place them: taken, one of them never would be."""
+    cluster = make(workers={})
+    cluster.unfit.isolated = frozenset({"a"})
+    cluster.goes = "a"
+    cluster.tick()
+    assert cluster.num_asked == 1
+    assert cluster.spawned == []
+
+
+def test_an_isolated_node_that_has_just_come_back_is_given_none(make: MakeCluster):
+    cluster = make()
+    cluster.kept_out = {"b", "c"}
+    cluster.tick()
+    assert cluster.spawned == []
+    cluster.kept_out = {"c"}
+    cluster.clock.now_s += 10.0
+    cluster.tick()
+    assert cluster.placed[2] == "b"
 
 
 def test_before_training_has_begun_and_without_room_after_all_nothing_is_added(make: MakeCluster):

@@ -110,6 +110,13 @@ def test_an_isolated_node_that_is_gone_gets_no_worker_before_it_is_seen_again(sc
     assert scene.fit() == [0], "one is enough"
 
 
+def test_an_isolated_node_that_has_just_come_back_takes_no_more(scene: Scene):
+    scene.nodes.host_of = {"a": "10.0.0.a", "b": "10.0.0.b", "b2": "10.0.0.b"}.get
+    scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    isolate(scene, "b")
+    assert [scene.staffing.takes_more(node) for node in ("a", "b", "b2")] == [True, False, False]
+
+
 def test_another_node_takes_the_worker_of_one_that_is_isolated_and_gone(scene: Scene):
     scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
     isolate(scene, "b")
