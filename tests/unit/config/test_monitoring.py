@@ -72,6 +72,7 @@ def test_sinks_may_be_several(second: dict[str, str]):
     ("sinks", "expected"),
     [
         ([*SINKS, *SINKS], "another folder or project"),
+        ([*SINKS, SINKS[0] | {"project": "pretrain-lm"}], "another folder or project"),
         ([*SINKS, {"kind": "tensorboard", "folder": "/data/curves/"}], "another folder or project"),
         (
             [{"kind": "wandb", "folder": "/a"}, {"kind": "wandb", "folder": "/b", "project": "p"}],
