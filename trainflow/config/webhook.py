@@ -49,6 +49,8 @@ def check_webhook_url(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("an address such as https://alerts.example.org/trainflow")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("an address without spaces and letters beyond ASCII: escape them, as %20")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
             "an address without a name and a password, which would be kept with every record; "
@@ -114,8 +116,7 @@ class WebhookConfig(Section):
     @model_validator(mode="after")
     def _require_one_address(self) -> Self:
         if (self.url is None) == (self.url_file is None):
-            got = "neither" if self.url is None else "both"
-            raise ValueError(f"got {got} of url and url_file, expected one of them")
+            raise ValueError("exactly one of url and url_file")
         return self
 
     @property
