@@ -111,7 +111,7 @@ class WebhookConfig(Section):
     """What is told of; docs/monitoring.md says which events these are."""
 
     timeout_s: Annotated[PositiveFloat, Field(le=60)] = 10.0
-    """Seconds that an answer may take."""
+    """Seconds for which nothing may be heard of an answer."""
 
     @model_validator(mode="after")
     def _require_one_address(self) -> Self:

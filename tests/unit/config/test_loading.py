@@ -277,7 +277,7 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
         ),
         (
             "monitoring.webhook.timeout_s=0",
-            "expected greater than 0; change monitoring.webhook.timeout_s: Seconds that an answer",
+            "expected greater than 0; change monitoring.webhook.timeout_s: Seconds for which",
         ),
         ("monitoring.webhook={}", "got {}; expected exactly one of url and url_file; change"),
         ("workers=3", "workers: got 3; expected a section of keys and values; change workers"),

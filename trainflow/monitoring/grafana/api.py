@@ -3,7 +3,7 @@
 That package has folders, dashboards and data sources; rules of alerts, which are younger than it,
 go through its low-level client. https://grafana.com/docs/grafana/latest/developers/http_api
 
-Process: any.  Blocks: until Grafana answers, `TIMEOUT_S` at most for each call.
+Process: any.  Blocks: until Grafana answers; `TIMEOUT_S` at most while nothing is heard of it.
 """
 
 from collections.abc import Callable
