@@ -3,6 +3,7 @@
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -15,6 +16,7 @@ _LEAST_Z = 3.0
 _LEAST_PATIENCE = 256
 _MAX_SKIPS = 5
 _MAX_REWINDS = 2
+_LIMITS = ("spike_z", "norm_z", "rise_ratio", "stalled_after_steps")
 
 Score = Annotated[float, Field(ge=_LEAST_Z, allow_inf_nan=False)]
 
@@ -65,6 +67,8 @@ class AnomaliesConfig(Section):
             expected = "alert or skip where no checkpoints are made while the job goes on"
             change = "set checkpoint.url, and checkpoint.every_steps or every_s, or leave it out"
             problems.append(Problem(f"{_NAME}.action", show(self.action), expected, change))
+        if not self.enabled:
+            problems += self._unread()
         bounds = {"skip": ("max_skips", _MAX_SKIPS), "rewind": ("max_rewinds", _MAX_REWINDS)}
         for action, (name, usual) in bounds.items():
             value = getattr(self, name)
@@ -73,3 +77,12 @@ class AnomaliesConfig(Section):
                 change = f"leave it out, or set {_NAME}.action to {action}"
                 problems.append(Problem(f"{_NAME}.{name}", str(value), expected, change))
         return problems
+
+    def _unread(self) -> Iterator[Problem]:
+        """Yield the limits that are set although nothing is looked for."""
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                expected = f"nothing where {_NAME}.enabled is false"
+                change = f"leave it out, or set {_NAME}.enabled to true"
+                yield Problem(f"{_NAME}.{name}", show(value), expected, change)

@@ -247,7 +247,7 @@ class JobConfig(Section):
                 has_store=self.checkpoint.url is not None,
             ),
             *_idle_conflicts(self.failures, self.training, self.workers),
-            *self.monitoring.conflicts(makes_checkpoints=self.checkpoint.makes_any),
+            *self.monitoring.conflicts(self.name, makes_checkpoints=self.checkpoint.makes_any),
             *self.parallel.factor_conflicts(self.workers.minimum, self.workers.target),
             *self.parallel.conflicts(
                 self.communication,

@@ -38,15 +38,16 @@ class MonitoringConfig(Section):
     grafana: GrafanaConfig | None = None
     """Where failures and recoveries are marked; null: nowhere."""
 
-    def conflicts(self, *, makes_checkpoints: bool) -> list[Problem]:
+    def conflicts(self, job_name: str, *, makes_checkpoints: bool) -> list[Problem]:
         """Return which settings would do nothing, for want of another, or twice the same.
 
         Args:
+            job_name: names the project of a sink that names none.
             makes_checkpoints: while the job goes on.
         """
         if self.enabled:
             anomalies = self.anomalies.conflicts(makes_checkpoints=makes_checkpoints)
-            return [*anomalies, *find_repeated(self.sinks)]
+            return [*anomalies, *find_repeated(self.sinks, job_name)]
         receivers = {"sinks": self.sinks, "webhook": self.webhook, "grafana": self.grafana}
         unheard = [name for name, value in receivers.items() if value]
         fields = AnomaliesConfig.model_fields.items()

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -22,6 +23,8 @@ _LEAST_SIMILARITY = 0.75
 _CONFLICTS = "conflicts"
 _DAY_S = 86_400.0
 _ABSENT = object()
+_UNIONS = {Union, UnionType}
+_LOGIN = re.compile(r"//[^/\s]*@")
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class Origins:
 
 
 def show(value: object) -> str:
-    """Return ``value`` as Python writes it, cut to one short line."""
-    text = repr(value)
+    """Return ``value`` as Python writes it, cut to one short line; no address shows a password."""
+    text = _LOGIN.sub("//***@", repr(value))
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
@@ -215,11 +218,11 @@ def _section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseM
 
 
 def section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model that a field holds, or None where it holds a plain value."""
+    """Return the model that a field holds, if only beside null; None where it is a plain value."""
     hint: object = field.annotation
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        return hint
-    return None
+    hints: tuple[object, ...] = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+    models = [each for each in hints if isinstance(each, type) and issubclass(each, BaseModel)]
+    return models[0] if len(models) == 1 else None
 
 
 def _item_model(field: FieldInfo) -> type[BaseModel] | None:

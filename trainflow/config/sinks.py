@@ -47,20 +47,19 @@ class SinkConfig(Section):
     project: Annotated[str, Field(min_length=1), AfterValidator(_check_project)] | None = None
     """Project of W&B, experiment of MLflow, folder in TensorBoard's; null: the job's name."""
 
-    @property
-    def place(self) -> tuple[str, ...]:
+    def find_place(self, job_name: str) -> tuple[str, ...]:
         """Return what no two sinks may share: one would write what the other has written."""
         if self.kind == "wandb":
             return (self.kind,)  # the library has one run a process
-        return self.kind, str(PurePosixPath(self.folder)), self.project or ""
+        return self.kind, str(PurePosixPath(self.folder)), self.project or job_name
 
 
-def find_repeated(sinks: Sequence[SinkConfig]) -> list[Problem]:
+def find_repeated(sinks: Sequence[SinkConfig], job_name: str) -> list[Problem]:
     """Return which sinks would write where an earlier one does."""
     problems: list[Problem] = []
     first: dict[tuple[str, ...], int] = {}
     for number, sink in enumerate(sinks):
-        earlier = first.setdefault(sink.place, number)
+        earlier = first.setdefault(sink.find_place(job_name), number)
         if earlier < number:
             is_alone = sink.kind == "wandb"
             expected = "one of this kind" if is_alone else "another folder or project"

@@ -50,6 +50,8 @@ def check_webhook_url(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("an address such as https://alerts.example.org/trainflow")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("an address without spaces and letters beyond ASCII: escape them, as %20")
     if parts.username is not None or parts.password is not None:
         raise ValueError(
             "an address without a name and a password, which would be kept with every record; "
@@ -110,13 +112,12 @@ class WebhookConfig(Section):
     """What is told of; docs/monitoring.md says which events these are."""
 
     timeout_s: Annotated[PositiveFloat, Field(le=60)] = 10.0
-    """Seconds that an answer may take."""
+    """Seconds for which nothing may be heard of an answer."""
 
     @model_validator(mode="after")
     def _require_one_address(self) -> Self:
         if (self.url is None) == (self.url_file is None):
-            got = "neither" if self.url is None else "both"
-            raise ValueError(f"got {got} of url and url_file, expected one of them")
+            raise ValueError("exactly one of url and url_file")
         return self
 
     @property

@@ -19,12 +19,13 @@ Made from the table in [trainflow/monitoring/metrics.py](../trainflow/monitoring
 
 The coordinator exports them through Ray's metrics agent on its node. The agents' addresses Ray's
 dashboard writes for Prometheus into `prom_metrics_service_discovery.json` of its session folder;
-heads of `ray start --head` and `trainflow serve` have it. The head that `trainflow run` starts by
-itself has none, and so no such file: `TRAINFLOW_HOME/head.json` names its `temp_dir`, and the port
-of its agent is in `session_latest/metrics_export_port_NODE` there, another one in each run. A value
-is there some ten seconds later. Each has the label `{job}`, the job's id, beside those named here
-(and Ray's own: component, node, session). None has one a rank: a run makes at most {num_series}
-series, however many ranks it has.
+heads of `ray start --head` (in `/tmp/ray/session_latest`) and `trainflow serve` have it. Of a head
+that TrainFlow has started `TRAINFLOW_HOME/head.json` names the `temp_dir`, another one each time;
+its session folder is `session_latest` there. The head that `trainflow run` starts by itself has no
+dashboard, and so no such file: the port of its agent is in `metrics_export_port_NODE` of that
+folder. A value is there some ten seconds later. Each has the label `{job}`, the job's id, beside
+those named here (and Ray's own: component, node, session). None has one a rank: a run makes at most
+{num_series} series, however many ranks it has.
 
 Gauges are shown anew each second for as long as they hold, since Ray's agent forgets what it has
 not heard of for 20 s (twice Ray's `metrics_report_interval_ms`): they are gone so soon after the

@@ -103,7 +103,7 @@ def test_numbers_that_strict_json_lacks_are_sent_and_kept_as_null():
         {"monitoring__anomalies__spike_z": 3.0},
         {"monitoring__sinks": [{"kind": "mlflow", "folder": "/data", "project": "p"}]},
         {"monitoring__anomalies__stalled_after_steps": 256},
-        {"monitoring__anomalies": {"enabled": False, "stalled_after_steps": None}},
+        {"monitoring__anomalies__stalled_after_steps": None},
         {
             "failures__replace_stragglers": True,
             "workers__spares": 1,

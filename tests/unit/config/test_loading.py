@@ -270,6 +270,16 @@ def test_every_problem_is_reported_at_once_with_where_it_was_set(write_job: Writ
         ("worker.target=1", "remove worker or write workers"),
         ("service.url=x", "service: got an unknown key; expected one of schema_version, "),
         ("workers.resources.gpu=1", "or write workers.resources.GPU"),
+        (
+            "monitoring.webhook.token=x",
+            "monitoring.webhook.token: got an unknown key; expected one of url, url_file, "
+            "token_file, topics, timeout_s; remove monitoring.webhook.token",
+        ),
+        (
+            "monitoring.webhook.timeout_s=0",
+            "expected greater than 0; change monitoring.webhook.timeout_s: Seconds for which",
+        ),
+        ("monitoring.webhook={}", "got {}; expected exactly one of url and url_file; change"),
         ("workers=3", "workers: got 3; expected a section of keys and values; change workers"),
         ("args=3", "args: got 3; expected a section of keys and values; change args"),
         ("name.x=1", "--set name.x: name: got {'x': 1}; expected a valid string; change name"),
@@ -295,6 +305,13 @@ def test_a_bad_option_is_refused_with_one_line(option: str, line: str, write_job
     message = refusal_of(write_job(YAML), option)
     assert line in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("login", ["me:geheim", "me:ge@heim", ":geheim", "geheim"])
+def test_a_password_in_an_address_is_not_shown(login: str, write_job: WriteJob):
+    message = refusal_of(write_job(YAML), f"monitoring.webhook.url=https://{login}@a.org/b@c")
+    assert "got 'https://***@a.org/b@c'; expected an address without a name and a pass" in message
+    assert "heim" not in message
 
 
 @pytest.mark.parametrize("name", ["TRAINFLOW__", "TRAINFLOW____SEED", "TRAINFLOW__TRAINING__"])

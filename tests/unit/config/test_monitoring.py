@@ -72,6 +72,7 @@ def test_sinks_may_be_several(second: dict[str, str]):
     ("sinks", "expected"),
     [
         ([*SINKS, *SINKS], "another folder or project"),
+        ([*SINKS, SINKS[0] | {"project": "pretrain-lm"}], "another folder or project"),
         ([*SINKS, {"kind": "tensorboard", "folder": "/data/curves/"}], "another folder or project"),
         (
             [{"kind": "wandb", "folder": "/a"}, {"kind": "wandb", "folder": "/b", "project": "p"}],
@@ -106,6 +107,14 @@ def test_steps_are_skipped_only_where_that_is_asked_for():
     ("section", "expected"),
     [
         ({"anomalies": {"action": "skip", "enabled": False}}, "anomalies.action: got 'skip'"),
+        (
+            {"anomalies": {"enabled": False, "spike_z": 9.0}},
+            "anomalies.spike_z: got 9.0; expected nothing where monitoring.anomalies.enabled is",
+        ),
+        (
+            {"anomalies": {"enabled": False, "stalled_after_steps": None}},
+            "anomalies.stalled_after_steps: got None; expected nothing where",
+        ),
         ({"anomalies": {"max_skips": 2}}, "anomalies.max_skips: got 2; expected nothing where"),
         ({"anomalies": {"action": "skip"}, "enabled": False}, "anomalies.action: got 'skip'"),
         ({"anomalies": {"action": "skip", "max_skips": 0}}, "greater than 0"),
@@ -153,6 +162,10 @@ def test_what_can_t_go_back_is_refused(
 def test_a_bound_for_going_back_is_refused_where_nothing_does(action: str):
     with pytest.raises(ValidationError, match=f"max_rewinds: got 3; .*action is {action}"):
         monitoring_of(anomalies={"action": action, "max_rewinds": 3})
+
+
+def test_the_limits_of_a_job_whose_anomalies_nobody_looks_for_may_be_the_usual_ones():
+    assert not monitoring_of(anomalies={"enabled": False, "spike_z": 6.0}).anomalies.enabled
 
 
 def test_all_that_would_do_nothing_is_told_at_once():

@@ -29,13 +29,16 @@ def test_what_is_taken(section: dict[str, Any]):
 @pytest.mark.parametrize(
     ("section", "setting", "expected"),
     [
-        ({"webhook": {}}, "webhook", "got neither of url and url_file"),
-        ({"webhook": {"url": "http://a/", "url_file": "/b"}}, "webhook", "got both of url and"),
+        ({"webhook": {}}, "webhook", "exactly one of url and url_file"),
+        ({"webhook": {"url": "http://a/", "url_file": "/b"}}, "webhook", "exactly one of url and"),
         ({"webhook": {"url": "alerts.example.org"}}, "webhook.url", "an address such as https:"),
         ({"webhook": {"url": "file:///etc/passwd"}}, "webhook.url", "an address such as https:"),
         ({"webhook": {"url": "http://a:port/"}}, "webhook.url", "an address such as https:"),
         ({"grafana": {"url": "http://[::1", "token_file": "/t"}}, "grafana.url", "an address such"),
         ({"webhook": {"url": "https://me:word@a.org"}}, "webhook.url", "without a name and a pass"),
+        ({"webhook": {"url": "https://a.org/a b"}}, "webhook.url", "without spaces"),
+        ({"webhook": {"url": "https://a.org/\n"}}, "webhook.url", "without spaces"),
+        ({"webhook": {"url": "https://a.org/\u00fc"}}, "webhook.url", "beyond ASCII"),
         ({"webhook": {"url_file": "url"}}, "webhook.url_file", "an absolute path"),
         ({"webhook": {"url": "http://a/", "token_file": "t"}}, "webhook.token_file", "absolute"),
         ({"webhook": {"url": "http://a/", "topics": ["deaths"]}}, "webhook.topics.0", "failures"),

@@ -175,6 +175,20 @@ CHECKPOINTS = (
         "events `checkpoint_failed` and `checkpoint_skipped` say what is wrong with the store.",
     ),
     AlertRule(
+        "NoCheckpoint",
+        Severity.WARNING,
+        # The age of a checkpoint that was never made is not known.
+        f"{_ASK.total(metrics.CHECKPOINTS_SKIPPED)} > 0 "
+        f"and {_ASK.latest(metrics.COORDINATOR_TIMESTAMP)} "
+        f"unless {_ASK.latest(metrics.CHECKPOINT_STEP)}",
+        3600,
+        "{{ $labels.job }}: no checkpoint was ever made",
+        "{{ $value | humanize }} were due, the first of them an hour ago: all is lost if every "
+        "machine is.",
+        "The first event `checkpoint_failed` or `checkpoint_skipped` says why; `trainflow doctor "
+        "JOB.yaml` tries the store.",
+    ),
+    AlertRule(
         "CheckpointsSkipped",
         Severity.WARNING,
         f"{_ASK.new(metrics.CHECKPOINTS_SKIPPED, window='1h')} >= {_LEAST_SKIPPED}",

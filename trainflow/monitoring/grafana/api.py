@@ -3,7 +3,7 @@
 That package has folders, dashboards and data sources; rules of alerts, which are younger than it,
 go through its low-level client. https://grafana.com/docs/grafana/latest/developers/http_api
 
-Process: any.  Blocks: until Grafana answers, `TIMEOUT_S` at most for each call.
+Process: any.  Blocks: until Grafana answers; `TIMEOUT_S` at most while nothing is heard of it.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from trainflow.config.webhook import check_grafana_url
 from trainflow.errors import ConfigError, GrafanaError, UnreachableError
 
 TIMEOUT_S = 15.0
+_MOST_SHOWN = 200
 
 Json = dict[str, Any]
 
@@ -117,8 +118,8 @@ class Grafana:
             status = cast("int", error.status_code)
             if absent_is_none and status == HTTPStatus.NOT_FOUND:
                 return None
-            raise GrafanaError(_explain(self._name, status, str(error))) from None
-        except ValueError:  # RequestException's own for JSON is one, too
+            raise GrafanaError(_explain(self._name, status, _shorten(str(error)))) from None
+        except (ValueError, TypeError, RecursionError):  # what the package raises at odd answers
             raise GrafanaError(
                 f"{self._name}: got an answer that is no JSON, expected Grafana's; change --url"
             ) from None
@@ -155,6 +156,12 @@ def _has(answer: object, kind: type, *names: str) -> bool:
         return False
     fields = cast("Json", answer)
     return all(isinstance(fields.get(name), kind) for name in names)
+
+
+def _shorten(text: str) -> str:
+    """Return what a server has said as one short line: of a proxy it is often a page."""
+    line = "".join(each if each.isprintable() else " " for each in text)
+    return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
 
 
 def _explain(name: str, status: int, message: str) -> str:

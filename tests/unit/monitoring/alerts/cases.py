@@ -76,7 +76,7 @@ DROPPED = counted("sink_points_dropped_total", "sink", "wandb")
 OFF = counted("detector_off", "detector", "hangs")
 UNTOLD = counted("posts_dropped_total", "receiver", "webhook")
 AGE, STEP_AGE = shown("checkpoint_age_seconds"), shown("step_age_seconds")
-LATE = shown("checkpoints_skipped_total")
+LATE, STORED = shown("checkpoints_skipped_total"), shown("checkpoint_step")
 HEAD = 'instance="10.0.0.1:8080"'
 UP = f'up{{job="ray",{HEAD}}}'
 LOOKED = shown("coordinator_timestamp_seconds", HEAD)
@@ -212,5 +212,16 @@ CASES: Mapping[str, Case] = {
         "25m", {UNTOLD: "_x20 2x20"}, ({UNTOLD: "2x40"},), "2", {"receiver": "webhook"}
     ),
     "CheckpointOld": Case("70m", {AGE: "0+60x90"}, ({AGE: "0+60x40 0+60x50"},), "1h 10m 0s"),
+    "NoCheckpoint": Case(
+        "90m",
+        {LATE: "_x20 1x29 2x60", LOOKED: "0+60x120"},
+        (
+            {LATE: "_x20 1x29 2x60", LOOKED: "0+60x120", STORED: "_x80 100x60"},
+            {LATE: "_x20 1x29 2x60", LOOKED: "0+60x80"},  # the run is over
+            {LATE: "_x40 1x80", LOOKED: "0+60x120"},
+            {LOOKED: "0+60x120"},  # it makes none
+        ),
+        "2",
+    ),
     "CheckpointsSkipped": Case("50m", {LATE: "_x20 3x40"}, ({LATE: "_x20 2x40"},), "3"),
 }

@@ -194,6 +194,28 @@ def test_a_refusal_says_what_to_change(
         publish_to(server)
 
 
+@pytest.mark.parametrize("content", ["a page with a message", ["message"], 7])
+def test_a_refusal_that_is_none_of_grafana_s_is_told_of(
+    server: GrafanaServer, monkeypatch: pytest.MonkeyPatch, content: Any
+):
+    monkeypatch.setattr(server, "answer", lambda *_: Answer(502, content))
+    with pytest.raises(GrafanaError, match="expected Grafana's; change --url"):
+        publish_to(server)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 500])
+def test_of_a_page_that_refuses_little_is_shown(
+    server: GrafanaServer, monkeypatch: pytest.MonkeyPatch, status: int
+):
+    page = f"<html>\n\x1b[31m{'x' * 5000}"
+    monkeypatch.setattr(server, "answer", lambda *_: Answer(status, {"message": page}))
+    with pytest.raises(GrafanaError) as caught:
+        publish_to(server)
+    said = str(caught.value)
+    assert said.isprintable()
+    assert len(said) < 500
+
+
 def test_nobody_at_the_address_is_told_of():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
