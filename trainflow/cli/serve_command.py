@@ -122,7 +122,7 @@ def _serve(
     settings: "ServiceSettings", address: str | None, cpus: int | None, *, detach: bool
 ) -> int:
     from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
-    from trainflow.cli.stop_signals import StopSignals  # noqa: PLC0415
+    from trainflow.cli.stop_signals import StopSignals, ending_in_order  # noqa: PLC0415
     from trainflow.service.http_server import (  # noqa: PLC0415
         require_certificate,
         require_free_port,
@@ -130,7 +130,7 @@ def _serve(
 
     require_certificate(settings.http)
     require_free_port(settings.http)
-    with StopSignals() as signals, _reach(address, cpus) as cluster:
+    with ending_in_order(), StopSignals() as signals, _reach(address, cpus) as cluster:
         signals.second_interrupts = True
         head = cluster.deploy(settings, lambda: signals.received > 0)
         if head is not None:

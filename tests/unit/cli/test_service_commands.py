@@ -139,6 +139,16 @@ def test_who_asks_twice_is_not_kept(fake: FakeServing, call_main: CallMain):
     assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
 
 
+def test_no_head_is_left_behind_where_a_terminal_is_closed(fake: FakeServing, call_main: CallMain):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if it was started under nohup
+    fake.asked_early = [signal.SIGHUP]
+    try:
+        assert call_main("serve", "--cpus=3") == 128 + signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
+
+
 def test_that_others_may_use_the_cluster_is_said(
     fake: FakeServing, call_main: CallMain, capsys: pytest.CaptureFixture[str]
 ):
