@@ -13,7 +13,7 @@ import typer
 
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
-from trainflow.cli.serving_cluster import HeadWatch, ServingCluster
+from trainflow.cli.serving_cluster import Head, HeadWatch, ServingCluster
 from trainflow.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def serve(
 ) -> None:
     """Serve jobs over HTTP: submit, follow, stop, resume, and what became of them.
 
-    Ctrl-C and SIGTERM end the service. Jobs on a cluster that was named go on; a head of this
-    machine's own ends with the service, and with it the jobs on it.
+    Ctrl-C and SIGTERM end the service, also before it answers; a second one leaves at once. Jobs on
+    a cluster that was named go on; a head of this machine's own ends with the service, and with it
+    the jobs on it.
     """
     from trainflow.cli.home import require_home  # noqa: PLC0415
     from trainflow.service.settings import load_settings  # noqa: PLC0415
@@ -121,7 +122,7 @@ def _serve(
     settings: "ServiceSettings", address: str | None, cpus: int | None, *, detach: bool
 ) -> int:
     from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
-    from trainflow.cli.stop_signals import StopSignals  # noqa: PLC0415
+    from trainflow.cli.stop_signals import StopSignals, ending_in_order  # noqa: PLC0415
     from trainflow.service.http_server import (  # noqa: PLC0415
         require_certificate,
         require_free_port,
@@ -129,19 +130,26 @@ def _serve(
 
     require_certificate(settings.http)
     require_free_port(settings.http)
-    with StopSignals() as signals, _reach(address, cpus) as cluster:
-        head = cluster.deploy(settings)
-        if head.is_open:
-            say(_OPEN.format(head.address), err=True)
-        say(f"serving at {find_url(settings)}")
-        if detach:
-            return ExitCode.SUCCESS
-        if address is not None:
-            cluster.require = HeadWatch(head.address, SYSTEM_CLOCK).require
-        wait_until_asked(lambda: signals.received > 0, cluster.require, SYSTEM_CLOCK)
+    with ending_in_order(), StopSignals() as signals, _reach(address, cpus) as cluster:
+        signals.second_interrupts = True
+        head = cluster.deploy(settings, lambda: signals.received > 0)
+        if head is not None:
+            _announce(head, settings)
+            if detach:
+                return ExitCode.SUCCESS
+            if address is not None:
+                cluster.require = HeadWatch(head.address, SYSTEM_CLOCK).require
+            wait_until_asked(lambda: signals.received > 0, cluster.require, SYSTEM_CLOCK)
         say("ending the service")
-        cluster.undeploy()
+        if head is not None or address is not None:  # an own head ends anyway
+            cluster.undeploy()
     return ExitCode.SUCCESS
+
+
+def _announce(head: Head, settings: "ServiceSettings") -> None:
+    if head.is_open:
+        say(_OPEN.format(head.address), err=True)
+    say(f"serving at {find_url(settings)}")
 
 
 def find_url(settings: "ServiceSettings") -> str:

@@ -53,15 +53,17 @@ class ServingCluster:
     address: str
     require: Callable[[], None] = lambda: None
 
-    def deploy(self, settings: "ServiceSettings") -> Head:
-        """Have it serve; returns once it answers.
+    def deploy(
+        self, settings: "ServiceSettings", is_unwanted: Callable[[], bool] = lambda: False
+    ) -> Head | None:
+        """Have it serve; returns once it answers, or with None once that is no longer wanted.
 
         Raises:
             UnreachableError: it doesn't answer, or dies meanwhile.
             CoordinationError: the service doesn't come up.
         """
-        answer = self._have("deploy", settings.model_dump_json())
-        return Head(answer["head"], answer["is_open"])
+        answer = self._have("deploy", settings.model_dump_json(), is_unwanted)
+        return None if answer is None else Head(answer["head"], answer["is_open"])
 
     def undeploy(self) -> None:
         """Take the service off it, and Serve too if that has no other application.
@@ -69,9 +71,11 @@ class ServingCluster:
         Raises:
             UnreachableError: it doesn't answer, or dies meanwhile.
         """
-        self._have("undeploy", "")
+        self._have("undeploy", "", lambda: False)
 
-    def _have(self, action: str, settings: str) -> dict[str, Any]:
+    def _have(
+        self, action: str, settings: str, is_unwanted: Callable[[], bool]
+    ) -> dict[str, Any] | None:
         command = [sys.executable, "-m", _WORKS, self.address, action]
         with (
             tempfile.TemporaryFile() as asked,
@@ -86,6 +90,8 @@ class ServingCluster:
             try:
                 while worker.poll() is None:
                     self.require()
+                    if is_unwanted():
+                        return None
                     SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
             finally:
                 worker.kill()

@@ -41,7 +41,8 @@ class StopSignals:
     """Counts the signals that ask for an end.
 
     The first one is noted, for whoever looks at ``received``. A second one raises KeyboardInterrupt
-    once that is safe, which ``second_interrupts`` says; before, it is noted too.
+    once that is safe, which ``second_interrupts`` says; before, it is noted too. Further ones don't
+    disturb the cleaning up after that.
     """
 
     def __init__(self) -> None:
@@ -65,4 +66,5 @@ class StopSignals:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.received += 1
         if self.second_interrupts and self.received > 1:
+            self.second_interrupts = False
             raise KeyboardInterrupt

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ class FakeServing:
         error: that deploying raises.
         is_open: whether others may use the cluster.
         head_dies: once the service answers, instead of a signal.
+        asked_early: signals that come while it is deployed, before it answers.
     """
 
     def __init__(self) -> None:
@@ -41,12 +42,19 @@ class FakeServing:
         self.error: Exception | None = None
         self.is_open = False
         self.head_dies = False
+        self.asked_early: list[signal.Signals] = []
         self._dead: int | None = None
 
-    def deploy(self, cluster: ServingCluster, settings: ServiceSettings) -> Head:
+    def deploy(
+        self, cluster: ServingCluster, settings: ServiceSettings, is_unwanted: Callable[[], bool]
+    ) -> Head | None:
         self.calls.append(f"deploy {settings.http.port} at {cluster.address}")
         if self.error is not None:
             raise self.error
+        for each in self.asked_early:
+            signal.raise_signal(each)
+        if is_unwanted():
+            return None
         if self.head_dies:
             self._dead = 43
         else:
@@ -70,8 +78,10 @@ class FakeServing:
 def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServing:
     fake = FakeServing()
 
-    def deploy(cluster: ServingCluster, settings: ServiceSettings) -> Head:
-        return fake.deploy(cluster, settings)
+    def deploy(
+        cluster: ServingCluster, settings: ServiceSettings, is_unwanted: Callable[[], bool]
+    ) -> Head | None:
+        return fake.deploy(cluster, settings, is_unwanted)
 
     monkeypatch.setattr(ServingCluster, "deploy", deploy)
     monkeypatch.setattr(ServingCluster, "undeploy", lambda _: fake.undeploy())
@@ -98,6 +108,45 @@ def test_a_head_that_dies_ends_the_service_with_a_word(
     assert call_main("serve", "--cpus=3") == 5
     assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
     assert "head: got no process 43 any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_may_be_asked_for_before_it_answers(
+    number: signal.Signals,
+    fake: FakeServing,
+    call_main: CallMain,
+    capsys: pytest.CaptureFixture[str],
+):
+    fake.asked_early = [number]
+    assert call_main("serve", "--cpus=3") == 0
+    assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
+    told = capsys.readouterr().out
+    assert "serving at" not in told
+    assert "ending the service" in told
+
+
+def test_what_was_begun_on_a_cluster_of_others_is_taken_off_it(
+    fake: FakeServing, call_main: CallMain
+):
+    fake.asked_early = [signal.SIGINT]
+    assert call_main("serve", "--address=10.0.0.1:6379") == 0
+    assert fake.calls == ["deploy 8000 at 10.0.0.1:6379", "undeploy"]
+
+
+def test_who_asks_twice_is_not_kept(fake: FakeServing, call_main: CallMain):
+    fake.asked_early = [signal.SIGINT, signal.SIGINT]
+    assert call_main("serve", "--cpus=3") == 130
+    assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
+
+
+def test_no_head_is_left_behind_where_a_terminal_is_closed(fake: FakeServing, call_main: CallMain):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if it was started under nohup
+    fake.asked_early = [signal.SIGHUP]
+    try:
+        assert call_main("serve", "--cpus=3") == 128 + signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
 
 
 def test_that_others_may_use_the_cluster_is_said(

@@ -35,7 +35,9 @@ def test_an_error_comes_as_it_was_raised(address: str, kind: type[CoordinationEr
 
 
 def test_an_answer_counts_whatever_becomes_of_who_gave_it():
-    assert not ServingCluster("answers and dies").deploy(ServiceSettings()).is_open
+    head = ServingCluster("answers and dies").deploy(ServiceSettings())
+    assert head is not None
+    assert not head.is_open
 
 
 def test_a_process_that_ray_ends_is_told_of_with_its_last_words():
@@ -53,6 +55,17 @@ def test_nothing_is_waited_for_once_the_cluster_is_gone():
 
     with pytest.raises(UnreachableError, match="the head is gone"):
         ServingCluster("says nothing", require).undeploy()
+
+
+def test_nothing_is_waited_for_once_it_is_unwanted():
+    looks: list[int] = []
+
+    def is_unwanted() -> bool:
+        looks.append(len(looks))
+        return len(looks) > 3
+
+    assert ServingCluster("says nothing").deploy(ServiceSettings(), is_unwanted) is None
+    assert len(looks) == 4
 
 
 def test_a_head_of_others_may_be_away_for_a_minute():

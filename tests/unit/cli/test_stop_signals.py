@@ -26,6 +26,16 @@ def test_a_second_signal_interrupts_once_that_is_safe(number: signal.Signals):
             signal.raise_signal(number)
 
 
+def test_a_third_one_does_not_disturb_the_cleaning_up():
+    with StopSignals() as signals:
+        signals.second_interrupts = True
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert signals.received == 3
+
+
 def test_a_library_that_takes_the_signals_is_overruled():
     with StopSignals() as signals:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

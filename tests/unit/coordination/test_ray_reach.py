@@ -47,6 +47,13 @@ def test_a_head_that_wants_no_token_is_open():
     assert not is_open_to_others(address)  # it is gone
 
 
+def test_it_is_so_also_where_an_http_proxy_is_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving(answer) as address:
+        assert is_open_to_others(address)
+
+
 def test_a_head_that_wants_a_token_is_not():
     with serving(refuse) as address:
         assert not is_open_to_others(address)
