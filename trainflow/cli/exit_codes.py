@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     STOPPED = 7, "the run was stopped: by Ctrl-C, SIGTERM or `trainflow stop`"
     NO_CAPACITY = 8, "the cluster has no room for the job's workers.minimum"
     WAITED_TOO_LONG = 124, "what was waited for has not come in time; the job goes on"
-    DETACHED = 130, "left: by a second Ctrl-C of `run`, by Ctrl-C where a job is only followed"
+    DETACHED = 130, "left: by a second Ctrl-C of `run` or `serve`, by one where a job is followed"
 
 
 EPILOGUE = "\n".join(["\b", "Exit codes:", *(f"  {code:>3}  {code.meaning}" for code in ExitCode)])

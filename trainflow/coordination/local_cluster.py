@@ -90,13 +90,20 @@ class LocalNode:
         return next((each.pid for each in self._vital if not is_alive(each)), None)
 
     def tree(self) -> list[psutil.Process]:
-        """Return all of the node's processes."""
-        left = [each for each in self.first if each.is_running()]
+        """Return all of the node's processes, also those that a dead raylet was starting."""
+        left = [*(each for each in self.first if each.is_running()), *_find_of(self.temp_dir)]
         try:
             root = psutil.Process(self.process.pid)
             return list(dict.fromkeys([*root.children(recursive=True), *left, root]))
         except psutil.NoSuchProcess:
-            return left
+            return list(dict.fromkeys(left))
+
+
+def _find_of(temp_dir: Path) -> list[psutil.Process]:
+    """Return processes that were started with a node's files, whosever children they are by now."""
+    option = f"--temp-dir={temp_dir}"
+    running = psutil.process_iter(["cmdline"])
+    return [each for each in running if option in (each.info["cmdline"] or ())]
 
 
 def _name_of(process: psutil.Process) -> str:

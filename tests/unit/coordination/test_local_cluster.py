@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.testbed.daemons import wait_for
@@ -114,6 +115,20 @@ def test_what_a_dead_parent_leaves_behind_goes_with_the_node(nodes: Nodes):
     assert is_alive(sleeper)
     node.kill()
     assert wait_gone([sleeper], WITHIN_S) == []
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_so_does_what_a_dead_raylet_was_starting(nodes: Nodes, *, is_ours: bool):
+    node = nodes.start("head", "exit")
+    node.note_first()
+    place = node.temp_dir if is_ours else f"{node.temp_dir}2"
+    command = ["sh", "-c", "while :; do sleep 0.05; done", f"--temp-dir={place}"]
+    with subprocess.Popen(command) as late:
+        try:
+            node.kill()
+            assert (wait_gone([psutil.Process(late.pid)], 0.3) == []) is is_ours
+        finally:
+            late.kill()
 
 
 def test_a_head_does_not_outlive_a_signal_that_comes_as_it_starts(
