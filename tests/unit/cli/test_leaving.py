@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trainflow.cli.exit_codes import ExitCode
+from trainflow.clock import SYSTEM_CLOCK
 
 WITHIN_S = 60.0
 COMMAND = """import signal
@@ -26,6 +28,14 @@ def silent() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WITHIN_S)
         yield server
+
+
+def wait_waiting(pid: int) -> None:
+    """Wait until a process waits: a signal right before it does is noted once that is over."""
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + WITHIN_S
+    while psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+        assert SYSTEM_CLOCK.monotonic_s() < deadline_s, "it never waits"
+        SYSTEM_CLOCK.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,7 @@ def test_it_leaves_and_says_how_to_come_back(
         connection, _ = silent.accept()
         with connection:
             assert connection.recv(1)  # it has asked
+            wait_waiting(process.pid)
             process.send_signal(signal.SIGINT)
             _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == ExitCode.DETACHED
