@@ -16,7 +16,8 @@ from trainflow.monitoring.metrics import METRICS
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 # What this run has none of: it has no GPU, nothing is compressed, sharded, or brought to sinks, its
-# model is no known transformer, no checkpoint is late, no detector has failed, and it goes on.
+# model is no known transformer, no checkpoint is late, no rank straggles, no detector has failed,
+# and it goes on.
 ABSENT = {
     metrics.ANOMALIES,
     metrics.ANOMALY_ACTIVE,
@@ -34,6 +35,7 @@ ABSENT = {
     metrics.SINK_DROPPED,
     metrics.STEPS_LOST,
     metrics.STEPS_SKIPPED,
+    metrics.STRAGGLER,
     metrics.TOKENS,
 }
 MAY_BE_ZERO = {metrics.SLOW_KERNELS, metrics.SLOW_NODE_RANK, metrics.SHORTEST_WAIT}

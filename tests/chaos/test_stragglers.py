@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.harness import RunUnderTest, events_of
+from tests.chaos.harness import RunUnderTest, events_of, wait_until
+from tests.chaos.scraping import scrape
 from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.monitoring import metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
@@ -24,6 +26,9 @@ def test_a_rank_whose_microbatches_take_longer_is_named_until_they_do_not(
     assert (slow["worker_id"], slow["node_id"]) == (member["worker_id"], member["node_id"])
     assert slow["ratio"] > 1.5
     assert [each["worker_id"] for each in told["stragglers"]] == [member["worker_id"]]
+    where = {"job": run.run.job_id, "host": member["host"]}
+    name = metrics.STRAGGLER.shown_name
+    wait_until(lambda: scrape(name, **where) == slow["ratio"], lambda: f"no {name} of {where}")
     (tmp_path / "even").touch()
     over = run.wait(lambda s: bool(events_of(s, "straggler_over")))
     (end,) = events_of(over, "straggler_over")

@@ -25,7 +25,7 @@ from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
 from trainflow.coordination.abandoned_memory import remove_of_node
 from trainflow.coordination.liveness import is_alive, wait_gone
-from trainflow.coordination.local_cluster import LocalCluster, find_node_id
+from trainflow.coordination.local_cluster import LocalCluster, find_node_id, find_processes_of
 from trainflow.coordination.sites import OwnMachine
 from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 
@@ -123,7 +123,7 @@ def refuse_second_head() -> None:
     if other := read_head():
         raise ConflictError(
             f"head: got one that runs already, at {other.address} (pid {other.pid}); expected none "
-            f"where no cluster is named; train on it with --address {other.address}, or end it and "
+            f"where no cluster is named; use it with --address {other.address}, or end it and "
             "the runs on it with `trainflow down`"
         )
 
@@ -157,16 +157,17 @@ def end_head(record: HeadRecord) -> None:
     Raises:
         CoordinationError: a process can't be killed.
     """
+    tree = find_processes_of(Path(record.temp_dir))  # also those that a dead raylet was starting
     if head := record.find_process():
-        tree = [head, *head.children(recursive=True)]
-        for process in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        if alive := wait_gone(tree, _END_WITHIN_S):
-            raise CoordinationError(
-                f"head: got processes {alive} {_END_WITHIN_S:.0f} s after they were killed; "
-                "expected none; look what holds them, and run `trainflow down` again"
-            )
+        tree += [head, *head.children(recursive=True)]
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if alive := wait_gone(tree, _END_WITHIN_S):
+        raise CoordinationError(
+            f"head: got processes {alive} {_END_WITHIN_S:.0f} s after they were killed; "
+            "expected none; look what holds them, and run `trainflow down` again"
+        )
     forget_head(record)
 
 

@@ -175,8 +175,13 @@ def _reach(address: str | None, cpus: int | None) -> Generator[ServingCluster]:
     if address is not None:
         yield ServingCluster(address)
         return
-    from trainflow.cli.head import require_whole, serving_head  # noqa: PLC0415
+    from trainflow.cli.head import (  # noqa: PLC0415
+        refuse_second_head,
+        require_whole,
+        serving_head,
+    )
 
+    refuse_second_head()  # before it is said that one is started
     say("starting a head on this machine; it ends with the service, and jobs with it")
     with serving_head((os.cpu_count() or 1) if cpus is None else cpus) as own:
         yield ServingCluster(own.address, lambda: require_whole(own))

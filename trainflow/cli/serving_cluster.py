@@ -6,6 +6,7 @@ Process: driver.  Thread: main.  Blocks: until a process of its own has done wha
 """
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -96,19 +97,20 @@ class ServingCluster:
             finally:
                 worker.kill()
                 worker.wait()
-            return _read_answer(action, told, said)
+            return _read_answer(action, told, said, worker.returncode)
 
 
-def _read_answer(action: str, told: IO[bytes], said: IO[bytes]) -> dict[str, Any]:
+def _read_answer(action: str, told: IO[bytes], said: IO[bytes], exit_code: int) -> dict[str, Any]:
     told.seek(0)
     try:
         answer = json.loads((told.read().splitlines() or [b""])[-1])
     except ValueError:
         said.seek(0)
         words = said.read().decode(errors="replace").strip()[-_SAID_AT_MOST:]
+        end = f"with {exit_code}" if exit_code >= 0 else f"by {signal.Signals(-exit_code).name}"
         raise UnreachableError(
             f"cluster: got no answer to what was asked of it ({action} the service), expected one; "
-            f"it may have died. It was said:\n{words or 'nothing'}"
+            f"it may have died. The process that asked ended {end}, and said:\n{words or 'nothing'}"
         ) from None
     if "error" in answer:
         raise _KINDS.get(answer["kind"], CoordinationError)(answer["error"])

@@ -91,7 +91,10 @@ class LocalNode:
 
     def tree(self) -> list[psutil.Process]:
         """Return all of the node's processes, also those that a dead raylet was starting."""
-        left = [*(each for each in self.first if each.is_running()), *_find_of(self.temp_dir)]
+        left = [
+            *(each for each in self.first if each.is_running()),
+            *find_processes_of(self.temp_dir),
+        ]
         try:
             root = psutil.Process(self.process.pid)
             return list(dict.fromkeys([*root.children(recursive=True), *left, root]))
@@ -99,7 +102,7 @@ class LocalNode:
             return list(dict.fromkeys(left))
 
 
-def _find_of(temp_dir: Path) -> list[psutil.Process]:
+def find_processes_of(temp_dir: Path) -> list[psutil.Process]:
     """Return processes that were started with a node's files, whosever children they are by now."""
     option = f"--temp-dir={temp_dir}"
     running = psutil.process_iter(["cmdline"])

@@ -62,6 +62,7 @@ class RunMetrics:
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
+        self._stragglers: dict[str, tuple[str, float]] = {}  # by worker: where, and how slow
         self._work: WorkDescribed | None = None
         self._failures = FailureCount()
         began_at_s = [each["at_s"] for each in events if each["kind"] in _BEGINNINGS]
@@ -74,6 +75,8 @@ class RunMetrics:
             "rewound": self._on_rewound,
             "work": self._on_work_told,
             "anomaly": self._on_anomaly,
+            "straggler": self._on_straggler,
+            "straggler_over": self._on_straggler,
             "checkpoint": self._on_checkpoint,
         }
         for event in events:
@@ -82,10 +85,14 @@ class RunMetrics:
                 self._show_checkpoint(event)
             elif event["kind"] == "work":
                 self._on_work_told(event)
+            elif event["kind"] in {"straggler", "straggler_over"}:
+                self._note_straggler(event)
             elif event["kind"] in _BEGINNINGS:
                 self._work = None
+                self._stragglers.clear()
             elif event["kind"] == "epoch":
                 self._nodes = event["data"].get("nodes", ())
+        self._show_stragglers()
 
     def tick(self, world_size: int, num_spares: int) -> None:
         """Show what changes with time alone, and who is there; called about twice a second."""
@@ -133,11 +140,36 @@ class RunMetrics:
 
     def _on_beginning(self, event: Event) -> None:
         self._stepped_at_s, self._work = event["at_s"], None
+        self._stragglers.clear()
+        self._show_stragglers()
 
     def _on_work_told(self, event: Event) -> None:
         """Take what one worker tells; if another has told of another device, no peak is known."""
         told, known = WorkDescribed(**event["data"]), self._work
         self._work = told if known in {None, told} else replace(told, peak_flops=None)
+
+    def _on_straggler(self, event: Event) -> None:
+        self._note_straggler(event)
+        self._show_stragglers()
+
+    def _note_straggler(self, event: Event) -> None:
+        """Take who holds the others up from now on, or who no longer does."""
+        data = event["data"]
+        if event["kind"] == "straggler_over":
+            self._stragglers.pop(data["worker"], None)
+        elif "host" in data:  # older records don't tell
+            for each in data["stragglers"]:
+                self._stragglers[each["worker_id"]] = data["host"], each["ratio"]
+
+    def _show_stragglers(self) -> None:
+        """Show the nodes that hold the others up, a few at most, and those no more that don't."""
+        ratios: dict[str, float] = {}
+        for host, ratio in self._stragglers.values():
+            ratios[host] = max(ratio, ratios.get(host, 0.0))
+        worst = sorted(ratios, key=lambda host: -ratios[host])
+        self._export.hide(metrics.STRAGGLER)
+        for host in worst[: metrics.STRAGGLER.num_hosts]:
+            self._export.show(metrics.STRAGGLER, ratios[host], host=host)
 
     def _on_anomaly(self, event: Event) -> None:
         self._export.add(metrics.ANOMALIES, kind=event["data"]["anomaly"])

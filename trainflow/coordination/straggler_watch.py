@@ -109,6 +109,7 @@ class StragglerWatch:
             text,
             stragglers=[_describe(each) for each in slow],
             node_id=worst.node_id,
+            host=host,
             whole_node=whole_node,
         )
 

@@ -13,6 +13,9 @@ PREFIX = "trainflow_"
 JOB_LABEL = "job"
 """Names the run, by its job id."""
 
+HOST_LABEL = "host"
+"""Names a node, by its address; Ray's own label for one is the head's, where the coordinator is."""
+
 
 class Kind(StrEnum):
     """What a metric's value does over time, as Prometheus tells kinds apart."""
@@ -33,6 +36,8 @@ class Metric:
         meaning: for a person, in a sentence.
         labels: beside ``job``: of each name the values that it takes.
         buckets: upper bounds of a histogram's, in its unit.
+        num_hosts: how many nodes it has at once at most, each by the label ``host``; 0: it has no
+            such label.
     """
 
     suffix: str
@@ -43,6 +48,7 @@ class Metric:
         default_factory=dict[str, Sequence[str]], hash=False
     )
     buckets: Sequence[float] = ()
+    num_hosts: int = 0
 
     @property
     def name(self) -> str:
@@ -57,7 +63,7 @@ class Metric:
     @property
     def label_names(self) -> tuple[str, ...]:
         """Return the names of all its labels."""
-        return (JOB_LABEL, *self.labels)
+        return (JOB_LABEL, *self.labels, *([HOST_LABEL] if self.num_hosts else []))
 
     @property
     def num_series_each(self) -> int:
@@ -66,8 +72,8 @@ class Metric:
 
     @property
     def num_series(self) -> int:
-        """How many series it makes of a run at most, in Prometheus."""
-        num_series = self.num_series_each
+        """How many series it makes of a run at most at once, in Prometheus."""
+        num_series = self.num_series_each * max(1, self.num_hosts)
         for values in self.labels.values():
             num_series *= len(values)
         return num_series

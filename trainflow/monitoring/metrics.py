@@ -4,7 +4,8 @@ Nothing is exported, drawn or alerted on that isn't in this table, and docs/metr
 it (``python -m trainflow.monitoring.metrics_page``). Names follow
 https://prometheus.io/docs/practices/naming: base units, which the name ends in; ``_total`` at the
 end of a counter; ``_ratio`` for what is a share of one. Each metric has the label ``job`` and never
-one a rank: a run of a thousand ranks has as many series as a run of two.
+one a rank, and of nodes none but the few that hold the others up: a run of a thousand ranks has as
+many series at once as a run of two.
 
 Pure: plain values.
 """
@@ -127,6 +128,14 @@ SLOW_NODE_RANK = Metric(
     "Number of that rank, by which `trainflow workers` and the page tell its node; -1 where there "
     "are fewer nodes.",
     {"place": PLACES},
+)
+STRAGGLER = Metric(
+    "straggler_ratio",
+    Kind.GAUGE,
+    "ratio",
+    "How many times as long as usual the slowest rank of a node computed when it was told that it "
+    "holds the others up; gone once that is over. Of the five nodes where that is most.",
+    num_hosts=len(PLACES),
 )
 SHORTEST_WAIT = Metric(
     "shortest_wait_seconds",
@@ -356,6 +365,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         RANK_COMPUTE,
         SLOW_NODE_COMPUTE,
         SLOW_NODE_RANK,
+        STRAGGLER,
         SHORTEST_WAIT,
         MFU,
         HFU,

@@ -8,7 +8,7 @@ Pure, but for that last line.
 import sys
 from collections.abc import Iterator
 
-from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
+from trainflow.monitoring.metric import HOST_LABEL, JOB_LABEL, Kind, Metric
 from trainflow.monitoring.metrics import METRICS, TABLE
 
 _HEAD = """\
@@ -25,7 +25,7 @@ its session folder is `session_latest` there. The head that `trainflow run` star
 dashboard, and so no such file: the port of its agent is in `metrics_export_port_NODE` of that
 folder. A value is there some ten seconds later. Each has the label `{job}`, the job's id, beside
 those named here (and Ray's own: component, node, session). None has one a rank: a run makes at most
-{num_series} series, however many ranks it has.
+{num_series} series at once, however many ranks it has.
 
 Gauges are shown anew each second for as long as they hold, since Ray's agent forgets what it has
 not heard of for 20 s (twice Ray's `metrics_report_interval_ms`): they are gone so soon after the
@@ -58,6 +58,8 @@ def _render_row(metric: Metric) -> str:
         f"`{name}`: {', '.join(f'`{value}`' for value in values)}"
         for name, values in metric.labels.items()
     )
+    if metric.num_hosts:
+        labels = f"`{HOST_LABEL}`: a node's address, of {metric.num_hosts} at once at most"
     unit = "" if metric.unit == "1" else metric.unit
     kind = metric.kind.value
     if metric.kind is Kind.HISTOGRAM:

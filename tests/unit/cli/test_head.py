@@ -1,6 +1,7 @@
 """The record of this machine's own head, without a Ray."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,6 +144,14 @@ def test_ending_a_head_ends_its_descendants(record: HeadRecord, temp_dir: Path):
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running()
     assert not locate_record().exists()
+    assert not temp_dir.exists()
+
+
+def test_ending_a_head_ends_what_a_dead_raylet_was_starting(record: HeadRecord, temp_dir: Path):
+    command = [*SLEEPER, f"--temp-dir={temp_dir}"]
+    with subprocess.Popen(command) as orphan:
+        end_head(record)
+        assert orphan.wait(WITHIN_S) == -signal.SIGKILL
     assert not temp_dir.exists()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trainflow.monitoring.metric import Kind, Metric
+from trainflow.monitoring.metric import JOB_LABEL, Kind, Metric
 from trainflow.monitoring.metrics import METRICS
 
 
@@ -27,6 +27,6 @@ class NotedExport:
     def _name(self, metric: Metric, kind: Kind, labels: Mapping[str, str]) -> str:
         assert metric in METRICS
         assert metric.kind is kind
-        assert labels.keys() == metric.labels.keys()
-        assert all(value in metric.labels[name] for name, value in labels.items())
+        assert {JOB_LABEL, *labels} == {*metric.label_names}
+        assert all(labels[name] in values for name, values in metric.labels.items())
         return "|".join([metric.suffix, *labels.values()])

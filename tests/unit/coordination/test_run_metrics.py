@@ -147,6 +147,44 @@ def test_a_new_coordinator_knows_from_the_record_who_is_where():
     assert slow_nodes(shown)[0] == (1, 0.3)
 
 
+def straggle(host: str, **ratios: float) -> dict[str, Any]:
+    stragglers = [{"worker_id": worker, "ratio": ratio} for worker, ratio in ratios.items()]
+    return {"host": host, "stragglers": stragglers}
+
+
+def ratio_of(shown: Shown, host: str) -> float | None:
+    shown.export.forget()
+    return shown.value(metrics.STRAGGLER, host=host)
+
+
+def test_a_node_whose_rank_holds_the_others_up_is_named_until_it_does_not(shown: Shown):
+    shown.tell("straggler", **straggle("10.0.0.1", w1=1.5, w2=2.5))
+    shown.tell("straggler", **straggle("10.0.0.2", w3=1.25))
+    assert (ratio_of(shown, "10.0.0.1"), ratio_of(shown, "10.0.0.2")) == (2.5, 1.25)
+    shown.tell("straggler_over", worker="w2", left=False)
+    shown.tell("straggler_over", worker="w3", left=True)
+    assert (ratio_of(shown, "10.0.0.1"), ratio_of(shown, "10.0.0.2")) == (1.5, None)
+
+
+def test_of_many_such_nodes_the_worst_five_are_named(shown: Shown):
+    for number in range(9):
+        shown.tell("straggler", **straggle(f"10.0.0.{number}", **{f"w{number}": 2.0 + number}))
+    named = [number for number in range(9) if ratio_of(shown, f"10.0.0.{number}") is not None]
+    assert named == [4, 5, 6, 7, 8]
+
+
+def test_a_new_coordinator_knows_from_the_record_which_nodes_those_are():
+    begun = make_event("straggler", **straggle("10.0.0.1", w1=1.5))
+    of_old = make_event("straggler", stragglers=[{"worker_id": "w2", "ratio": 9.0}])
+    assert ratio_of(Shown(begun, of_old), "10.0.0.1") == 1.5
+    shown = Shown(begun)
+    shown.tell("attempt", attempt=2)
+    assert ratio_of(shown, "10.0.0.1") is None
+    over = make_event("straggler_over", worker="w1", left=False)
+    assert ratio_of(Shown(begun, over), "10.0.0.1") is None
+    assert ratio_of(Shown(begun, make_event("attempt", attempt=2)), "10.0.0.1") is None
+
+
 def test_what_workers_take_is_told_by_its_spread_and_now_and_then(shown: Shown):
     def memory(statistic: str) -> float | None:
         return shown.value(metrics.WORKER_MEMORY, statistic=statistic)
@@ -410,7 +448,7 @@ def test_a_checkpoint_that_is_skipped_is_counted(shown: Shown):
 def test_every_metric_of_the_table_can_be_made_in_ray():
     export = RayExport("job-1")
     for metric in METRICS:
-        labels = {name: values[0] for name, values in metric.labels.items()}
+        labels = {name: metric.labels.get(name, ["any"])[0] for name in metric.label_names[1:]}
         match metric.kind:
             case Kind.COUNTER:
                 export.add(metric, 0.0, **labels)

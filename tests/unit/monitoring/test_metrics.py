@@ -66,3 +66,4 @@ def test_series_are_counted_as_prometheus_does():
     histogram = Metric("b", Kind.HISTOGRAM, "1", "B.", {"x": ("1", "2")}, (1.0, 2.0))
     assert plain.num_series == 6
     assert histogram.num_series == 2 * (2 + 3), "each bound, infinity, sum and count"
+    assert Metric("c", Kind.GAUGE, "1", "C.", num_hosts=5).num_series == 5, "at once"

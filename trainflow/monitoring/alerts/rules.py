@@ -106,8 +106,9 @@ TRAINING = (
         600,
         "{{ $labels.job }}: one rank holds the others up",
         "The slowest rank computes {{ $value | humanize }} times as long as half of the others.",
-        "The event `straggler` names the rank and its node. `failures.replace_stragglers` gives "
-        "its rank to a spare; else look at that node's clocks, temperature and neighbours.",
+        "The dashboard *Cluster* names the node, and the event `straggler` the rank too. "
+        "`failures.replace_stragglers` gives its rank to a spare; else look at that node's clocks, "
+        "temperature and neighbours.",
     ),
     AlertRule(
         "GoodputLow",

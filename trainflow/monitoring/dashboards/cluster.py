@@ -16,6 +16,7 @@ from trainflow.monitoring.dashboards.panel import (
     Unit,
     curve,
 )
+from trainflow.monitoring.metric import HOST_LABEL
 
 RAY_METRICS = (
     "node_cpu_utilization",
@@ -106,6 +107,13 @@ _SLOWEST = (
         "Which ranks are they? `trainflow workers` and the job's page tell on which node each is. "
         "A curve that stays is a node that is slow; one that jumps is chance.",
         curve(f"{ASK.latest(metrics.SLOW_NODE_RANK, 'place')} >= 0", "place {{place}}"),
+    ),
+    Panel(
+        "Nodes that straggle",
+        "Which node holds everyone up, for so long that it isn't chance? How many times as long as "
+        "usual its slowest rank computed when that was found.",
+        curve(ASK.latest(metrics.STRAGGLER, HOST_LABEL), "{{host}}"),
+        Look(absent="no node"),
     ),
 )
 
