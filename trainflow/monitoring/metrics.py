@@ -10,8 +10,6 @@ many series at once as a run of two.
 Pure: plain values.
 """
 
-from collections.abc import Mapping
-
 from trainflow.config.sinks import PACKAGES
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.detectors import Detector
@@ -341,70 +339,5 @@ CHECKPOINT_BYTES = Metric(
     "Bytes of checkpoints that were new to the store.",
 )
 
-TABLE: Mapping[str, tuple[Metric, ...]] = {
-    "What training comes to": (
-        LOSS,
-        GRADIENT_NORM,
-        LEARNING_RATE,
-        STEP,
-        STEP_AGE,
-        STEPS_COMMITTED,
-        STEPS_SKIPPED,
-        STEPS_LOST,
-        SAMPLES,
-        TARGETS,
-        TOKENS,
-        ANOMALIES,
-        ANOMALY_ACTIVE,
-        REWINDS,
-    ),
-    "Where the time goes": (
-        STEP_DURATION,
-        PHASE_DURATION,
-        PHASE_SECONDS,
-        RANK_COMPUTE,
-        SLOW_NODE_COMPUTE,
-        SLOW_NODE_RANK,
-        STRAGGLER,
-        SHORTEST_WAIT,
-        MFU,
-        HFU,
-        GOODPUT,
-        BADPUT,
-    ),
-    "Communication": (
-        WIRE_BYTES,
-        GRADIENT_WIRE_BYTES,
-        GRADIENT_PLAIN_BYTES,
-        GRADIENT_SUM_SECONDS,
-        LATENCY,
-        RESIDUAL,
-        SLOW_KERNELS,
-    ),
-    "Members, and what befalls them": (
-        COORDINATOR_TIMESTAMP,
-        RUNS_ENDED,
-        WORLD_SIZE,
-        TARGET_WORLD_SIZE,
-        SPARES,
-        TARGET_SPARES,
-        EPOCHS,
-        FAILURES,
-        RECOVERIES,
-        RECOVERY_DURATION,
-        RECOVERY_SECONDS,
-        COPY_LAG,
-    ),
-    "What workers take of their machines": (WORKER_MEMORY, DEVICE_MEMORY, DEVICE_BUSY),
-    "What explains the run": (SINK_DROPPED, POSTS_DROPPED, DETECTOR_OFF),
-    "Checkpoints": (
-        CHECKPOINTS,
-        CHECKPOINTS_SKIPPED,
-        CHECKPOINT_STEP,
-        CHECKPOINT_AGE,
-        CHECKPOINT_BYTES,
-    ),
-}
-"""All of them, by what they tell of."""
-
-METRICS: tuple[Metric, ...] = tuple(each for section in TABLE.values() for each in section)
+METRICS: tuple[Metric, ...] = tuple(each for each in vars().values() if isinstance(each, Metric))
+"""All of them."""

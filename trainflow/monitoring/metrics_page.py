@@ -6,10 +6,10 @@ Pure, but for that last line.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trainflow.monitoring import metrics
 from trainflow.monitoring.metric import HOST_LABEL, JOB_LABEL, Kind, Metric
-from trainflow.monitoring.metrics import METRICS, TABLE
 
 _HEAD = """\
 # Metrics
@@ -37,19 +37,89 @@ Ray's agent there adds up what comes, and begin at 0 on another one; `rate` and 
 both.
 """
 
+SECTIONS: Mapping[str, tuple[Metric, ...]] = {
+    "What training comes to": (
+        metrics.LOSS,
+        metrics.GRADIENT_NORM,
+        metrics.LEARNING_RATE,
+        metrics.STEP,
+        metrics.STEP_AGE,
+        metrics.STEPS_COMMITTED,
+        metrics.STEPS_SKIPPED,
+        metrics.STEPS_LOST,
+        metrics.SAMPLES,
+        metrics.TARGETS,
+        metrics.TOKENS,
+        metrics.ANOMALIES,
+        metrics.ANOMALY_ACTIVE,
+        metrics.REWINDS,
+    ),
+    "Where the time goes": (
+        metrics.STEP_DURATION,
+        metrics.PHASE_DURATION,
+        metrics.PHASE_SECONDS,
+        metrics.RANK_COMPUTE,
+        metrics.SLOW_NODE_COMPUTE,
+        metrics.SLOW_NODE_RANK,
+        metrics.STRAGGLER,
+        metrics.SHORTEST_WAIT,
+        metrics.MFU,
+        metrics.HFU,
+        metrics.GOODPUT,
+        metrics.BADPUT,
+    ),
+    "Communication": (
+        metrics.WIRE_BYTES,
+        metrics.GRADIENT_WIRE_BYTES,
+        metrics.GRADIENT_PLAIN_BYTES,
+        metrics.GRADIENT_SUM_SECONDS,
+        metrics.LATENCY,
+        metrics.RESIDUAL,
+        metrics.SLOW_KERNELS,
+    ),
+    "Members, and what befalls them": (
+        metrics.COORDINATOR_TIMESTAMP,
+        metrics.RUNS_ENDED,
+        metrics.WORLD_SIZE,
+        metrics.TARGET_WORLD_SIZE,
+        metrics.SPARES,
+        metrics.TARGET_SPARES,
+        metrics.EPOCHS,
+        metrics.FAILURES,
+        metrics.RECOVERIES,
+        metrics.RECOVERY_DURATION,
+        metrics.RECOVERY_SECONDS,
+        metrics.COPY_LAG,
+    ),
+    "What workers take of their machines": (
+        metrics.WORKER_MEMORY,
+        metrics.DEVICE_MEMORY,
+        metrics.DEVICE_BUSY,
+    ),
+    "What explains the run": (metrics.SINK_DROPPED, metrics.POSTS_DROPPED, metrics.DETECTOR_OFF),
+    "Checkpoints": (
+        metrics.CHECKPOINTS,
+        metrics.CHECKPOINTS_SKIPPED,
+        metrics.CHECKPOINT_STEP,
+        metrics.CHECKPOINT_AGE,
+        metrics.CHECKPOINT_BYTES,
+    ),
+}
+"""All metrics, by what they tell of."""
+
 
 def render_page() -> str:
     """Return the page, as Markdown."""
-    num_series = sum(metric.num_series for metric in METRICS)
+    num_series = sum(metric.num_series for metric in metrics.METRICS)
     return "\n".join([_HEAD.format(job=JOB_LABEL, num_series=num_series), *_render_sections()])
 
 
 def _render_sections() -> Iterator[str]:
-    for title, metrics in TABLE.items():
+    for title, section in SECTIONS.items():
         yield f"## {title}\n"
         yield "| Name in Prometheus | Kind | Unit | Labels | Meaning |"
         yield "|---|---|---|---|---|"
-        yield from map(_render_row, metrics)
+        yield from map(_render_row, section)
         yield ""
 
 
