@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -13,6 +14,10 @@ import psutil
 from trainflow.clock import SYSTEM_CLOCK
 
 _LOOK_EVERY_S = 0.1
+# Whoever runs the tests may ignore Ctrl-C, as a background job does; a shell of that can't heed it.
+_HEEDING_CTRL_C = (
+    "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', ['bash'])"
+)
 _BLOCK = re.compile(r"<!-- first day: (?P<name>[^>]*) -->\n```sh\n(?P<text>.*?)```", re.DOTALL)
 
 
@@ -78,7 +83,7 @@ def open_terminal(
     with (
         log.open("w") as printed,
         subprocess.Popen(
-            ["bash"],
+            [sys.executable, "-c", _HEEDING_CTRL_C],
             cwd=folder,
             env=env,
             stdin=subprocess.PIPE,
