@@ -69,13 +69,15 @@ class IsolationWatch:
     def may_start(self, node_id: str) -> bool:
         """Whether a worker may be started on a node now: on an isolated one, one as its probe.
 
-        A node that has yet to be seen may be an isolated one that has come back, and where a bundle
-        is said to be may be gone: a worker would wait there, and the node fail for its absence.
+        A node that has yet to be seen may be an isolated one that has come back. One that isn't
+        heard may be gone, which takes Ray 15 s to find: the worker would wait for its bundle to be
+        placed elsewhere, and the machine, though it is back, have failed again.
         """
         host = self._nodes.host_of(node_id)
         if host is not None and host not in self._policy.isolated:
             return True
-        if host is None or node_id not in self._nodes.alive:
+        is_there = node_id in self._nodes.alive and node_id not in self._nodes.quiet_nodes()
+        if host is None or not is_there:
             return False
         if not self._policy.may_probe(host, self._clock.unix_s()):
             return False

@@ -26,6 +26,8 @@ class Scene:
         self.pool = pool
         nodes: Any = SimpleNamespace(unfit=UnfitNodes(), host_of=lambda node: node[0])
         nodes.alive = {"a1": "a", "b1": "b"}
+        self.quiet: list[str] = []
+        nodes.quiet_nodes = lambda: self.quiet
         self.nodes = nodes
         self.watch = self.open()
 
@@ -102,8 +104,12 @@ def test_a_machine_that_is_back_as_another_node_is_the_same(scene: Scene):
 
 def test_nothing_is_tried_on_a_node_that_is_gone(scene: Scene):
     scene.fail("b1", 2)
-    scene.nodes.alive = {"a1": "a"}
+    scene.quiet = ["b1"]
     scene.pass_time(10.0)
+    assert not scene.watch.may_start("b1"), "Ray has not found yet that it is gone"
+    scene.nodes.alive = {"a1": "a"}
+    scene.pass_time(0.5)
+    scene.quiet = []
     assert not scene.watch.may_start("b1"), "its bundle is said to be there still"
     scene.nodes.alive = {"a1": "a", "b2": "b"}
     scene.pass_time(0.5)

@@ -40,6 +40,7 @@ class Scene:
         pool.spawn = self.spawn
         nodes: Any = SimpleNamespace(unfit=self.unfit, host_of=lambda node: f"10.0.0.{node}")
         nodes.alive = {}
+        nodes.quiet_nodes = list
         self.nodes = nodes
         self.clock = FakeClock()
         failures = {"max_failures": 3, "max_preemptions": 1, "isolate_after": 3}
