@@ -27,6 +27,7 @@ def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -
     run.kill(1, with_signal=signal.SIGSTOP)
     hang = events_of(run.wait_recovered(), "hang")[0]
     assert hang["data"]["worker"] == stopped
+    assert str(pids[1]) in hang["text"]
     expect_as_undisturbed(run, undisturbed)
     assert not psutil.pid_exists(pids[1]), "the new Keeper did not kill the stopped process"
 

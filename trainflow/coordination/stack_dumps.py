@@ -107,7 +107,7 @@ def _find_trouble(pid: int) -> str:
     if fields.get("State", "X") in _GONE:
         return "its process is gone"
     if fields["State"] in _STOPPED:
-        return "its process is stopped (SIGSTOP, or a debugger): it can't show its stacks"
+        return f"its process {pid} is stopped (SIGSTOP, or a debugger): it can't show its stacks"
     is_caught = int(fields["SigCgt"], 16) >> (STACK_SIGNAL - 1) & 1
     return "" if is_caught else "it is not prepared to show its stacks"
 

@@ -82,7 +82,7 @@ def test_a_stopped_process_shows_nothing_and_is_not_waited_for(start: Start, tmp
     wait_for_state(process, psutil.STATUS_STOPPED)
     shown = dump(tmp_path, clock=FakeClock())  # whose sleep raises
     assert shown.text == ""
-    assert shown.trouble.startswith("its process is stopped")
+    assert shown.trouble.startswith(f"its process {shown.pid} is stopped")
     process.send_signal(signal.SIGCONT)
     assert dump(tmp_path).trouble == ""
 
