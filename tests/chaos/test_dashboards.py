@@ -1,5 +1,7 @@
 """A real Prometheus scrapes a real run with a kill and a spike: panels answer, alerts fire."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tests.unit.monitoring.webhook.servers import Server
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.monitoring import metrics
 from trainflow.monitoring.dashboards.catalog import DASHBOARDS
+from trainflow.monitoring.metric import Metric
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
@@ -115,3 +118,36 @@ def test_every_panel_answers_and_alerts_fire_and_resolve(
     assert run.finish()["state"] == "stopped"
     wait_for(lambda: prometheus.query(f'{ended}{{state="stopped"}}'), WITHIN_S, "word of the end")
     assert not {"TrainFlowCoordinatorSilent", "TrainFlowRunFailed"} & prometheus.firing()
+
+
+@pytest.mark.soak
+def test_counters_go_on_when_the_coordinator_dies_with_a_rank(
+    cluster: LocalCluster, prometheus: PrometheusServer, tmp_path: Path
+):
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, sleep_s=0.1, max_steps=ENDLESS)
+
+    def ask(query: str, metric: Metric, **labels: str) -> float:
+        """Return the value of what one series is asked; 0 if there is none."""
+        wanted = {"job": run.run.job_id, **labels}
+        chosen = ",".join(f'{name}="{value}"' for name, value in wanted.items())
+        found = prometheus.query(query.format(f"{metric.shown_name}{{{chosen}}}"))
+        assert len(found) <= 1, found
+        return float(found[0]["value"][1]) if found else 0.0
+
+    run.wait_training(step=20, spares=1)
+    wait_for(lambda: ask("{}", metrics.STEPS_COMMITTED) >= 20, WITHIN_S, "steps")
+    victim, coordinator = run.pids()[1], run.coordinator_pid()
+    assert coordinator is not None
+    before = run.run.status()["step"]
+    os.kill(coordinator, signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+    run.wait_recovered()
+    died = {"cause": "died"}
+    wait_for(lambda: ask("{}", metrics.FAILURES, **died) == 1, WITHIN_S, "word of the failure")
+    wait_for(lambda: ask("{}", metrics.RECOVERIES) == 1, WITHIN_S, "word of the recovery")
+    wait_for(lambda: ask("{}", metrics.STEPS_COMMITTED) > before + 100, WITHIN_S, "steps after it")
+    print("STEPS", before, run.run.status()["step"], ask("{}", metrics.STEPS_COMMITTED))
+    for metric in (metrics.STEPS_COMMITTED, metrics.FAILURES, metrics.RECOVERIES):
+        assert ask("resets({}[5m])", metric) == 0, f"{metric.shown_name} has begun anew"
+    run.run.stop()
+    assert run.finish()["state"] == "stopped"

@@ -206,17 +206,17 @@ def serving_head(cpus: float) -> Generator[LocalCluster]:
 
 @contextlib.contextmanager
 def _recorded(cluster: LocalCluster) -> Generator[LocalCluster]:
-    record = HeadRecord.of(cluster)
-    try:
-        write_head(record)
-        yield cluster
-        cluster.stop()
-    except BaseException:
-        cluster.head.kill()
-        cluster.stop()
-        raise
-    finally:
-        forget_head(record)
+    with contextlib.ExitStack() as last:
+        try:
+            record = HeadRecord.of(cluster)
+            last.callback(forget_head, record)
+            write_head(record)
+            yield cluster
+            cluster.stop()
+        except BaseException:
+            cluster.head.kill()
+            cluster.stop()
+            raise
 
 
 def count_head_cpus(workers: WorkersConfig, num_cores: int) -> float:

@@ -134,7 +134,7 @@ def _serve(
         signals.second_interrupts = True
         head = cluster.deploy(settings, lambda: signals.received > 0)
         if head is not None:
-            _announce(head, settings)
+            _announce(head, settings, is_own=address is None)
             if detach:
                 return ExitCode.SUCCESS
             if address is not None:
@@ -146,9 +146,11 @@ def _serve(
     return ExitCode.SUCCESS
 
 
-def _announce(head: Head, settings: "ServiceSettings") -> None:
+def _announce(head: Head, settings: "ServiceSettings", *, is_own: bool) -> None:
     if head.is_open:
         say(_OPEN.format(head.address), err=True)
+    if is_own and head.dashboard:
+        say(f"`ray job submit` finds its head with --address http://{head.dashboard}")
     say(f"serving at {find_url(settings)}")
 
 

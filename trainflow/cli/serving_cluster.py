@@ -36,10 +36,12 @@ class Head:
     Attributes:
         address: that Ray has for it.
         is_open: whether other machines may use it without a token of Ray's.
+        dashboard: host and port to which ``ray job submit`` turns; "" without.
     """
 
     address: str
     is_open: bool
+    dashboard: str = ""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class ServingCluster:
             CoordinationError: the service doesn't come up.
         """
         answer = self._have("deploy", settings.model_dump_json(), is_unwanted)
-        return None if answer is None else Head(answer["head"], answer["is_open"])
+        return None if answer is None else Head(**answer)
 
     def undeploy(self) -> None:
         """Take the service off it, and Serve too if that has no other application.

@@ -42,8 +42,11 @@ _LOOK_EVERY_S = 0.1
 _ON_HEAD = "node:__internal_head__"
 
 
-def connect(address: str) -> None:
+def connect(address: str) -> str:
     """Connect this process to a Ray cluster; whoever had SIGTERM before has it afterwards.
+
+    Returns:
+        Host and port of Ray's dashboard, which takes what ``ray job submit`` submits; "" without.
 
     Raises:
         UnreachableError: none answers there.
@@ -52,7 +55,7 @@ def connect(address: str) -> None:
     leave_deaths_out()
     try:
         with _keeping_sigterm(), loopback_taken_literally():
-            ray.init(
+            context = ray.init(
                 address=address,
                 namespace=names.NAMESPACE,
                 log_to_driver=False,
@@ -64,6 +67,7 @@ def connect(address: str) -> None:
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
             f"--address or RAY_ADDRESS{_how_to_authenticate(error)} ({reason})"
         ) from error
+    return context.address_info.get("webui_url") or ""
 
 
 def _how_to_authenticate(error: Exception) -> str:

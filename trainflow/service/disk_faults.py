@@ -20,7 +20,8 @@ def telling_disk_faults() -> Generator[None]:
     except OSError as error:
         raise ProblemError(
             ProblemType.DISK_UNAVAILABLE,
-            f"disk: got {error}, expected it to take what is kept of the job in {names.home()}; "
-            "make room there, or let the user who runs the service write there, and ask again",
+            f"disk: got {error}, expected to write and remove what is kept of the job in "
+            f"{names.home()}; make room there, or let the user who runs the service write there, "
+            "and ask again",
             headers={"Retry-After": str(_COME_BACK_AFTER_S)},
         ) from error

@@ -109,8 +109,9 @@ class JobDetails(JobDocument):
     """Its settings, without the values of environment variables; empty if they are not known."""
 
     status: dict[str, Any] | None
-    """What the coordinator published: step, max_steps, world_size, spares, epoch, failures, ...;
-    null before the first time."""
+    """What the coordinator published: step, max_steps, world_size, spares, epoch, failures, ...,
+    and `goodput`, null where it isn't monitored: seconds of workers, `worker_s` in all, `seconds`
+    by cause, and the `ratio` that went into steps that count. Null before the first time."""
 
     published_at_s: float | None
     """When that was."""

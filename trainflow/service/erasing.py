@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainflow.coordination import names
 from trainflow.errors import JobNotFoundError
+from trainflow.service.disk_faults import telling_disk_faults
 from trainflow.service.history.history import History
 from trainflow.service.history.records import ErasedJob
 from trainflow.service.submission_files import locate_submission
@@ -28,6 +29,7 @@ def erase_job(history: History, job_id: str) -> None:
         JobNotFoundError: there is none, and nothing is left.
         ConflictError: it has not finished.
         HistoryError: the database doesn't answer.
+        ProblemError: files can't be removed.
     """
     try:
         directory = history.jobs.erase(job_id)
@@ -36,8 +38,16 @@ def erase_job(history: History, job_id: str) -> None:
         if erased is None or not _is_left(job_id, erased):
             raise
         directory = erased.directory
-    for folder in _list_folders(job_id, directory):
-        shutil.rmtree(folder, ignore_errors=True)
+    with telling_disk_faults():
+        for folder in _list_folders(job_id, directory):
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # another request may be at it too
+    if folder.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def _list_folders(job_id: str, directory: str) -> list[Path]:

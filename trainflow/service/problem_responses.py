@@ -36,6 +36,13 @@ _BY_STATUS = {
     405: ProblemType.METHOD_NOT_ALLOWED,
     415: ProblemType.UNSUPPORTED_MEDIA,
 }
+_EXPECTED = {  # by pydantic's names of errors, where its words are for programmers
+    "missing": "a value",
+    "extra_forbidden": "no such key",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "too_short": "{min_length} or more of them",
+    "too_long": "{max_length} of them at most",
+}
 
 
 def respond(error: ProblemError) -> Response:
@@ -61,7 +68,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if problem is ProblemType.METHOD_NOT_ALLOWED:
         headers["Allow"] = _list_methods(request)
-    what = f"{request.method} {request.url.path}"
+    what = f"{request.method} {request.scope['path']}"
     expected = {
         ProblemType.MALFORMED: "a body that is JSON, not nested hundreds deep, with no number of "
         "thousands of digits; mend it",
@@ -101,15 +108,9 @@ def _item_of(found: Mapping[str, Any]) -> ProblemItem:
 
 
 def _expectation_in(found: Mapping[str, Any]) -> str:
-    match found["type"]:
-        case "missing":
-            return "a value"
-        case "extra_forbidden":
-            return "no such key"
-        case "string_pattern_mismatch":
-            return f"text that matches {found['ctx']['pattern']}"
-        case _:
-            return re.sub(r"^(Input|String|List) should (be )?", "", found["msg"])
+    if expected := _EXPECTED.get(found["type"]):
+        return expected.format_map(found.get("ctx", {}))
+    return re.sub(r"^(Input|String|List) should (be )?", "", found["msg"])
 
 
 def _list_methods(request: Request) -> str:

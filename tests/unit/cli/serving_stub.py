@@ -15,12 +15,13 @@ match address:
     case "answers":
         print("another one")
         port = json.loads(settings)["http"]["port"] if action == "deploy" else None
-        print(json.dumps({"head": f"10.0.0.1:{port}", "is_open": True}))
+        told = {"address": f"10.0.0.1:{port}", "is_open": True, "dashboard": "10.0.0.1:8265"}
+        print(json.dumps(told if action == "deploy" else {}))
     case "refuses" | "is away":
         kind = "UnreachableError" if address == "is away" else "CoordinationError"
         print(json.dumps({"error": f"it {address}", "kind": kind}))
     case "answers and dies":
-        print(json.dumps({"head": "10.0.0.1:1", "is_open": False}), flush=True)
+        print(json.dumps({"address": "10.0.0.1:1", "is_open": False}), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     case "dies":
         os.kill(os.getpid(), signal.SIGABRT)

@@ -59,7 +59,7 @@ class FakeServing:
             self._dead = 43
         else:
             signal.raise_signal(signal.SIGTERM)
-        return Head("10.0.0.1:6379", self.is_open)
+        return Head("10.0.0.1:6379", self.is_open, "10.0.0.1:8266")
 
     def undeploy(self) -> None:
         self.calls.append("undeploy")
@@ -97,6 +97,7 @@ def test_a_head_of_its_own_lives_as_long_as_the_service(
     assert fake.calls == ["head 3", "deploy 8123 at 1.2.3.4:5", "undeploy", "end head"]
     captured = capsys.readouterr()
     assert "serving at http://127.0.0.1:8123" in captured.out
+    assert "ray job submit` finds its head with --address http://10.0.0.1:8266" in captured.out
     assert "there is no token yet" in captured.err
     assert "run code there" not in captured.err
 

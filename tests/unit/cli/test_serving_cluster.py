@@ -20,7 +20,8 @@ def test_what_was_found_is_told_and_what_ray_says_beside_it_is_not(
     capfd: pytest.CaptureFixture[str],
 ):
     settings = ServiceSettings.model_validate({"http": {"port": 8123}})
-    assert ServingCluster("answers").deploy(settings) == Head("10.0.0.1:8123", is_open=True)
+    head = ServingCluster("answers").deploy(settings)
+    assert head == Head("10.0.0.1:8123", is_open=True, dashboard="10.0.0.1:8265")
     ServingCluster("answers").undeploy()
     assert capfd.readouterr() == ("", "")
 

@@ -323,6 +323,13 @@ async def test_an_address_is_not_another_one_with_a_slash(open_client: OpenClien
     assert [(answer.status_code, kind_of(answer)) for answer in answers] == [(404, "not-found")] * 2
 
 
+async def test_an_address_that_is_none_is_told_as_it_was_asked(open_client: OpenClient):
+    async with open_client() as client:
+        answer = await client.get(f"{str(client.base_url).rstrip('/')}//v1/jobs")
+    assert (answer.status_code, kind_of(answer)) == (404, "not-found")
+    assert "got GET //v1/jobs, expected" in answer.json()["detail"]
+
+
 async def test_a_method_that_is_none_here_is_told_with_those_that_are(open_client: OpenClient):
     async with open_client() as client:
         answer = await client.put("/v1/jobs")

@@ -1,5 +1,6 @@
 """Erasing jobs over HTTP: what ran, what was submitted, and what an earlier request has left."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -80,3 +81,28 @@ async def test_an_unfinished_job_is_not_erased(
         assert answer.status_code == 409
         assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 200
     assert (home / "submissions" / job_id).exists()
+
+
+async def test_files_that_can_not_be_removed_are_told_of_and_removed_by_a_repeat(
+    open_client: OpenClient,
+    history: History,
+    clock: FakeClock,
+    job_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(name: str, **_how: object) -> None:
+        raise PermissionError(1, "Operation not permitted", name)
+
+    clock.now_s = SYSTEM_CLOCK.unix_s()
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        record_ending(Attempt(job_id), STOPPED)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", refuse)
+            answer = await client.delete(f"/v1/jobs/{job_id}")
+        assert answer.status_code == 503
+        assert answer.json()["type"].endswith(":disk-unavailable")
+        assert "Operation not permitted" in answer.json()["detail"]
+        assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 404
+        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    assert not run_directory(job_id).exists()

@@ -81,6 +81,18 @@ async def test_a_wrong_request_is_refused(
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
+    ("ranks", "expected"), [([], "1 or more of them"), ([*range(17)], "16 of them at most")]
+)
+async def test_a_wrong_number_of_ranks_is_told_with_the_right_one(
+    open_client: OpenClient, ranks: list[int], expected: str
+):
+    async with open_client() as client:
+        answer = await ask(client, ranks=ranks)
+    assert answer.json()["errors"][0]["expected"] == expected
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
         (ConfigError("ranks: got 4"), 422, "invalid-request"),

@@ -1,8 +1,8 @@
 """Deploy the service on a cluster, or take it down, in a process of its own.
 
 ``python -m trainflow.service.on_ray.serving_process ADDRESS deploy|undeploy``, which takes the
-settings as JSON from stdin, and prints its answer as one line of JSON: Ray's address of the head
-and whether others may use that, or ``error`` and its ``kind``.
+settings as JSON from stdin, and prints its answer as one line of JSON: Ray's address of the head,
+whether others may use that and where its dashboard is, or ``error`` and its ``kind``.
 
 Process: one of its own. Where a cluster dies, Ray ends processes that are connected to it, at once
 and without a word; whoever serves cleans up then.  Blocks: until Serve has done it.
@@ -26,13 +26,13 @@ def act(address: str, action: str, settings: str) -> dict[str, Any]:
     """Connect to a cluster and deploy there, or undeploy; return what is to be told of it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it does is told here
     try:
-        driver.connect(address)
+        dashboard = driver.connect(address)
         if action == "undeploy":
             serving.undeploy()
             return {}
         serving.deploy(ServiceSettings.model_validate_json(settings))
         head = ray.get_runtime_context().gcs_address
-        return {"head": head, "is_open": is_open_to_others(head)}
+        return {"address": head, "is_open": is_open_to_others(head), "dashboard": dashboard}
     except CoordinationError as error:
         return {"error": str(error), "kind": type(error).__name__}
 

@@ -167,10 +167,10 @@ async def resume(job_id: JobId, here: Here) -> JobDetails:
     return describe_job(await here.ask_ray(here.desk.resume, job_id))
 
 
-@router.delete("/{job_id}", status_code=204, responses=problems_for(404, 409, 422))
+@router.delete("/{job_id}", status_code=204, responses=problems_for(404, 409, 422, 503))
 async def erase(job_id: JobId, here: Here) -> None:
     """Erase what is remembered of a job that has ended. Its checkpoints stay.
 
-    If the service dies meanwhile, a repeat removes what is left.
+    If the service dies meanwhile, or its disk refuses, a repeat removes what is left.
     """
     await here.ask_ray(here.desk.erase, job_id)

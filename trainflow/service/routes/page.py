@@ -21,7 +21,7 @@ async def send_page(
     request: Request, here: Here, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """Return the file of the page that is at this address; 304 if the browser has it."""
-    file = here.page.get(request.url.path)
+    file = here.page.get(request.scope["path"])
     if file is None:
         raise HTTPException(404)
     headers = {**HEADERS, "ETag": file.etag}
