@@ -33,7 +33,7 @@ TIMEOUT_S = 120.0
 GLOBAL_BATCH = 24
 POLL_S = 0.05
 STARTED: list[str] = []  # ids of all runs: one that a failed test leaves can't clean up
-_SHARED_MEMORY = Path("/dev/shm/trainflow")
+_SHARED_MEMORY = names.memory_directory()
 TERMINAL = {"succeeded", "failed", "stopped"}
 
 

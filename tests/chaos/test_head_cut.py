@@ -16,6 +16,7 @@ from tests.chaos.net_waits import has_trained, wait_for_staff
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.computation.stamps import read_stamp
 from trainflow.config.job import JobConfig
+from trainflow.coordination import names
 from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts
 from trainflow.coordination.local_cluster import LocalCluster
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow, pytest.mark.
 NUM_NODES = 4  # one more than ranks, for the spare
 LONG_LEASE_S, SHORT_LEASE_S = 110.0, 4.0
 NUM_STEPS = 25
-STAMPS = Path("/dev/shm/trainflow")
+STAMPS = names.memory_directory()
 
 
 def job_of(work_dir: Path, lease_s: float) -> JobConfig:

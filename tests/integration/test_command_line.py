@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainflow.coordination import names
 from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -152,7 +153,7 @@ def test_a_run_outlives_its_driver_until_its_head_is_ended(command_line: Command
     run.communicate()
     code, stdout, _ = command_line.call("status", "-o", "json")
     assert (code, json.loads(stdout)["state"]) == (0, "running")
-    stamps = Path("/dev/shm/trainflow", json.loads(stdout)["job_id"])
+    stamps = names.memory_directory() / json.loads(stdout)["job_id"]
     assert list(stamps.glob("*/*.stamp"))
     assert command_line.call("down")[0] == 0
     assert wait_gone(descendants) == []

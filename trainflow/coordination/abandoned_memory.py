@@ -37,7 +37,7 @@ def mark_used(folder: Path) -> None:
 
 def remove_of_node(node_id: str) -> None:
     """Remove what a dead node has left; that of a run with a live process stays."""
-    for folder in _of_all_jobs().glob(f"*/{node_id}"):
+    for folder in names.memory_directory().glob(f"*/{node_id}"):
         if not wait_gone(find_processes(_wait_stamped(folder)), _DIE_WITHIN_S):
             _remove(folder)
 
@@ -54,7 +54,7 @@ def find_abandoned() -> list[Path]:
     No process of this machine is started for that node, or is a worker of it, and for a minute
     nothing has been stamped, written or marked there.
     """
-    quiet = [folder for folder in _of_all_jobs().glob("*/*") if _is_quiet(folder)]
+    quiet = [folder for folder in names.memory_directory().glob("*/*") if _is_quiet(folder)]
     if not quiet:
         return []
     alive = _read_command_lines()  # later than the folders: a node is there before its folder is
@@ -68,10 +68,6 @@ def measure_bytes(folders: Collection[Path]) -> int:
         with contextlib.suppress(OSError):
             total += sum(path.stat().st_blocks for path in folder.iterdir()) * 512
     return total
-
-
-def _of_all_jobs() -> Path:
-    return names.stamp_directory("any", "any").parents[1]
 
 
 def _remove(folder: Path) -> None:

@@ -84,6 +84,11 @@ def run_directory(job_id: str) -> Path:
     return home() / "runs" / job_id
 
 
+def memory_directory() -> Path:
+    """Return this user's folder in the machine's memory; others could not write in it."""
+    return Path(f"/dev/shm/trainflow-{os.geteuid()}")
+
+
 def stamp_directory(job_id: str, node_id: str) -> Path:
     """Return where a node's workers of a job stamp progress: memory, private to the machine."""
-    return Path("/dev/shm/trainflow") / job_id / node_id
+    return memory_directory() / job_id / node_id

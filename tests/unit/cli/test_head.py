@@ -174,7 +174,7 @@ def test_another_process_of_that_pid_is_left_alone(
 
 @pytest.fixture
 def stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stands for /dev/shm/trainflow."""
+    """The folder that stands for what this user has in /dev/shm."""
     return stand_in_for_memory(tmp_path / "shm", monkeypatch)
 
 

@@ -10,8 +10,8 @@ from trainflow.coordination import names
 
 
 def stand_in_for_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a folder stand for /dev/shm/trainflow; returns it."""
-    monkeypatch.setattr(names, "stamp_directory", lambda job_id, node_id: root / job_id / node_id)
+    """Have a folder stand for what this user has in /dev/shm; returns it."""
+    monkeypatch.setattr(names, "memory_directory", lambda: root)
     return root
 
 

@@ -1,3 +1,4 @@
+import os
 import re
 from pathlib import Path
 
@@ -61,3 +62,10 @@ def test_home_follows_the_environment(monkeypatch, tmp_path):
 
 def test_stamps_of_two_nodes_on_one_machine_lie_apart():
     assert names.stamp_directory("j", "a") != names.stamp_directory("j", "b")
+
+
+def test_each_user_of_a_machine_has_a_folder_in_its_memory(monkeypatch: pytest.MonkeyPatch):
+    ours = names.memory_directory()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert names.memory_directory() != ours
+    assert names.stamp_directory("j", "a").is_relative_to(names.memory_directory())
