@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,11 @@ def find_listeners(processes: list[psutil.Process]) -> dict[str, set[str]]:
     return found
 
 
+def find_open(listeners: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return those that other machines reach."""
+    return {name: hosts for name, hosts in listeners.items() if not hosts <= set(LOOPBACK)}
+
+
 def train(ground: Ground) -> dict[str, Any]:
     """Submit a job, and return it once it trains."""
     headers = {"Authorization": f"Bearer {ground.token}"}
@@ -86,9 +91,17 @@ def read_temp_dir(home: Path) -> Path:
     return Path(json.loads((home / "head.json").read_text())["temp_dir"])
 
 
-def kill_part(processes: list[psutil.Process], name: str) -> None:
-    (victim,) = (each for each in processes if each.name() == name)
+def expect_word_of_its_death(process: "Popen[str]", part: str, home: Path) -> None:
+    """Kill a part of the head of a command, which says so and leaves nothing."""
+    processes, temp_dir = list_descendants(process), read_temp_dir(home)
+    (victim,) = (each for each in processes if each.name() == part)
     victim.kill()
+    _, stderr = process.communicate()
+    assert process.returncode == UnreachableError.exit_code, stderr
+    assert "trainflow: head: got no process" in stderr
+    assert wait_gone(processes) == []
+    assert not temp_dir.exists()
+    assert not (home / "head.json").exists()
 
 
 def test_other_machines_reach_nothing_of_it_and_it_ends_without_a_word_of_ray(
@@ -100,8 +113,7 @@ def test_other_machines_reach_nothing_of_it_and_it_ends_without_a_word_of_ray(
     for program in ("gcs_server", "raylet", "ray::DashboardAgent", "dashboard.py"):
         assert any(program in name for name in listeners), listeners
     assert any("ray::Worker" in name for name in listeners), listeners  # of training
-    open_to_others = {n: h for n, h in listeners.items() if not h <= set(LOOPBACK)}
-    assert open_to_others == {}
+    assert find_open(listeners) == {}
     code, stdout, _ = command_line.call("list", "-o", "json", "--address", _address(ground))
     assert (code, len(json.loads(stdout))) == (0, 1)
 
@@ -123,14 +135,7 @@ def _address(ground: Ground) -> str:
 def test_a_service_whose_head_dies_says_so_and_leaves_nothing(
     part: str, serve: "Popen[str]", ground: Ground
 ):
-    processes, temp_dir = list_descendants(serve), read_temp_dir(ground.home)
-    kill_part(processes, part)
-    _, stderr = serve.communicate()
-    assert serve.returncode == UnreachableError.exit_code, stderr
-    assert "trainflow: head: got no process" in stderr
-    assert wait_gone(processes) == []
-    assert not temp_dir.exists()
-    assert not (ground.home / "head.json").exists()
+    expect_word_of_its_death(serve, part, ground.home)
 
 
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
@@ -145,13 +150,5 @@ def test_a_run_whose_head_dies_says_so_and_leaves_nothing(
     )
     run = command_line.start("run", str(job), *ENDLESS)
     read_until(run, "step=")
-    processes, temp_dir = list_descendants(run), read_temp_dir(ground.home)
-    open_to_others = {n: h for n, h in find_listeners(processes).items() if not h <= set(LOOPBACK)}
-    assert open_to_others == {}
-    kill_part(processes, part)
-    _, stderr = run.communicate()
-    assert run.returncode == UnreachableError.exit_code, stderr
-    assert "trainflow: head: got no process" in stderr
-    assert wait_gone(processes) == []
-    assert not temp_dir.exists()
-    assert not (ground.home / "head.json").exists()
+    assert find_open(find_listeners(list_descendants(run))) == {}
+    expect_word_of_its_death(run, part, ground.home)

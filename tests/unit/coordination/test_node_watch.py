@@ -116,6 +116,14 @@ class SilentHead:
         return keeper
 
 
+async def ask_for_one() -> tuple[NodeWatch, asyncio.Future[None]]:
+    """Ask for the Keeper of a node, up to where Ray is asked for it."""
+    nodes = NodeWatch("job-1", make_job(), FakeClock())
+    asking = asyncio.ensure_future(nodes.ensure({"a"}))
+    await settle()
+    return nodes, asking
+
+
 @pytest.mark.usefixtures("made")
 def test_the_event_loop_goes_on_while_ray_does_not_make_a_keeper(
     monkeypatch: pytest.MonkeyPatch,
@@ -123,9 +131,7 @@ def test_the_event_loop_goes_on_while_ray_does_not_make_a_keeper(
     head = SilentHead(monkeypatch)
 
     async def act() -> None:
-        nodes = NodeWatch("job-1", make_job(), FakeClock())
-        asking = asyncio.ensure_future(nodes.ensure({"a"}))
-        await settle()
+        nodes, asking = await ask_for_one()
         assert not asking.done()
         nodes.hear("a", {}, knows_peers=False)
         head.may_answer.set()
@@ -161,9 +167,7 @@ def test_a_keeper_that_is_being_made_as_the_run_ends_is_cleaned_up_too(
     head = SilentHead(monkeypatch)
 
     async def act() -> None:
-        nodes = NodeWatch("job-1", make_job(), FakeClock())
-        asking = asyncio.ensure_future(nodes.ensure({"a"}))
-        await settle()
+        nodes, asking = await ask_for_one()
         asking.cancel()
         closing = asyncio.ensure_future(nodes.close(TIMEOUT_S))
         await settle()
@@ -181,9 +185,7 @@ def test_the_end_does_not_wait_for_ever_for_one_that_ray_does_not_make(
     head = SilentHead(monkeypatch)
 
     async def act() -> None:
-        nodes = NodeWatch("job-1", make_job(), FakeClock())
-        asking = asyncio.ensure_future(nodes.ensure({"a"}))
-        await settle()
+        nodes, asking = await ask_for_one()
         await nodes.close(0.01)
         head.may_answer.set()
         await asking
