@@ -57,6 +57,9 @@ ALARMS = (
 )
 SET: dict[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
 DERIVED: dict[str, Any] = {"isolate_after": ISOLATE_AFTER, "probe_after_s": 10.0}
+RUNS = ("set", "derived")
+"""By the limits of each: those that a job sets, and those that follow from its step times."""
+
 _SPOT_CHECK_EVERY_STEPS = 20
 _HEALTHY_S = 1800.0
 _SETTLED_S = 15.0
@@ -287,8 +290,9 @@ def measure_with_limits_derived(
     return found
 
 
-def measure(times: int, healthy_s: float, *, quick: bool) -> Found:
-    """Measure both runs, each in a folder of its own, which is removed."""
+def measure(times: int, healthy_s: float, only: str | None, *, quick: bool) -> Found:
+    """Measure both runs, or one of `RUNS`, each in a folder of its own, which is removed."""
+    found, derived = Found(), Found()
     work_dirs = [Path(tempfile.mkdtemp(prefix="detection-")) for _ in range(2)]
     with ExitStack() as until_done, net_hosts(1 + NUM_NODES) as hosts:
         for work_dir in work_dirs:
@@ -296,9 +300,11 @@ def measure(times: int, healthy_s: float, *, quick: bool) -> Found:
         first, second = work_dirs
         if quick:
             return measure_with_limits_set(hosts, first, (KILLED,), 1, 0.0)
-        faults = list_faults(first, _orders(first), _campaign(first))
-        found = measure_with_limits_set(hosts, first, faults, times, healthy_s / 2)
-        derived = measure_with_limits_derived(hosts, second, times, healthy_s / 2)
+        if only != "derived":
+            faults = list_faults(first, _orders(first), _campaign(first))
+            found = measure_with_limits_set(hosts, first, faults, times, healthy_s / 2)
+        if only != "set":
+            derived = measure_with_limits_derived(hosts, second, times, healthy_s / 2)
     return Found(found.told | derived.told, found.alarms | derived.alarms)
 
 
@@ -311,10 +317,13 @@ def main() -> None:
     parser.add_argument(
         "--healthy", type=float, default=_HEALTHY_S, help="seconds without any, of both runs"
     )
+    parser.add_argument(
+        "--only", choices=RUNS, help="one of the runs, by its limits; its result is not kept"
+    )
     arguments = parser.parse_args()
     quick: bool = arguments.quick
     times, healthy_s = (1, 0.0) if quick else (arguments.times, arguments.healthy)
-    found = measure(times, healthy_s, quick=quick)
+    found = measure(times, healthy_s, arguments.only, quick=quick)
     conditions = {
         "ranks": NUM_RANKS,
         "lease_s": LEASE_S,
@@ -327,7 +336,7 @@ def main() -> None:
         "burning_processes": os.cpu_count(),
         "raw": {name: [vars(told) for told in each] for name, each in found.told.items()},
     }
-    publish("detection", conditions, found.rows(), quick=quick)
+    publish("detection", conditions, found.rows(), quick=quick or arguments.only is not None)
 
 
 if __name__ == "__main__":
