@@ -32,9 +32,10 @@ not heard of for 20 s (twice Ray's `metrics_report_interval_ms`): they are gone 
 coordinator. What it has counted is brought to the agent as it goes, and stays there as long as the
 node.
 
-When a coordinator is restarted, counters go on where they were if that is on the same node, since
-Ray's agent there adds up what comes, and begin at 0 on another one; `rate` and `increase` allow for
-both.
+When a coordinator is restarted, its counters begin as new series beside those of the one before,
+which Ray's label `WorkerId` tells apart and which stay as they are: it is their sum that goes on,
+less what a killed coordinator had counted in its last ten seconds. Panels and alerts ask for sums.
+Of the series above those of counters so come once for each restart, as long as the node is there.
 """
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = {
