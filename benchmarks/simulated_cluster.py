@@ -257,7 +257,7 @@ class _Pool(WorkerPool):
 
     cluster: SimulatedCluster
 
-    def spawn(self, bundle: int, serial: str, **_: object) -> WorkerEntry:
+    async def spawn(self, bundle: int, serial: str, **_: object) -> WorkerEntry:
         worker_id = f"slot{bundle}-{serial}"
         return self.adopt(worker_id, self.cluster.spawn(worker_id, bundle))
 

@@ -4,12 +4,12 @@ Those of the start are in one placement group, spread over the nodes; Ray places
 on another node. Each that came later is a group by itself, bound to its node and gone with it.
 
 Process: coordinator.  Thread: its event loop, but `nodes`, which blocks until Ray's head answers;
-`find` asks it in another.
-Blocks: on Ray's head, for a moment.
+the others ask it in another.  Blocks: never.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ray.util.placement_group import (
@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainflow.config.job import ResourcesConfig
 from trainflow.coordination import names
-from trainflow.coordination.ray_question import ask_patiently
+from trainflow.coordination.ray_question import ANSWER_WITHIN_S, ask_patiently
 
 _NODE_LABEL = "ray.io/node-id"
 _REMOVED = "REMOVED"
@@ -38,14 +38,21 @@ class Bundles:
         self._first: PlacementGroup | None = None
         self._added: dict[int, PlacementGroup] = {}
         self._is_given_back = False
+        self._making = asyncio.Lock()
 
     async def reserve(self, count: int) -> None:
         """Create the first group, unless one was found, and wait until it is placed."""
-        if self._first is None:
-            self._first = placement_group(
-                [self._resources] * count, strategy="SPREAD", name=self._name, lifetime="detached"
-            )
-        await self._first.ready()
+        await (await asyncio.shield(self._make_first(count))).ready()
+
+    async def _make_first(self, count: int) -> PlacementGroup:
+        async with self._making:
+            if self._first is None:
+                bundles = [self._resources] * count
+                how = {"strategy": "SPREAD", "name": self._name, "lifetime": "detached"}
+                self._first = await ask_patiently(partial(placement_group, bundles, **how))
+                if self._is_given_back:
+                    await _remove([self._first])
+            return self._first
 
     async def find(self) -> bool:
         """Take over the bundles of an earlier coordinator; False if there are none."""
@@ -78,19 +85,21 @@ class Bundles:
 
     async def add(self, node_id: str, within_s: float) -> int | None:
         """Reserve one more on a node; returns its number; None if the room, or the run, is gone."""
-        number = max(self.numbers()) + 1
-        group = placement_group(
-            [self._resources],
-            name=f"{self._name}/{number}",
-            lifetime="detached",
-            bundle_label_selector=[{_NODE_LABEL: node_id}],
-        )
-        done, _ = await asyncio.wait({asyncio.ensure_future(group.ready())}, timeout=within_s)
-        if not done or self._is_given_back:
-            remove_placement_group(group)
-            return None
-        self._added[number] = group
-        return number
+        return await asyncio.shield(self._add(node_id, within_s))
+
+    async def _add(self, node_id: str, within_s: float) -> int | None:
+        async with self._making:
+            number = max(self.numbers()) + 1
+            how = {"name": f"{self._name}/{number}", "lifetime": "detached"}
+            where = [{_NODE_LABEL: node_id}]
+            make = partial(placement_group, [self._resources], bundle_label_selector=where, **how)
+            group = await ask_patiently(make)
+            done, _ = await asyncio.wait({asyncio.ensure_future(group.ready())}, timeout=within_s)
+            if not done or self._is_given_back:
+                await _remove([group])
+                return None
+            self._added[number] = group
+            return number
 
     def find_lost(self, placed: Mapping[int, str], alive: Collection[str]) -> list[int]:
         """Return those that are bound to a node that is gone.
@@ -101,16 +110,17 @@ class Bundles:
         """
         return [number for number in self._added if placed.get(number) not in alive]
 
-    def drop(self, number: int) -> None:
+    async def drop(self, number: int) -> None:
         """Give one up that was added."""
-        remove_placement_group(self._added.pop(number))
+        await _remove([self._added.pop(number)])
 
-    def give_back(self) -> None:
-        """Let others have all of them."""
+    async def give_back(self) -> None:
+        """Let others have all of them; if Ray's head is silent, it hears of that once it is not."""
         self._is_given_back = True
         first = [] if self._first is None else [self._first]
-        for group in (*first, *self._added.values()):
-            remove_placement_group(group)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await _remove([*first, *self._added.values()])
 
     def _require_first(self) -> PlacementGroup:
         assert self._first is not None, "reserve() or find() comes first"
@@ -121,6 +131,10 @@ def describe_bundle(resources: ResourcesConfig) -> dict[str, float]:
     """Return what a bundle reserves; where a worker needs nothing, as little as there can be."""
     named: dict[str, float] = {k: v for k, v in resources.model_dump().items() if v}
     return named or {"CPU": 0.001}
+
+
+async def _remove(groups: Sequence[PlacementGroup]) -> None:
+    await ask_patiently(lambda: [remove_placement_group(group) for group in groups])
 
 
 def _find_groups(first_name: str) -> tuple[PlacementGroup, dict[int, PlacementGroup]] | None:

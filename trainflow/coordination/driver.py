@@ -67,7 +67,7 @@ def connect(address: str) -> str:
             f"address: got {address!r}, expected a Ray cluster that answers; start one or mend "
             f"--address or RAY_ADDRESS{_how_to_authenticate(error)} ({reason})"
         ) from error
-    return context.address_info.get("webui_url") or ""
+    return context.dashboard_url or ""
 
 
 def _how_to_authenticate(error: Exception) -> str:

@@ -64,7 +64,7 @@ class Expansion:
         placed = await self._pool.look_at_bundles()
         if self._control.epoch is None or not self._nodes.alive:
             return False
-        for number in self._drop_lost(placed):
+        for number in await self._drop_lost(placed):
             placed.pop(number, None)
         if not self._are_missing(placed):
             return False
@@ -76,7 +76,7 @@ class Expansion:
         number = await self._pool.bundles.add(node_id, _PLACE_WITHIN_S)
         if number is None:
             return False
-        self._staffing.respawn(number, self._control.incarnation)
+        await self._staffing.respawn(number, self._control.incarnation)
         return True
 
     def _are_missing(self, placed: Mapping[int, str]) -> bool:
@@ -95,12 +95,12 @@ class Expansion:
         fit = {node: free[node] for node in sorted(known) if self._staffing.takes_more(node)}
         return choose_room(fit, describe_bundle(self._workers.resources), load)
 
-    def _drop_lost(self, placed: Mapping[int, str]) -> list[int]:
+    async def _drop_lost(self, placed: Mapping[int, str]) -> list[int]:
         """Give up what was added on nodes that are gone, with workers that wait to start there."""
         lost = self._pool.bundles.find_lost(placed, self._nodes.alive)
         for number in lost:
             for entry in list(self._pool.entries.values()):
                 if entry.bundle == number and entry.description is None:
                     self._staffing.withdraw(entry)
-            self._pool.bundles.drop(number)
+            await self._pool.bundles.drop(number)
         return lost

@@ -72,7 +72,9 @@ async def launch_workers(
     designated: set[str] = set()
     launched: list[str] = []
     for bundle in sorted(bundle_nodes):
-        entry = pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
+        entry = await pool.spawn(bundle, f"1.{bundle}", rehearse=bundle not in members)
+        if entry is None:  # the run ends
+            continue
         launched.append(entry.worker_id)
         if bundle in members:
             designated.add(entry.worker_id)

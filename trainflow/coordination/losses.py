@@ -79,7 +79,7 @@ class Losses:
         while self._is_there(bundle) and not self._staffing.may_start(bundle):  # noqa: ASYNC110  of Ray
             await asyncio.sleep(_FIT_AGAIN_AFTER_S)
         if self._is_there(bundle):
-            self._staffing.respawn(bundle, self._control.incarnation)
+            await self._staffing.respawn(bundle, self._control.incarnation)
 
     def _is_there(self, bundle: int) -> bool:
         """Whether a worker of this bundle is to be replaced at all."""

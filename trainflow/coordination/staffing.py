@@ -225,7 +225,7 @@ class Staffing:
         """Wait before a bundle gets another worker: the longer, the more have failed there."""
         await asyncio.sleep(decide_pause_s(self._record.losses.starts_in_vain[bundle]))
 
-    def respawn(self, bundle: int, incarnation: int) -> None:
+    async def respawn(self, bundle: int, incarnation: int) -> None:
         """Start another worker in a bundle.
 
         While no step is committed any worker may begin the training: none is rehearsed, which would
@@ -233,7 +233,9 @@ class Staffing:
         """
         self._num_spawned += 1
         serial = f"{incarnation}.r{self._num_spawned}"
-        entry = self._pool.spawn(bundle, serial, rehearse=self._record.last_step > 0)
+        entry = await self._pool.spawn(bundle, serial, rehearse=self._record.last_step > 0)
+        if entry is None:
+            return
         text = f"started {entry.worker_id} as a spare"
         self._record.add_event("respawned", text, worker=entry.worker_id)
 

@@ -8,17 +8,19 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.bundles import Bundles
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
-from trainflow.coordination.ray_question import RayQuestion
+from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 from trainflow.coordination.worker import WorkerActor
 from trainflow.coordination.worker_watch import WorkerWatch
 
@@ -86,6 +88,8 @@ class WorkerPool:
         self.bundles = Bundles(job_id, job.workers.resources)
         self._where = RayQuestion[dict[int, str]]()
         self._placed: dict[int, str] = {}
+        self._making = asyncio.Lock()
+        self._is_closed = False
 
     def bundle_nodes(self) -> dict[int, str]:
         """Return the node of each bundle that is placed, as of when it was last looked."""
@@ -104,9 +108,34 @@ class WorkerPool:
         """Number of worker slots, placed or not; none once they have been given back."""
         return len(self.bundles.numbers())
 
-    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry:
-        """Create a worker in a bundle; it starts once the bundle is placed."""
+    async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry | None:
+        """Create a worker in a bundle; it starts once the bundle is placed.
+
+        Ray is waited for, however long it takes, also if whoever waits is cancelled. Returns None
+        if the bundle, or the run, is gone by then.
+        """
+        return await asyncio.shield(self._spawn(bundle, serial, rehearse=rehearse))
+
+    async def _spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry | None:
         worker_id = f"slot{bundle}-{serial}"
+        async with self._making:
+            if not self._is_wanted(bundle):
+                return None
+            placing = self.bundles.place(bundle)
+            create = partial(self._create, worker_id, placing, rehearse=rehearse)
+            actor = await ask_patiently(create)
+            if not self._is_wanted(bundle):
+                ray.kill(actor, no_restart=True)
+                return None
+            return self.adopt(worker_id, actor)
+
+    def _is_wanted(self, bundle: int) -> bool:
+        return not self._is_closed and bundle in self.bundles.numbers()
+
+    def _create(
+        self, worker_id: str, placing: PlacementGroupSchedulingStrategy, *, rehearse: bool
+    ) -> Any:  # noqa: ANN401  an actor handle
+        """Have Ray create a worker; blocks until its head has noted that."""
         spec = WorkerSpec(
             job_id=self._job_id,
             worker_id=worker_id,
@@ -125,11 +154,11 @@ class WorkerPool:
             lifetime="detached",
             num_cpus=resources.CPU,
             num_gpus=resources.GPU,
-            scheduling_strategy=self.bundles.place(bundle),
+            scheduling_strategy=placing,
             **options,
         ).remote(spec)
         actor.run.remote()
-        return self.adopt(worker_id, actor)
+        return actor
 
     def adopt(self, worker_id: str, actor: Any) -> WorkerEntry:  # noqa: ANN401  an actor handle
         """Start to watch a worker."""
@@ -184,7 +213,11 @@ class WorkerPool:
         One that is still starting holds nothing, and would answer only once it has imported
         everything: it is ended at once.
         """
+        self._is_closed = True
         self._watch.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._making:
+                pass  # what was being created is known by now, or ended
         closing = [
             asyncio.ensure_future(entry.actor.close.remote())
             for entry in self.entries.values()
@@ -194,7 +227,7 @@ class WorkerPool:
             await asyncio.wait(closing, timeout=timeout_s)
         for worker_id in list(self.entries):
             self.drop(worker_id)
-        self.bundles.give_back()
+        await self.bundles.give_back()
 
 
 async def ask_description(

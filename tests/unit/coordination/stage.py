@@ -39,7 +39,7 @@ class LivePool(FakePool):
     async def find(self) -> bool:
         return self.group_exists
 
-    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
+    async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
         worker_id = f"slot{bundle}-{serial}"
         self.spawned.append((worker_id, rehearse))
         return self.adopt(worker_id, FakeWorker(worker_id, INITIAL_VERSION))
@@ -117,7 +117,8 @@ class Stage:
     async def launch(self, *_: Any) -> frozenset[str]:
         self.launches += 1
         await self.may_launch.wait()
-        return frozenset(self.pool.spawn(i, f"1.{i}", rehearse=False).worker_id for i in range(3))
+        spawned = [await self.pool.spawn(i, f"1.{i}", rehearse=False) for i in range(3)]
+        return frozenset(each.worker_id for each in spawned)
 
     async def find_workers(self, _job_id: str) -> dict[str, Any]:
         return self.found

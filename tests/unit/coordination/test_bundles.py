@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordination.fakes import settle
+from tests.unit.coordination.fakes import settle, until
 from trainflow.config.job import ResourcesConfig
 from trainflow.coordination import bundles as module
 from trainflow.coordination.bundles import Bundles
@@ -30,13 +30,13 @@ def test_a_bundle_that_is_placed_once_all_were_given_back_is_given_back_too(
     async def act() -> int | None:
         bundles = Bundles("job-1", ResourcesConfig())
         reserving = asyncio.create_task(bundles.reserve(2))
-        await asyncio.sleep(0)
+        await until(lambda: placed)
         (first,) = placed
         placed[first].set()
         await reserving
         adding = asyncio.create_task(bundles.add("a", 5.0))
-        await asyncio.sleep(0)
-        bundles.give_back()
+        await until(lambda: len(placed) > 1)
+        await bundles.give_back()
         placed[f"{first}/2"].set()
         return await adding
 
@@ -94,3 +94,66 @@ def test_the_event_loop_goes_on_while_ray_does_not_tell_of_bundles(
         return await finding
 
     assert asyncio.run(act()) is False
+
+
+class SilentHead:
+    """Ray makes and removes placement groups once it may answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.may_answer = threading.Event()
+        self.made: list[str] = []
+        self.removed: list[str] = []
+        monkeypatch.setattr(module, "placement_group", self._make)
+        monkeypatch.setattr(module, "remove_placement_group", self._remove)
+
+    def _make(self, specs: list[Any], *, name: str, **_: Any) -> Any:
+        assert self.may_answer.wait(5.0)
+        self.made.append(name)
+        return SimpleNamespace(name=name, bundle_specs=specs, ready=settle)
+
+    def _remove(self, group: Any) -> None:
+        assert self.may_answer.wait(5.0)
+        self.removed.append(group.name)
+
+
+def test_the_event_loop_goes_on_while_ray_makes_no_bundles_and_takes_none_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = SilentHead(monkeypatch)
+
+    async def expect_waiting(asking: "asyncio.Task[Any]") -> None:
+        await settle()
+        assert not asking.done()
+        head.may_answer.set()
+        await asking
+        head.may_answer.clear()
+
+    async def act() -> None:
+        bundles = Bundles("job-1", ResourcesConfig())
+        await expect_waiting(asyncio.create_task(bundles.reserve(2)))
+        await expect_waiting(asyncio.create_task(bundles.add("a", 5.0)))
+        assert bundles.numbers() == {0, 1, 2}
+        await expect_waiting(asyncio.create_task(bundles.drop(2)))
+        await expect_waiting(asyncio.create_task(bundles.give_back()))
+
+    asyncio.run(act())
+    assert head.made == [FIRST, f"{FIRST}/2"]
+    assert head.removed == [f"{FIRST}/2", FIRST]
+
+
+def test_bundles_that_ray_makes_though_nobody_waits_any_more_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    head = SilentHead(monkeypatch)
+
+    async def act() -> None:
+        bundles = Bundles("job-1", ResourcesConfig())
+        reserving = asyncio.create_task(bundles.reserve(2))
+        await settle()
+        reserving.cancel()
+        await bundles.give_back()
+        head.may_answer.set()
+        await until(lambda: head.removed)
+
+    asyncio.run(act())
+    assert head.removed == [FIRST]

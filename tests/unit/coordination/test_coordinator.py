@@ -213,7 +213,7 @@ def test_a_spare_that_raises_while_others_train_is_tried_again(play: Play):
         stage.pool._num_bundles = 4
         coordinator = stage.start()
         await train(stage, coordinator)
-        spare = stage.pool.spawn(3, "1.3", rehearse=True)
+        spare = await stage.pool.spawn(3, "1.3", rehearse=True)
         await coordinator.report(spare.worker_id, [Crashed("Traceback: no GPU here")])
         await until(lambda: any(i.startswith("slot3-1.r") for i in stage.pool.entries))
         assert await state_of(coordinator) == "running"

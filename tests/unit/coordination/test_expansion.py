@@ -42,7 +42,7 @@ class Cluster:
         self.pool.num_bundles = lambda: len(self.placed)
         self.control: Any = SimpleNamespace(epoch=EpochId(1, 1), incarnation=1)
         staffing = SimpleNamespace(
-            respawn=lambda number, _: self.spawned.append(number),
+            respawn=self.respawn,
             withdraw=lambda entry: self.pool.entries.pop(entry.worker_id),
             takes_more=lambda node: node not in self.unfit and node not in self.kept_out,
         )
@@ -51,6 +51,9 @@ class Cluster:
         parts: Any = (self.pool, nodes, self.control, staffing, self.clock)
         job = make_job(**{"world": 2, "workers": {"maximum": 4}} | workers)
         self.expansion = Expansion(job, *parts)
+
+    async def respawn(self, number: int, _incarnation: int) -> None:
+        self.spawned.append(number)
 
     async def ensure(self, node_ids: set[str]) -> None:
         self.kept.extend(node_ids)
@@ -64,7 +67,7 @@ class Cluster:
     def find_lost(self, placed: dict[int, str], alive: dict[str, str]) -> list[int]:
         return self.lost
 
-    def drop(self, number: int) -> None:
+    async def drop(self, number: int) -> None:
         del self.placed[number]
 
     async def add(self, node_id: str, within_s: float) -> int | None:

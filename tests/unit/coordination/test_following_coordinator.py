@@ -231,7 +231,7 @@ def test_spares_that_are_lost_end_no_run_while_members_live_and_do_without_any(p
         coordinator = stage.start(max_failures=2)
         ids = await train(stage, coordinator)
         for number in range(5):
-            stage.pool.spawn(3, f"1.x{number}", rehearse=True)
+            await stage.pool.spawn(3, f"1.x{number}", rehearse=True)
             coordinator._on_gone(f"slot3-1.x{number}", "its actor exited")
         status = await coordinator.status()
         assert (status["failures"], status["spares_lost"], status["ending"]) == (0, 5, None)

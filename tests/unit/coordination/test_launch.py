@@ -31,7 +31,7 @@ class Pool:
     async def look_at_bundles(self) -> dict[int, str]:
         return {bundle: f"node{bundle % 2}" for bundle in range(self.reserved)}
 
-    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
+    async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
         self.spawned.append((bundle, rehearse))
         return type("", (), {"worker_id": f"slot{bundle}-{serial}"})
 

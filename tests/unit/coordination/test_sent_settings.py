@@ -53,9 +53,10 @@ def test_workers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
     async def spawn() -> None:
         watch: Any = None
         pool = WorkerPool("job-1", job, (), watch)
+        monkeypatch.setattr(pool.bundles, "numbers", lambda: {0})
         monkeypatch.setattr(pool.bundles, "place", ignore)
         monkeypatch.setattr(pool, "adopt", ignore)
-        pool.spawn(0, "a", rehearse=False)
+        await pool.spawn(0, "a", rehearse=False)
 
     asyncio.run(spawn())
     assert JobConfig.model_validate_json(actor.given[0].job_json) == job

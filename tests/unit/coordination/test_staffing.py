@@ -51,7 +51,7 @@ class Scene:
         self.staffing = Staffing(job, pool, *parts)
         self.pool = pool
 
-    def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
+    async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
         self.spawned.append(bundle)
         return SimpleNamespace(worker_id=f"slot{bundle}-{serial}")
 

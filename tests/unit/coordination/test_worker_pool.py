@@ -1,6 +1,7 @@
 """The workers of a run, without Ray."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from tests.distributed.jobs import make_job
-from tests.unit.coordination.fakes import Method, describe, settle
+from tests.unit.coordination.fakes import Method, describe, settle, until
 from trainflow.coordination import worker_pool as module
 from trainflow.coordination import worker_watch
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.coordination.worker_watch import WorkerWatch
 
 STARTING, WARM = "slot0-1.0", "slot1-1.1"
+TIMEOUT_S = 5.0
 
 
 def test_only_who_has_started_is_closed_gently_and_all_are_ended(
@@ -48,6 +50,91 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
     asyncio.run(act())
     assert asked == [WARM]
     assert ended == [STARTING, WARM]
+
+
+class SilentHead:
+    """Ray creates workers in bundle 0 once it may answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.may_answer = threading.Event()
+        self.numbers = {0}
+        self.ended: list[str] = []
+        self.pool = _make_pool()
+        monkeypatch.setattr(self.pool, "_create", self._create)
+        monkeypatch.setattr(self.pool.bundles, "numbers", lambda: self.numbers)
+        monkeypatch.setattr(self.pool.bundles, "place", lambda _: None)
+        monkeypatch.setattr(module, "ray", SimpleNamespace(kill=self._kill))
+
+    def _create(self, worker_id: str, *_: Any, **__: Any) -> Any:
+        assert self.may_answer.wait(TIMEOUT_S)
+        return SimpleNamespace(name=worker_id, wait_exit=Method(_wait_for_ever))
+
+    def _kill(self, actor: Any, *, no_restart: bool) -> None:
+        assert no_restart
+        self.ended.append(actor.name)
+
+    async def ask(self) -> "asyncio.Task[Any]":
+        """Ask for a worker, up to where Ray is asked for it."""
+        asking = asyncio.create_task(self.pool.spawn(0, "1.0", rehearse=True))
+        await settle()
+        assert not asking.done()
+        return asking
+
+
+def test_the_event_loop_goes_on_while_ray_does_not_create_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def act() -> None:
+        head = SilentHead(monkeypatch)
+        asking = await head.ask()
+        head.may_answer.set()
+        entry = await asking
+        assert head.pool.entries == {STARTING: entry}
+
+    asyncio.run(act())
+
+
+def test_a_worker_that_is_created_once_nobody_waits_for_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def act() -> None:
+        head = SilentHead(monkeypatch)
+        asking = await head.ask()
+        asking.cancel()
+        head.may_answer.set()
+        await until(lambda: STARTING in head.pool.entries)
+
+    asyncio.run(act())
+
+
+def test_a_worker_whose_bundle_goes_while_it_is_created_is_ended(monkeypatch: pytest.MonkeyPatch):
+    async def act() -> None:
+        head = SilentHead(monkeypatch)
+        asking = await head.ask()
+        head.numbers.clear()
+        head.may_answer.set()
+        assert await asking is None
+        assert (head.ended, head.pool.entries) == ([STARTING], {})
+        assert await head.pool.spawn(0, "1.1", rehearse=True) is None
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("within_s", [TIMEOUT_S, 0.0])
+def test_a_worker_that_is_created_while_the_run_ends_is_ended(
+    within_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    async def act() -> None:
+        head = SilentHead(monkeypatch)
+        await head.ask()
+        closing = asyncio.create_task(head.pool.close(within_s))
+        await settle()
+        head.may_answer.set()
+        await closing
+        await until(lambda: head.ended)
+        assert (head.ended, head.pool.entries) == ([STARTING], {})
+
+    asyncio.run(act())
 
 
 async def _wait_for_ever(*_: object) -> None:
