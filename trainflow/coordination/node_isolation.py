@@ -74,9 +74,12 @@ class NodeIsolation:
         self.isolated[host] = Isolated(found.probe_at_s, found.num_times, is_probed=True)
 
     def fail(self, host: str, now_s: float) -> bool:
-        """Something has failed there; if it was its probe, a longer pause begins."""
+        """Something has failed there; if it was its probe, a longer pause begins.
+
+        Once the pause is over it counts as that: an earlier coordinator may have begun the probe.
+        """
         found = self.isolated.get(host)
-        if found is None or not found.is_probed:
+        if found is None or (now_s < found.probe_at_s and not found.is_probed):
             return False
         self._isolate(host, now_s)
         return True

@@ -83,6 +83,15 @@ def test_what_an_earlier_coordinator_decided_holds():
     assert isolation.isolated["a"] == Isolated(180.0, num_times=4)
 
 
+def test_a_probe_of_an_earlier_coordinator_fails_by_what_fails_after_the_pause():
+    isolation = make()
+    isolation.restore("a", Isolated(50.0, num_times=1))
+    assert not isolation.fail("a", 49.0)
+    assert isolation.fail("a", 51.0)
+    assert isolation.isolated["a"] == Isolated(71.0, num_times=2)
+    assert not isolation.may_probe("a", 70.0)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_in_any_life_some_node_takes_ranks(life: list[tuple[str, bool]]):
     isolation, failed = make(after=1), dict.fromkeys(HOSTS, [0.0][:0])
