@@ -14,7 +14,7 @@ from trainflow.clock import Clock
 from trainflow.errors import UnreachableError
 
 _POLL_EVERY_S = 0.25
-_SILENT_AT_MOST_S = 60.0
+SILENT_AT_MOST_S = 60.0
 
 
 class FollowedRun(Protocol):
@@ -40,6 +40,8 @@ class AttachedRun:
         signals: the wish to stop it.
         clock: paces the questions.
         require_cluster: raises UnreachableError if the cluster is known to be gone.
+        silent_at_most_s: for how long the coordinator's silence is borne. Where the cluster would
+            go with this process there is nothing to leave for: training may go on without it.
     """
 
     run: FollowedRun
@@ -48,6 +50,7 @@ class AttachedRun:
     signals: StopSignals
     clock: Clock
     require_cluster: Callable[[], None] = lambda: None
+    silent_at_most_s: float = SILENT_AT_MOST_S
     _stop_acknowledged: bool = False
     _silent_since_s: float | None = None
 
@@ -57,7 +60,7 @@ class AttachedRun:
         While its coordinator is silent, since it restarts, the question is asked again.
 
         Raises:
-            UnreachableError: it was silent for a minute, or the cluster is gone.
+            UnreachableError: it was silent for too long, or the cluster is gone.
             KeyboardInterrupt: a second signal came.
         """
         while True:
@@ -93,5 +96,5 @@ class AttachedRun:
         if self._silent_since_s is None:
             self._silent_since_s = now_s
             self.display.notice("the coordinator does not answer; it is restarting: asking again")
-        elif now_s - self._silent_since_s > _SILENT_AT_MOST_S:
+        elif now_s - self._silent_since_s > self.silent_at_most_s:
             raise error

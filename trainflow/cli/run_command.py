@@ -3,6 +3,7 @@
 Process: driver.  Thread: main.  Blocks: until the run has ended.
 """
 
+import math
 import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainflow.checkpointing.probing import require_usable
-from trainflow.cli.attached_run import AttachedRun
+from trainflow.cli.attached_run import SILENT_AT_MOST_S, AttachedRun
 from trainflow.cli.display import DriverConsole, choose_display
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.head import own_head, refuse_second_head, require_whole
@@ -35,10 +36,12 @@ class ReachedCluster:
     Attributes:
         address: what it is reached by.
         require: raises UnreachableError if it is known to be gone.
+        silent_at_most_s: for how long a run on it may give no answer.
     """
 
     address: str
     require: Callable[[], None] = lambda: None
+    silent_at_most_s: float = SILENT_AT_MOST_S
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
             say("starting a head on this machine")
             own = exits.enter_context(own_head(job.workers))
 
-            cluster = ReachedCluster(own.address, lambda: require_whole(own))
+            cluster = ReachedCluster(own.address, lambda: require_whole(own), math.inf)
         else:
             cluster = ReachedCluster(address)
         exits.callback(_leave, cluster)
@@ -175,7 +178,9 @@ def _stay(attached: _Attached, signals: StopSignals) -> int:
     keep_for_service(job, Attempt(run.job_id, attached.attempt), os.environ, Path.cwd())
     with closing(choose_display(DriverConsole())) as display:
         following = AttachedRun(
-            run, Progress.of(job), display, signals, SYSTEM_CLOCK, require_cluster=cluster.require
+            *(run, Progress.of(job), display, signals, SYSTEM_CLOCK),
+            require_cluster=cluster.require,
+            silent_at_most_s=cluster.silent_at_most_s,
         )
         status = following.follow()
     run.retire()

@@ -1,5 +1,6 @@
 """Staying with a run: what is asked, when, and what ends it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,12 @@ def test_silence_is_borne_for_a_minute():
     with pytest.raises(UnreachableError, match="away"):
         attach(run, clock=clock).follow()
     assert 60 < clock.now_s < 61
+
+
+def test_silence_is_borne_for_ever_where_the_cluster_would_go_with_who_asks():
+    run, clock = FakeRun([AWAY] * 2000 + [ENDED]), FakeClock()
+    assert attach(run, clock=clock, silent_at_most_s=math.inf).follow() == ENDED
+    assert clock.now_s > 400
 
 
 def test_a_minute_is_counted_from_the_last_answer():
