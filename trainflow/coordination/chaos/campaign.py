@@ -154,7 +154,7 @@ class _OneRun:
         for planned in self._faults:
             if planned.is_ordered:
                 give_order(folder, order_of(planned))
-        view = RunView(run, self._clock)
+        view = RunView(run, self._clock, sum(each.silences_s for each in self._faults))
         scene = Scene(run.job_id, view, folder, self._clock, ground.own)
         view.start()
         try:
@@ -284,10 +284,15 @@ def _done_by_itself(planned: PlannedFault, made: Claim | None, last_step: int) -
 
 
 def _with_own_store(job: JobConfig, campaign: str, name: str) -> JobConfig:
-    """Give a run a folder of its own for checkpoints, beside the job's, if it makes any."""
+    """Give a run a folder of its own for checkpoints, beside the job's, if it makes any.
+
+    Beside a whole bucket there is nothing of ours: then it is in it.
+    """
     if job.checkpoint.url is None:
         return job
-    url = f"{job.checkpoint.url.rstrip('/')}-{campaign}/{name}"
+    of_job = job.checkpoint.url.rstrip("/")
+    is_bucket = "/" not in of_job.partition("://")[2] and "://" in of_job
+    url = f"{of_job}{'/' if is_bucket else '-'}{campaign}/{name}"
     return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"url": url})})
 
 

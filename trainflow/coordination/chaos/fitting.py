@@ -178,7 +178,11 @@ def _is_by_keeper(fault: FaultConfig) -> bool:
 
 def _check_reach(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
     """Hosts that can be cut off are a network of their own, which leads nowhere."""
-    urls = {"checkpoint.url": job.checkpoint.url, "data.url": job.data.url}
+    urls = {
+        "checkpoint.url": job.checkpoint.url,
+        "data.url": job.data.url,
+        "data.validation_url": job.data.validation_url,
+    }
     for name, url in urls.items():
         is_outside = url is not None and "://" in url and not url.startswith(_LOCAL)
         if plan.has("partition") and is_outside:

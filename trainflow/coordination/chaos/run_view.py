@@ -58,7 +58,14 @@ class RunView:
         gone: why there will be no more answers, or None.
     """
 
-    def __init__(self, run: SeenRun, clock: Clock):
+    def __init__(self, run: SeenRun, clock: Clock, stopped_s: float = 0.0):
+        """See nothing yet.
+
+        Args:
+            run: what is asked.
+            clock: tells for how long it is silent.
+            stopped_s: for how long faults of the plan have its coordinator stand still, in all.
+        """
         self.status: dict[str, Any] = {}
         self.workers: list[dict[str, Any]] = []
         self.coordinator_pid: int | None = None
@@ -70,6 +77,7 @@ class RunView:
         self._clock = clock
         self._closed = threading.Event()
         self._answered_at_s = clock.monotonic_s()
+        self._silent_at_most_s = _SILENT_AT_MOST_S + stopped_s
         self._noted_at_s = float("-inf")
         self._begun: set[int | None] = set()
         self._cpu_s: dict[int, float] = {}
@@ -106,7 +114,7 @@ class RunView:
                 self._ask()
                 self._answered_at_s = self._clock.monotonic_s()
             except UnreachableError as error:
-                if self._clock.monotonic_s() - self._answered_at_s > _SILENT_AT_MOST_S:
+                if self._clock.monotonic_s() - self._answered_at_s > self._silent_at_most_s:
                     self.gone = str(error)
             except CoordinationError as error:
                 self.gone = str(error)

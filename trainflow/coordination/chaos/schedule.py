@@ -43,6 +43,12 @@ class PlannedFault:
     is_drawn: bool = False
 
     @property
+    def silences_s(self) -> float:
+        """For how long the coordinator answers nobody by it, though it lives; 0 of most."""
+        is_stop = self.fault.kind == "stop" and self.fault.target == "coordinator"
+        return (self.fault.resume_after_s or 0.0) if is_stop else 0.0
+
+    @property
     def what(self) -> str:
         """What is done to whom, for a person."""
         fault = self.fault

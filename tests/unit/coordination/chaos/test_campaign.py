@@ -329,8 +329,17 @@ def test_a_run_that_hangs_is_stopped_and_judged_as_it_is(
     assert report.verdicts[0].evidence == (f"{told} (it stopped)",)
 
 
-def test_checkpoints_of_a_campaign_go_beside_the_job_s():
-    job = make_job(checkpoint={"url": "/data/ckpt/", "every_steps": 5})
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("/data/ckpt/", "/data/ckpt-chaos-abc/disturbed"),
+        ("ckpt", "ckpt-chaos-abc/disturbed"),
+        ("s3://bucket/run", "s3://bucket/run-chaos-abc/disturbed"),
+        ("s3://bucket/", "s3://bucket/chaos-abc/disturbed"),
+    ],
+)
+def test_checkpoints_of_a_campaign_go_beside_the_job_s(url: str, expected: str):
+    job = make_job(checkpoint={"url": url, "every_steps": 5})
     own = campaign._with_own_store(job, "chaos-abc", "disturbed")
-    assert own.checkpoint.url == "/data/ckpt-chaos-abc/disturbed"
+    assert own.checkpoint.url == expected
     assert campaign._with_own_store(make_job(), "chaos-abc", "disturbed").checkpoint.url is None

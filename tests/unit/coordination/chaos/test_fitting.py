@@ -174,6 +174,11 @@ def test_hosts_that_are_cut_off_reach_nothing_outside():
         require_fit(
             make_plan(CUT), make_job(checkpoint={"url": "s3://b/a"}), {}, on_own_cluster=True
         )
+    job = make_job()
+    data = job.data.model_copy(update={"validation_url": "http://host/v"})
+    elsewhere = job.model_copy(update={"data": data})
+    with pytest.raises(ConfigError, match=r"data\.validation_url: got 'http://host/v'; expected"):
+        require_fit(make_plan(CUT), elsewhere, {}, on_own_cluster=True)
 
 
 S3 = {"checkpoint": {"url": "s3://bucket/a", "every_steps": 5}}

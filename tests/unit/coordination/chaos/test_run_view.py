@@ -150,3 +150,17 @@ def test_it_is_over_with_a_reason_when_asking_fails_in_a_way_that_nobody_foresaw
     with watching({}, KeyError("step")) as view:
         wait_for(lambda: view.is_over)
         assert view.gone == "asking it failed: KeyError: 'step'"
+
+
+def test_a_coordinator_that_a_fault_has_stopped_is_borne_for_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(run_view, "_SILENT_AT_MOST_S", 0.0)
+    silent = [UnreachableError("it stands still")] * 5
+    view = RunView(FakeRun(*silent, {"step": 7}), SYSTEM_CLOCK, stopped_s=DEADLINE_S)
+    view.start()
+    try:
+        wait_for(lambda: view.status.get("step") == 7 or view.is_over)
+        assert view.gone is None
+    finally:
+        view.close()

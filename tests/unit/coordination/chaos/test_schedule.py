@@ -1,6 +1,9 @@
 """The same seed draws the same faults; whom they fall on follows from who is there."""
 
 from collections import Counter
+from typing import Any
+
+import pytest
 
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker, draw_faults
@@ -58,6 +61,19 @@ def test_what_is_listed_comes_as_it_is():
     assert (last.number, last.at_s, last.at_step, last.phase) == (11, None, 7, "optimizer")
     assert last.is_ordered
     assert last.what == "kill rank 2 in optimizer"
+
+
+@pytest.mark.parametrize(
+    ("fault", "silent_s"),
+    [
+        ({"kind": "stop", "target": "coordinator", "resume_after_s": 75}, 75.0),
+        ({"kind": "stop", "target": "keeper", "resume_after_s": 75}, 0.0),
+        ({"kind": "kill", "target": "coordinator"}, 0.0),
+    ],
+)
+def test_only_a_stop_of_the_coordinator_silences_it(fault: dict[str, Any], silent_s: float):
+    *_, last = draw_faults(make_plan(schedule=[fault | {"at_s": 1}]))
+    assert last.silences_s == silent_s
 
 
 def test_a_member_is_chosen_by_the_pick():
