@@ -312,12 +312,13 @@ def measure(times: int, healthy_s: float, only: str | None, *, quick: bool) -> F
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one kill")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--quick", action="store_true", help="one kill")
     parser.add_argument("--times", type=int, default=3, help="how often each fault falls")
     parser.add_argument(
         "--healthy", type=float, default=_HEALTHY_S, help="seconds without any, of both runs"
     )
-    parser.add_argument(
+    part.add_argument(
         "--only", choices=RUNS, help="one of the runs, by its limits; its result is not kept"
     )
     arguments = parser.parse_args()

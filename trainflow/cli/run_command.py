@@ -178,7 +178,11 @@ def _stay(attached: _Attached, signals: StopSignals) -> int:
     keep_for_service(job, Attempt(run.job_id, attached.attempt), os.environ, Path.cwd())
     with closing(choose_display(DriverConsole())) as display:
         following = AttachedRun(
-            *(run, Progress.of(job), display, signals, SYSTEM_CLOCK),
+            run,
+            Progress.of(job),
+            display,
+            signals,
+            SYSTEM_CLOCK,
             require_cluster=cluster.require,
             silent_at_most_s=cluster.silent_at_most_s,
         )

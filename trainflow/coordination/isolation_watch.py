@@ -39,7 +39,7 @@ class IsolationWatch:
         if self._after is None or host is None:
             return  # above all it asks Ray nothing while the others wait to recover
         now_s = self._clock.unix_s()
-        self._fail_probe(host, "a worker that was tried there is lost again")
+        self._fail_probe(host, "a worker there is lost again")
         for each in self._policy.judge(self._record.losses.failed_on, self._hosts(), now_s):
             self._tell_isolated(each, f"{self._after} failures there or more")
         self._mark()

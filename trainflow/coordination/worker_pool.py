@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -134,7 +135,7 @@ class WorkerPool:
 
     def _create(
         self, worker_id: str, placing: PlacementGroupSchedulingStrategy, *, rehearse: bool
-    ) -> Any:  # noqa: ANN401  an actor handle
+    ) -> ActorHandle[Any]:
         """Have Ray create a worker; blocks until its head has noted that."""
         spec = WorkerSpec(
             job_id=self._job_id,

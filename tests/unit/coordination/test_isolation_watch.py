@@ -86,8 +86,7 @@ def test_a_probe_that_is_lost_makes_the_pause_longer(scene: Scene):
     assert scene.watch.may_start("b1")
     assert scene.kinds() == ["isolate", "isolate"]
     assert scene.record.events_since(0)[-1]["text"] == (
-        "node b takes no more ranks: a worker that was tried there is lost again; it is tried in "
-        "20 s"
+        "node b takes no more ranks: a worker there is lost again; it is tried in 20 s"
     )
 
 
