@@ -24,7 +24,7 @@ class FollowedRun(Protocol):
         """Return where the run stands."""
         ...
 
-    def stop(self) -> None:
+    def stop(self) -> object:
         """Have it stopped; returns once that is acknowledged."""
         ...
 

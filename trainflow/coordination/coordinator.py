@@ -210,13 +210,13 @@ class Coordinator:
         """Have ranks record steps; see `Profiles.begin`."""
         return await self._profiles.begin(num_steps, ranks)
 
-    async def stop(self) -> None:
-        """End the run at the next step boundary. Acknowledged at once; a repeat changes nothing."""
-        if self._state is RunState.STOPPING or self._ending.done():
-            return
-        self._state, self._losses.replaces = RunState.STOPPING, False
-        self._record.add_event("stopping", "asked to stop at the next step boundary")
-        self._background.start(self._stop_workers())
+    async def stop(self) -> int:
+        """End the run at the next step boundary; a repeat changes nothing. Returns the attempt."""
+        if self._state is not RunState.STOPPING and not self._ending.done():
+            self._state, self._losses.replaces = RunState.STOPPING, False
+            self._record.add_event("stopping", "asked to stop at the next step boundary")
+            self._background.start(self._stop_workers())
+        return self._record.attempt
 
     async def retire(self) -> None:
         """The result has been read: the coordinator may go."""

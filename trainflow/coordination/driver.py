@@ -139,9 +139,9 @@ class Run:
         """Return its workers; see `Coordinator.workers`."""
         return self._ask(self._coordinator.workers.remote())
 
-    def stop(self) -> None:
-        """Stop it at the next step boundary; returns once that is acknowledged."""
-        self._ask(self._coordinator.stop.remote())
+    def stop(self) -> int:
+        """Stop it at the next step boundary; returns its attempt, once that is acknowledged."""
+        return self._ask(self._coordinator.stop.remote())
 
     def profile(self, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks record steps; returns once they have agreed, before they do.

@@ -71,8 +71,11 @@ class Cluster(Protocol):
         """Whether a job's coordinator is there, at work or with a result to tell."""
         ...
 
-    def stop_job(self, job_id: str) -> None:
-        """Have a job's coordinator stop it at the next step boundary; returns once it has agreed.
+    def stop_job(self, job_id: str) -> int:
+        """Have a job's coordinator stop it at the next step boundary.
+
+        Returns:
+            The attempt that it runs, or ran, once it has agreed.
 
         Raises:
             JobNotFoundError: there is none.

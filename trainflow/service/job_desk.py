@@ -201,11 +201,19 @@ class JobDesk:
                 f"job {job_id}: got one that has {found.job.state}, expected one that goes on; "
                 "there is nothing to stop"
             )
-        try:
-            self.cluster.stop_job(job_id)
-        except JobNotFoundError:
+        if not self._stop_coordinator(found.job):
             self._stop_without_coordinator(found.job)
         return found
+
+    def _stop_coordinator(self, job: records.Job) -> bool:
+        """Have a job stopped by its coordinator; False if it has none.
+
+        That of an attempt which has ended stays until a driver has read how.
+        """
+        try:
+            return self.cluster.stop_job(job.job_id) >= job.attempt
+        except JobNotFoundError:
+            return False
 
     def _stop_without_coordinator(self, job: records.Job) -> None:
         """Stop a driver that has yet to start a coordinator, and end the job that has neither then.
@@ -220,9 +228,7 @@ class JobDesk:
             if self.clock.monotonic_s() >= deadline_s:
                 return
             self.clock.sleep(_LOOK_EVERY_S)
-        if self.cluster.has_coordinator(job.job_id):  # which was just being started
-            self.cluster.stop_job(job.job_id)
-        else:
+        if not self._stop_coordinator(job):  # which may just have been started
             with telling_disk_faults():
                 record_ending(Attempt(job.job_id, job.attempt), STOPPED)
 

@@ -30,6 +30,7 @@ class FakeCluster:
     Attributes:
         drivers: by submission id.
         coordinators: ids of jobs that have one.
+        attempt: of every coordinator.
         stopped: ids of jobs and of drivers that were asked to stop.
         states: of drivers, where they are not running.
         drivers_end: when they are asked to.
@@ -40,6 +41,7 @@ class FakeCluster:
 
     drivers: dict[str, Driver] = field(default_factory=dict)
     coordinators: set[str] = field(default_factory=set)
+    attempt: int = 1
     stopped: list[str] = field(default_factory=list)
     states: dict[str, DriverState] = field(default_factory=dict)
     drivers_end: bool = False
@@ -71,11 +73,12 @@ class FakeCluster:
         self._fail()
         return job_id in self.coordinators
 
-    def stop_job(self, job_id: str) -> None:
+    def stop_job(self, job_id: str) -> int:
         self._fail()
         if job_id not in self.coordinators:
             raise JobNotFoundError(f"job: got {job_id!r}")
         self.stopped.append(job_id)
+        return self.attempt
 
     def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         self._fail()

@@ -407,6 +407,20 @@ async def test_a_coordinator_that_was_just_being_started_is_stopped_too(
     assert not (run_directory(job_id) / "result.json").exists()
 
 
+async def test_the_coordinator_of_an_earlier_attempt_takes_no_stop(
+    open_client: OpenClient, cluster: FakeCluster, history: History, job_config: Config
+):
+    """It lingers until a driver has read how that attempt ended; that of the next comes after."""
+    cluster.drivers_end = True
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        assert (await client.post(f"/v1/jobs/{job_id}/resume")).status_code == 202
+        cluster.coordinators.add(job_id)
+        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
+    assert f"{job_id}-a2" in cluster.stopped
+    assert json.loads((run_directory(job_id) / "result.json").read_text())["state"] == "stopped"
+
+
 async def test_a_job_that_nobody_sees_to_has_ended_once_it_is_stopped(
     open_client: OpenClient, cluster: FakeCluster, job_config: Config
 ):

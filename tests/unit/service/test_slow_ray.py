@@ -52,9 +52,9 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def cluster(gate: Gate) -> FakeCluster:
     class SlowCluster(FakeCluster):
-        def stop_job(self, job_id: str) -> None:
+        def stop_job(self, job_id: str) -> int:
             gate.pass_through()
-            super().stop_job(job_id)
+            return super().stop_job(job_id)
 
     return SlowCluster()
 

@@ -137,15 +137,11 @@ class Draft:
         return standing.state
 
     def _gather(self) -> Evidence:
-        newest = self.attempts[-1] if self.attempts else None
-        ended = None
-        if newest is not None and newest.ended_at_s is not None and newest.state is not None:
-            ended = Told(newest.state, newest.ended_at_s, newest.exit_code, newest.reason)
-        results = (self.result, ended, self._published_ending)
         sights = (self._published, self.events_say)
         return Evidence(
-            newest,
-            tuple(each for each in results if each is not None),
+            self.attempts[-1] if self.attempts else None,
+            self.result,
+            self._published_ending,
             tuple(each for each in sights if each is not None),
         )
 

@@ -2,7 +2,8 @@
 
 A record says it in several places, which are written one after the other and may be missing:
 ``result.json`` and the last event, that it has ended; ``status.json`` and the events, how it goes.
-What is older than the newest attempt's beginning says nothing of that attempt.
+Which attempt something is of is told by the order of events; of what has none, a status or a sight,
+by its time: what is older than an attempt's beginning says nothing of that attempt.
 """
 
 from collections.abc import Iterable
@@ -46,13 +47,15 @@ class Evidence:
 
     Attributes:
         attempt: the newest one; None if nothing was ever heard of any.
-        results: how the run ended, in the order in which they are believed.
+        result: how the run ended, by ``result.json``.
+        published: the same, by its status.
         sights: how it went, by its status and by its events.
     """
 
     attempt: Attempt | None
-    results: tuple[Told, ...]
-    sights: tuple[Sight, ...]
+    result: Told | None = None
+    published: Told | None = None
+    sights: tuple[Sight, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,20 @@ class Standing:
 
 
 def decide_standing(evidence: Evidence) -> Standing:
-    """Return where a job stands: ended if anything says so, else as the newest sight has it."""
-    since_s = _begins_at_s(evidence.attempt)
-    for told in evidence.results:
-        if told.ended_at_s >= since_s:
-            return Standing(told.state, told)
+    """Return where a job stands: ended if anything says so, else as the newest sight has it.
+
+    Of an attempt that resumes a job the record says nothing before it names its number.
+    """
+    attempt, since_s = evidence.attempt, _begins_at_s(evidence.attempt)
+    told = _ending_of(attempt)
+    is_in_record = attempt is None or attempt.started_at_s is not None or attempt.number == 1
+    if not is_in_record:
+        return Standing(RunState.PENDING if told is None else told.state, told)
+    told = evidence.result or told
+    if told is None and evidence.published and evidence.published.ended_at_s >= since_s:
+        told = evidence.published
+    if told is not None:
+        return Standing(told.state, told)
     seen = [each for each in evidence.sights if each.at_s >= since_s]
     newest = max(seen, key=lambda sight: sight.at_s, default=None)
     return Standing(RunState.PENDING if newest is None else newest.state, None)
@@ -90,28 +102,40 @@ def state_after(state: RunState | None, event: EventRecord) -> RunState | None:
 def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]:
     """Return a job's attempts, the first one first, after one more event.
 
-    The first event begins the first one, unless the service has submitted it; another is begun by
-    an event that names its number. In a record without that, each ``submitted`` that follows an
-    ending begins one. One that was told as ended by the service, which had waited for its beginning
-    for too short a time, has not ended once it begins.
+    Events are of the newest attempt that one of them has begun, whatever the clocks say. The first
+    event begins the first one, unless the service has submitted it; another is begun by an event
+    that names its number. In a record without that, each ``submitted`` that follows an ending
+    begins one. One that was told as ended by the service, which had waited for its beginning for
+    too short a time, has not ended once it begins.
     """
-    told = parse_ending(event)
     if not attempts:
         attempts = [_begun(_number_of(event) or 1, event)]
+    begun = [each for each in attempts if each.started_at_s is not None]
+    current = begun[-1] if begun else attempts[0]
+    told = parse_ending(event)
     if told is not None:
-        return _ended(attempts, told)
+        return _with(attempts, _ended(current, told))
     if event.kind not in _BEGINS:
         return attempts
-    newest = attempts[-1]
     number = _number_of(event)
     if number is None:  # if it has not ended, its coordinator died early, and begins again
-        has_gone_by = newest.started_at_s is not None and newest.ended_at_s is not None
-        number = newest.number + 1 if has_gone_by else newest.number
-    if number == newest.number and newest.started_at_s is None:
-        begun = _begun(number, event)
-        submitted = {"submission_id": newest.submission_id, "submitted_at_s": newest.submitted_at_s}
-        return [*attempts[:-1], replace(begun, **submitted)]
-    return [*attempts, _begun(number, event)] if number > newest.number else attempts
+        has_gone_by = current.started_at_s is not None and current.ended_at_s is not None
+        number = current.number + 1 if has_gone_by else current.number
+    known = next((each for each in attempts if each.number == number), None)
+    if number < current.number or (known is not None and known.started_at_s is not None):
+        return attempts
+    beginning = _begun(number, event)
+    if known is not None:
+        beginning = replace(
+            beginning, submission_id=known.submission_id, submitted_at_s=known.submitted_at_s
+        )
+    return _with(attempts, beginning)
+
+
+def _with(attempts: list[Attempt], changed: Attempt) -> list[Attempt]:
+    """Return attempts, in order, with one in place of that of its number, if there is any."""
+    others = [each for each in attempts if each.number != changed.number]
+    return sorted([*others, changed], key=lambda attempt: attempt.number)
 
 
 def _number_of(event: EventRecord) -> int | None:
@@ -126,22 +150,25 @@ def _begun(number: int, event: EventRecord) -> Attempt:
     return Attempt(number, None, None, event.at_s, None, None, None, None)
 
 
-def _ended(attempts: list[Attempt], told: Told) -> list[Attempt]:
-    """Return attempts with the one ended that an ending is of."""
-    for index, attempt in reversed(list(enumerate(attempts))):
-        if _begins_at_s(attempt) <= told.ended_at_s and attempt.ended_at_s is None:
-            ended = replace(
-                attempt,
-                started_at_s=told.ended_at_s
-                if attempt.started_at_s is None
-                else attempt.started_at_s,
-                ended_at_s=told.ended_at_s,
-                state=told.state,
-                exit_code=told.exit_code,
-                reason=told.reason,
-            )
-            return [*attempts[:index], ended, *attempts[index + 1 :]]
-    return attempts
+def _ended(attempt: Attempt, told: Told) -> Attempt:
+    """Return an attempt with how it ended; one that has ended stays as it is."""
+    if attempt.ended_at_s is not None:
+        return attempt
+    started_at_s = told.ended_at_s if attempt.started_at_s is None else attempt.started_at_s
+    return replace(
+        attempt,
+        started_at_s=started_at_s,
+        ended_at_s=told.ended_at_s,
+        state=told.state,
+        exit_code=told.exit_code,
+        reason=told.reason,
+    )
+
+
+def _ending_of(attempt: Attempt | None) -> Told | None:
+    if attempt is None or attempt.ended_at_s is None or attempt.state is None:
+        return None
+    return Told(attempt.state, attempt.ended_at_s, attempt.exit_code, attempt.reason)
 
 
 def _begins_at_s(attempt: Attempt | None) -> float:

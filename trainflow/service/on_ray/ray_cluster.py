@@ -99,9 +99,9 @@ class RayCluster:
             raise _unreachable(error) from error
         return True
 
-    def stop_job(self, job_id: str) -> None:
+    def stop_job(self, job_id: str) -> int:
         """Have a job stopped at its next step boundary."""
-        find_run(job_id).stop()
+        return find_run(job_id).stop()
 
     def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks of a job record steps."""

@@ -27,10 +27,13 @@ def event(kind: str, at_s: float = 20.0, **data: Any) -> EventRecord:
     return EventRecord(1, at_s, kind, kind, data)
 
 
-def state_of(attempt: Attempt | None, *known: Told | Sight) -> RunState:
-    results = tuple(each for each in known if isinstance(each, Told))
-    sights = tuple(each for each in known if isinstance(each, Sight))
-    return decide_standing(Evidence(attempt, results, sights)).state
+def state_of(
+    attempt: Attempt | None,
+    *sights: Sight,
+    result: Told | None = None,
+    published: Told | None = None,
+) -> RunState:
+    return decide_standing(Evidence(attempt, result, published, sights)).state
 
 
 def test_of_whom_nothing_is_heard_waits():
@@ -45,19 +48,38 @@ def test_the_newest_sight_counts():
 
 
 def test_an_ending_counts_whatever_is_seen_later():
-    assert state_of(STARTED, FAILED, Sight(RunState.RUNNING, 99.0)) is RunState.FAILED
-    assert decide_standing(Evidence(STARTED, (FAILED,), ())).told == FAILED
+    late = Sight(RunState.RUNNING, 99.0)
+    assert state_of(STARTED, late, result=FAILED) is RunState.FAILED
+    assert state_of(STARTED, late, published=FAILED) is RunState.FAILED
+    assert decide_standing(Evidence(STARTED, FAILED)).told == FAILED
 
 
-def test_the_first_of_several_endings_is_believed():
+def test_a_result_is_believed_before_what_was_published():
     other = Told(RunState.STOPPED, 41.0, 7, "stopped")
-    assert state_of(STARTED, other, FAILED) is RunState.STOPPED
+    assert state_of(STARTED, result=other, published=FAILED) is RunState.STOPPED
 
 
 def test_what_is_older_than_the_newest_attempt_says_nothing_of_it():
-    old = Sight(RunState.FAILED, 41.0)
-    assert state_of(SUBMITTED, FAILED, old) is RunState.PENDING
-    assert state_of(SUBMITTED, FAILED, Sight(RunState.RUNNING, 51.0)) is RunState.RUNNING
+    begun = replace(SUBMITTED, started_at_s=51.0)
+    assert state_of(begun, Sight(RunState.FAILED, 41.0), published=FAILED) is RunState.PENDING
+
+
+@pytest.mark.parametrize("at_s", [40.0, 50.5, 99.0])
+def test_of_an_attempt_that_resumes_nothing_is_known_before_the_record_names_it(at_s: float):
+    """The coordinator before it tells its end a moment later, or by a clock that is ahead."""
+    told, sight = replace(FAILED, ended_at_s=at_s), Sight(RunState.FAILED, at_s)
+    assert state_of(SUBMITTED, sight, result=told, published=told) is RunState.PENDING
+    came_to_nothing = replace(SUBMITTED, ended_at_s=60.0, state=RunState.STOPPED, exit_code=7)
+    assert state_of(came_to_nothing, sight, result=told) is RunState.STOPPED
+
+
+def test_an_attempt_ends_though_its_clock_was_set_back():
+    ended = replace(STARTED, ended_at_s=3.0, state=RunState.FAILED)
+    assert state_of(ended, Sight(RunState.RUNNING, 20.0)) is RunState.FAILED
+    early = replace(FAILED, ended_at_s=3.0)
+    assert state_of(STARTED, Sight(RunState.RUNNING, 20.0), result=early) is RunState.FAILED
+    (attempt,) = attempts_after([STARTED], event("failed", 3.0, exit_code=1))
+    assert (attempt.started_at_s, attempt.ended_at_s) == (10.0, 3.0)
 
 
 def test_an_attempt_begins_by_the_clock_of_its_coordinator():
@@ -101,15 +123,19 @@ def test_an_ending_ends_the_attempt_that_it_is_of():
     ended = replace(STARTED, ended_at_s=40.0, state=RunState.FAILED, exit_code=1, reason="failed")
     failed = event("failed", 40.0, exit_code=1)
     assert attempts_after([STARTED], failed) == [ended]
-    # Heard of when the next attempt was submitted already.
+    # Heard of when the next attempt was submitted already, or told after that.
     assert attempts_after([STARTED, SUBMITTED], failed) == [ended, SUBMITTED]
+    (late, submitted) = attempts_after([STARTED, SUBMITTED], event("failed", 50.5))
+    assert (late.ended_at_s, submitted) == (50.5, SUBMITTED)
     assert attempts_after([ended], failed) == [ended]
+    assert attempts_after([ended, SUBMITTED], failed) == [ended, SUBMITTED]
 
 
 def test_an_attempt_that_fails_before_it_begins_is_ended():
     (attempt,) = attempts_after([], event("failed", 5.0, exit_code=8))
     assert (attempt.started_at_s, attempt.ended_at_s, attempt.exit_code) == (5.0, 5.0, 8)
-    early = attempts_after([STARTED, SUBMITTED], event("failed", 60.0))[-1]
+    first = replace(SUBMITTED, number=1)
+    (early,) = attempts_after([first], event("failed", 60.0))
     assert (early.started_at_s, early.ended_at_s) == (60.0, 60.0)
 
 
@@ -130,6 +156,30 @@ def test_an_event_that_names_an_attempt_begins_it():
     assert begun == [STARTED, replace(SUBMITTED, started_at_s=70.0)]
     assert [each.number for each in attempts_after([], event("attempt", attempt=3))] == [3]
     assert attempts_after(two, event("attempt", 72.0, attempt="x")) == two
+    assert attempts_after(two, event("attempt", 72.0, attempt=1)) == two
+
+
+def test_an_attempt_that_was_begun_elsewhere_stands_before_a_later_one():
+    third = replace(SUBMITTED, number=3)
+    found = attempts_after([STARTED, third], event("attempt", 70.0, attempt=2))
+    assert found == [STARTED, replace(STARTED, number=2, started_at_s=70.0), third]
+
+
+def test_a_record_that_is_read_anew_comes_to_the_same():
+    first, second = replace(SUBMITTED, number=1), SUBMITTED
+    story = [
+        event("submitted", 51.0),
+        event("stopped", 52.0),
+        event("attempt", 53.0, attempt=2),
+        event("submitted", 54.0),
+        event("stopped", 55.0),
+    ]
+    found = [first, second]
+    for each in story:
+        found = attempts_after(found, each)
+    times = [(each.number, each.started_at_s, each.ended_at_s) for each in found]
+    assert times == [(1, 51.0, 52.0), (2, 53.0, 55.0)]
+    assert [each.submitted_at_s for each in found] == [50.0, 50.0]
 
 
 @pytest.mark.parametrize(
