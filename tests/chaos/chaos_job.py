@@ -238,5 +238,5 @@ def train(session: Session, args: Args) -> None:
         hold(args.work_dir)
     digest = xxhash.xxh3_64()
     for parameter in model.parameters():
-        digest.update(local_part(parameter).detach().numpy().tobytes())
+        digest.update(local_part(parameter).detach().cpu().numpy().tobytes())
     (args.work_dir / f"final-{session.rank}.txt").write_text(digest.hexdigest())

@@ -321,8 +321,19 @@ def _source_conflicts(data: DataConfig) -> list[Problem]:
 
 
 def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfig) -> list[Problem]:
-    if communication.backend != "nccl" or workers.resources.GPU > 0:
-        return []
-    expected = "gloo or auto where workers.resources.GPU = 0"
-    change = "change it, or give each worker a GPU in workers.resources.GPU"
-    return [Problem("communication.backend", "'nccl'", expected, change)]
+    """Refuse what a library can't carry: gloo reads the host's memory, NCCL wants a GPU a rank."""
+    backend, gpus = communication.backend, workers.resources.GPU
+    problems: list[Problem] = []
+    if backend == "nccl" and not gpus:
+        expected = "gloo or auto where workers.resources.GPU = 0"
+        change = "change it, or give each worker a GPU in workers.resources.GPU"
+        problems.append(Problem("communication.backend", show(backend), expected, change))
+    if backend == "gloo" and gpus:
+        expected = f"nccl or auto where workers.resources.GPU = {gpus:g}"
+        change = "leave it out, or train on CPUs with workers.resources.GPU: 0"
+        problems.append(Problem("communication.backend", show(backend), expected, change))
+    if 0 < gpus < 1 < workers.most:
+        expected = "whole GPUs where there may be several workers: NCCL refuses two ranks on one"
+        change = "raise it to 1, or train with one worker"
+        problems.append(Problem("workers.resources.GPU", f"{gpus:g}", expected, change))
+    return problems
