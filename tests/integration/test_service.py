@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from ray.job_submission import JobSubmissionClient
 
@@ -150,6 +151,41 @@ def test_a_job_that_is_stopped_before_it_has_begun_has_stopped_and_can_be_gone_o
     service.wait_job(job_id, lambda job: job["state"] == "running")
     service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
+
+
+def kill_driver(job_id: str) -> None:
+    """Kill the process that runs the first attempt of a job."""
+    own = ["--job-id", job_id, "--attempt", "1"]
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "trainflow" in command and command[-len(own) :] == own:
+            process.kill()
+            process.wait(10)
+            return
+    raise AssertionError(f"job {job_id} has no driver")
+
+
+def test_who_resumes_a_job_as_soon_as_it_is_told_as_stopped_and_stops_it_at_once_is_obeyed(
+    service: Service,
+):
+    """The coordinator before is still there then, as its driver didn't live to let it go."""
+    job_id = service.submit(service.ground.endless_job())
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
+    kill_driver(job_id)
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    for attempt in (2, 3):
+        assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == attempt
+        service.ask("POST", f"/v1/jobs/{job_id}/resume", 409)
+        service.ask("DELETE", f"/v1/jobs/{job_id}", 409)
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+        job = service.wait_job(job_id, lambda job: job["state"] == "stopped")
+        assert job["attempt"] == attempt
+    attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+    assert [(each["number"], each["state"]) for each in attempts] == [
+        (number, "stopped") for number in (1, 2, 3)
+    ]
+    service.ask("DELETE", f"/v1/jobs/{job_id}", 204)
 
 
 def test_another_host_and_no_token_are_refused_through_serve(service: Service):
