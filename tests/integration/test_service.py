@@ -157,7 +157,7 @@ def kill_driver(job_id: str) -> None:
     """Kill the process that runs the first attempt of a job."""
     own = ["--job-id", job_id, "--attempt", "1"]
     for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
+        command: list[str] = process.info["cmdline"] or []
         if "trainflow" in command and command[-len(own) :] == own:
             process.kill()
             process.wait(10)
