@@ -51,14 +51,15 @@ def tell_waiting_apart(phases_s: Mapping[str, float], waited_s: float) -> dict[s
 
     A rank that waits for a collective can't tell whether others are late or the link is slow, so
     that this is no phase that it could stamp. Once all have told how long they waited, it is known:
-    the one that came last waited for nobody, and the others that much longer.
+    the one that came last waited for nobody, and the others that much longer. Waiting for nobody
+    is told as well, so that there are as many times of waiting as of communicating.
 
     Args:
         phases_s: seconds by `Phase`.
         waited_s: by how much this rank has waited longer than the one that came last.
     """
-    communicated_s = phases_s.get(Phase.COMMUNICATE.value, 0.0)
-    wait_s = min(communicated_s, max(0.0, waited_s))
-    if not wait_s:
+    communicated_s = phases_s.get(Phase.COMMUNICATE.value)
+    if communicated_s is None:
         return dict(phases_s)
+    wait_s = min(communicated_s, max(0.0, waited_s))
     return {**phases_s, Phase.COMMUNICATE.value: communicated_s - wait_s, WAIT: wait_s}

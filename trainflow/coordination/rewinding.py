@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
-from trainflow.coordination.anomaly_history import BEGAN
+from trainflow.coordination.anomaly_history import BEGAN, OVER
 from trainflow.coordination.rewind_history import ASKED, REFUSED
 from trainflow.coordination.run_record import RunRecord
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
@@ -45,6 +45,7 @@ class Rewinding:
         self._record = record
         self._epochs = epochs
         self._stored = stored
+        self._found: dict[AnomalyKind, Mapping[str, Any]] = {}
         record.follow(self)
 
     def tick(self) -> None:
@@ -53,28 +54,31 @@ class Rewinding:
             self._epochs.pause()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """An anomaly was told of, perhaps."""
+        """An anomaly was told of, perhaps; a step may have several."""
+        if event["kind"] == BEGAN:
+            self._found[AnomalyKind(event["data"]["anomaly"])] = event
+        elif event["kind"] == OVER:
+            self._found.pop(AnomalyKind(event["data"]["anomaly"]), None)
+
+    def on_step(self, report: StepReport) -> None:
+        """A committed step was recorded, and who follows it before this has told what is odd."""
+        found, self._found = self._found, {}
         rewinds = self._record.rewinds
-        if event["kind"] != BEGAN or rewinds.pending is not None:
+        if not found or rewinds.pending is not None:
             return
-        data = event["data"]
-        since = {AnomalyKind(data["anomaly"]): int(data["since_step"])}
+        since = {kind: int(event["data"]["since_step"]) for kind, event in found.items()}
         decided = decide_rewind(since, self._stored.steps, rewinds.num_asked, self._limits)
         match decided:
             case GoBack(step):
-                self._ask(step, event["text"])
+                why = "; ".join(event["text"] for event in found.values())
+                self._ask(step, report.consumed_samples, why)
             case GoOn(reason):
                 text = f"the run does not go back for its loss: {reason}"
                 self._record.add_event(REFUSED, text)
             case None:
                 pass
 
-    def on_step(self, report: StepReport) -> None:
-        """A committed step was recorded."""
-
-    def _ask(self, step: int, why: str) -> None:
-        newest = self._record.steps_since(self._record.last_step - 1)[-1]
-        position = int(newest["consumed_samples"])
+    def _ask(self, step: int, position: int, why: str) -> None:
         text = (
             f"the run goes back to the checkpoint of step {step}, and passes over the samples up "
             f"to position {position}: {why}"

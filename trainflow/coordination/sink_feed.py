@@ -53,7 +53,7 @@ class SinkFeed:
             if each.trouble and number not in self._told:
                 self._told.add(number)
                 folder = self._folders[number]
-                text = f"{each.name} in {folder} lacks points of the curves: {each.trouble}"
+                text = f"{each.name} in {folder} has failed: {each.trouble}"
                 self._record.add_event("sink_failed", text, sink=each.name, folder=folder)
 
     def end(self, state: RunState) -> None:
@@ -71,9 +71,7 @@ class SinkFeed:
         self.tick()
         for each, folder in zip(self._loggers, self._folders, strict=True):
             if each.num_dropped:
-                text = (
-                    f"{each.name} in {folder} has not taken {each.num_dropped} points of the curves"
-                )
+                text = f"{each.name} in {folder} lacks at most {each.num_dropped} points of curves"
                 data = {"sink": each.name, "folder": folder, "num_dropped": each.num_dropped}
                 self._record.add_event("sink_incomplete", text, **data)
 

@@ -216,7 +216,7 @@ SINK_DROPPED = Metric(
     "sink_points_dropped_total",
     Kind.COUNTER,
     "1",
-    "Points of curves that a sink has not taken: it was slow, or failed.",
+    "Points of curves that a sink lacks, or may lack: it was slow, or failed.",
     {"sink": tuple(PACKAGES)},
 )
 POSTS_DROPPED = Metric(

@@ -19,7 +19,7 @@ WAITED_S = (0.75, 0.5, 0.25)
     [
         (0, {"communicate": 0.5, "wait": 0.5}),
         (1, {"communicate": 0.75, "wait": 0.25}),
-        (2, {"communicate": 1.0}),
+        (2, {"communicate": 1.0, "wait": 0.0}),
     ],
 )
 def test_each_rank_waits_for_the_one_that_came_last(rank: int, told: dict[str, float]):

@@ -61,7 +61,8 @@ def test_what_the_last_rank_did_not_wait_was_waiting_for_it():
 
 
 def test_the_rank_that_came_last_waited_for_nobody():
-    assert tell_waiting_apart({"communicate": 0.5}, 0.0) == {"communicate": 0.5}
+    assert tell_waiting_apart({"communicate": 0.5}, 0.0) == {"communicate": 0.5, "wait": 0.0}
+    assert tell_waiting_apart({"compute": 0.5}, 0.0) == {"compute": 0.5}, "it was alone"
 
 
 @pytest.mark.parametrize("phases_s", [{"communicate": 0.5}, {"compute": 1.0}, {}])

@@ -19,6 +19,7 @@ from tests.unit.coordination.test_kept_state import (
     version,
 )
 from tests.unit.coordination.test_run_record import STEP
+from trainflow.computation.reports import StepReport
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.rewind_history import Rewind
 from trainflow.coordination.rewinding import Rewinding
@@ -82,6 +83,41 @@ def test_after_a_spike_it_goes_back_and_passes_over_what_led_there(tmp_path: Pat
         "position 1210: step 121: the loss 8 is"
     )
     assert run.epochs.num_asked == 1
+
+
+def find(run: Run, step: int, *kinds: str) -> None:
+    """Take a step, of which something tells these anomalies."""
+
+    class Watch:
+        def on_event(self, event: Any) -> None: ...
+
+        def on_step(self, report: StepReport) -> None:
+            for kind in kinds:
+                run.record.add_event("anomaly", kind, anomaly=kind, since_step=report.step)
+
+    run.open()
+    run.record = RunRecord(run.record.directory, FakeClock())
+    run.record.follow(Watch())
+    run.rewinding = Rewinding(JOB, run.record, run.epochs, Stored(100, 500, 600, 650))
+    run.step(step, loss=8.0)
+
+
+@pytest.mark.parametrize("kinds", [("loss_spike", "loss_rise"), ("loss_rise", "loss_spike")])
+def test_of_several_in_a_step_what_began_first_counts(tmp_path: Path, kinds: tuple[str, str]):
+    run = Run(tmp_path)
+    find(run, 672, *kinds)
+    assert run.kinds() == ["anomaly", "anomaly", "rewind"]
+    assert run.last()["data"] == {"to_step": 500, "position": 672 * SAMPLES}
+    assert run.last()["text"].endswith(f": {kinds[0]}; {kinds[1]}")
+
+
+def test_what_is_void_before_the_next_step_is_no_reason(tmp_path: Path):
+    run = Run(tmp_path)
+    run.go(120)
+    run.record.add_event("anomaly", "", anomaly="loss_spike", since_step=120)
+    run.record.add_event("anomaly_over", "", anomaly="loss_spike", since_step=120, cause="void")
+    run.go(121)
+    assert run.kinds() == ["anomaly", "anomaly_over"]
 
 
 def test_it_is_asked_for_again_until_it_is_done(tmp_path: Path):

@@ -41,9 +41,10 @@ class Opened:
         points = self.points.setdefault(sink.kind, [])
 
         class Logger:
-            def log(_self, point: Point) -> None:  # noqa: N805  the test is self
+            def log(_self, point: Point) -> bool:  # noqa: N805  the test is self
                 self.act(sink.kind)
                 points.append(point)
+                return True
 
             def close(_self, outcome: Outcome | None) -> None:  # noqa: N805  as above
                 self.outcomes.append(outcome)
@@ -113,12 +114,26 @@ def test_one_that_fails_is_told_once_and_the_other_lacks_nothing(tmp_path: Path,
     run.close()
     assert len(opened.points["tensorboard"]) == 3
     assert run.told() == [
-        ("sink_failed", "wandb in /b lacks points of the curves: OSError: no room"),
-        ("sink_incomplete", "wandb in /b has not taken 3 points of the curves"),
+        ("sink_failed", "wandb in /b has failed: OSError: no room"),
+        ("sink_incomplete", "wandb in /b lacks at most 3 points of curves"),
     ]
     run.feed.tick()
     assert run.export.value(metrics.SINK_DROPPED, sink="wandb") == 3
     assert run.export.value(metrics.SINK_DROPPED, sink="tensorboard") == 0
+
+
+def test_one_that_can_not_be_opened_is_told_as_what_it_is(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_sink: SinkConfig, _run: LoggedRun) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr(sink_feed, "open_logger", refuse)
+    run = Run(tmp_path, SINKS[1])
+    run.close()
+    assert run.told() == [
+        ("sink_failed", "wandb in /b has failed: it could not be opened: OSError: no room")
+    ]
 
 
 def test_a_run_goes_on_and_ends_while_a_sink_blocks(

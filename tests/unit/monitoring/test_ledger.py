@@ -176,6 +176,14 @@ def test_growing_at_a_boundary_is_no_recovery(run: Run):
     assert run.since() == {PRODUCTIVE: 3.0 + 4.0, RESIZE: 3.0, IDLE: 3.0}
 
 
+def test_going_back_without_a_loss_voids_steps_and_its_pause_is_no_recovery(run: Run):
+    run.commit(1, 21)
+    run.commit(2, 22)
+    run.ledger.form(["a", "b", "c"], 1, at(23))
+    run.commit(2, 26)
+    assert run.since() == {PRODUCTIVE: 3.0 + 9.0, WASTED: 3.0, RESIZE: 3.0}
+
+
 def test_one_that_leaves_its_rank_stands_by(run: Run):
     run.commit(1, 21)
     run.ledger.form(["a", "s", "c"], 1, at(21))

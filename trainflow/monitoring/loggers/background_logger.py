@@ -45,6 +45,8 @@ class BackgroundLogger:
         self._changed = threading.Condition()
         self._is_closing = False
         self._outcome: Outcome | None = None
+        self._num_unsure = 0  # taken from what waits, and not known to be written
+        self._is_given_up = False
         self._num_dropped = 0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
@@ -52,13 +54,13 @@ class BackgroundLogger:
 
     @property
     def num_dropped(self) -> int:
-        """Points that it has not taken."""
+        """Points that it has not taken, or may not have written."""
         with self._changed:
             return self._num_dropped
 
     @property
     def trouble(self) -> str:
-        """Why some were dropped, at first; empty if none were."""
+        """What went wrong at first; empty if nothing did."""
         with self._changed:
             return self._trouble
 
@@ -81,18 +83,23 @@ class BackgroundLogger:
             self._changed.notify_all()
 
     def wait_closed(self, timeout_s: float) -> bool:
-        """Wait until it has ended; False if it has not in time, and what waits for it is lost."""
+        """Wait until it has ended; False if it has not in time, and what isn't written is lost."""
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return True
         with self._changed:
-            self._drop("it did not end in time", len(self._waiting))
-            self._waiting.clear()
+            self._drop_rest("it did not end in time")
+            self._is_given_up = True
         return False
 
     def _drop(self, trouble: str, number: int = 1) -> None:
         self._num_dropped += number
         self._trouble = self._trouble or trouble
+
+    def _drop_rest(self, trouble: str) -> None:
+        self._drop(trouble, len(self._waiting) + self._num_unsure)
+        self._waiting.clear()
+        self._num_unsure = 0
 
     # On its thread
 
@@ -103,16 +110,15 @@ class BackgroundLogger:
                 break
             is_last = self._rest()
         with self._changed:
-            self._drop(self._trouble, len(self._waiting))
-            self._waiting.clear()
+            self._drop_rest(self._trouble)
 
     def _serve(self) -> bool:
         """Open it and pass points on until there are no more; False if it fails at that."""
         try:
             opened = self._open()
-        except Exception as error:  # whatever its library raises
+        except BaseException as error:  # whatever its library raises, SystemExit among it
             logger.exception("%s could not be opened", self.name)
-            self._note(error)
+            self._note(f"it could not be opened: {_describe(error)}")
             return False
         num_failed = 0
         while num_failed < LEFT_AFTER:
@@ -134,26 +140,45 @@ class BackgroundLogger:
         with self._changed:
             while not self._waiting and not self._is_closing:
                 self._changed.wait()
-            return self._waiting.popleft() if self._waiting else None
+            if not self._waiting:
+                return None
+            self._num_unsure += 1
+            return self._waiting.popleft()
 
     def _pass_on(self, opened: RunLogger, point: Point) -> bool:
         try:
-            opened.log(point)
-        except Exception as error:  # whatever its library raises
+            is_written = opened.log(point)
+        except BaseException as error:  # as above
             logger.exception("%s raised", self.name)
-            self._note(error, 1)
+            self._note(_describe(error), 1)
             return False
+        if is_written:
+            self._settle(1)
         return True
 
     def _close(self, opened: RunLogger) -> None:
         with self._changed:
-            outcome = self._outcome
+            outcome, num_unsure = self._outcome, self._num_unsure
         try:
             opened.close(outcome)
-        except Exception as error:  # as above
+        except BaseException as error:  # as above
             logger.exception("%s could not be closed", self.name)
-            self._note(error)
+            self._note(f"it could not be closed: {_describe(error)}", num_unsure)
+        else:
+            self._settle(num_unsure)
 
-    def _note(self, error: Exception, num_dropped: int = 0) -> None:
+    def _settle(self, number: int) -> None:
+        """So many are written, or dropped."""
         with self._changed:
-            self._drop(f"{type(error).__name__}: {error}", num_dropped)
+            if not self._is_given_up:  # else they have been counted
+                self._num_unsure -= number
+
+    def _note(self, trouble: str, num_lost: int = 0) -> None:
+        with self._changed:
+            if not self._is_given_up:  # as above
+                self._num_unsure -= num_lost
+                self._drop(trouble, num_lost)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

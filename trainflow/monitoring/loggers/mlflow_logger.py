@@ -29,12 +29,13 @@ class MlflowLogger:
         self._client = client
         self._run_id = run_id
 
-    def log(self, point: Point) -> None:
-        """Take one point."""
+    def log(self, point: Point) -> bool:
+        """Write one point."""
         at_ms = round(point.at_s * _MS_PER_S)
         named = {rename(name): value for name, value in point.values.items()}
         metrics = [Metric(name, value, at_ms, point.step) for name, value in named.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+        return True
 
     def close(self, outcome: Outcome | None) -> None:
         """Say that the run is over, and how, if it is."""

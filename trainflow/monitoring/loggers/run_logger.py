@@ -52,8 +52,8 @@ class Outcome(StrEnum):
 class RunLogger(Protocol):
     """Takes a run's curves. Every call may block, and may raise anything."""
 
-    def log(self, point: Point) -> None:
-        """Take one point."""
+    def log(self, point: Point) -> bool:
+        """Take one point; False if whether it is written is known only once this is closed."""
         ...
 
     def close(self, outcome: Outcome | None, /) -> None:

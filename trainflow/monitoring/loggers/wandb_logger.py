@@ -29,9 +29,10 @@ class WandbLogger:
         self._run = run
         run.define_metric("*", step_metric=_STEP)
 
-    def log(self, point: Point) -> None:
-        """Take one point."""
+    def log(self, point: Point) -> bool:
+        """Take one point, which the library's process writes when it comes to it."""
         self._run.log({_STEP: point.step, **point.values})
+        return False
 
     def close(self, outcome: Outcome | None) -> None:
         """Write what is left; returns when the library's process has written it, and ended."""

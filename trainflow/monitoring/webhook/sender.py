@@ -115,7 +115,7 @@ class WebhookSender:
                 wait_s = self._backoff.decide_wait(num_tried) if error.may_pass else None
                 if wait_s is None or not self._wait_for_next_try(wait_s):
                     return str(error)
-            except Exception as error:  # whatever it is, the next may be taken
+            except BaseException as error:  # whatever it is, the next may be taken
                 logger.exception("an event could not be sent")
                 return type(error).__name__
             else:

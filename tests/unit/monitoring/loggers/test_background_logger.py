@@ -20,15 +20,17 @@ def point(step: int) -> Point:
 class Notes:
     """Notes the steps that it is given, and does what a test wants with each."""
 
-    def __init__(self, act: Callable[[Point], None] = lambda _: None):
+    def __init__(self, act: Callable[[Point], None] = lambda _: None, *, writes: bool = True):
         self.steps: list[int] = []
         self.is_closed = False
         self.outcome: Outcome | None = None
         self._act = act
+        self._writes = writes
 
-    def log(self, point: Point) -> None:
+    def log(self, point: Point) -> bool:
         self._act(point)
         self.steps.append(point.step)
+        return self._writes
 
     def close(self, outcome: Outcome | None) -> None:
         self.is_closed = True
@@ -146,7 +148,8 @@ def test_one_that_can_not_be_opened_loses_everything():
 
     with behind(fail) as logger:
         logger.log(point(1))
-    assert (logger.num_dropped, logger.trouble) == (1, "ImportError: No module named 'wandb'")
+    trouble = "it could not be opened: ImportError: No module named 'wandb'"
+    assert (logger.num_dropped, logger.trouble) == (1, trouble)
 
 
 def test_one_that_does_not_end_is_left_behind_with_what_it_lacks():
@@ -162,19 +165,96 @@ def test_one_that_does_not_end_is_left_behind_with_what_it_lacks():
     assert is_stuck.wait(WITHIN_S)
     logger.begin_closing(Outcome.SUCCEEDED)
     assert not logger.wait_closed(0.0)
-    assert logger.num_dropped == 2
+    assert logger.num_dropped == 3, "with the one in its hands"
     goes_on.set()
     assert logger.wait_closed(WITHIN_S)
+    assert logger.num_dropped == 3
 
 
-def test_one_that_raises_when_it_is_closed_is_told_of():
+def test_one_that_fails_when_it_has_been_left_behind_loses_no_more():
+    goes_on, is_stuck = threading.Event(), threading.Event()
+
+    def block(_point: Point) -> None:
+        is_stuck.set()
+        assert goes_on.wait(WITHIN_S)
+        raise OSError("no room")
+
+    logger = BackgroundLogger("test", lambda: Notes(block))
+    logger.log(point(0))
+    assert is_stuck.wait(WITHIN_S)
+    logger.begin_closing(Outcome.SUCCEEDED)
+    assert not logger.wait_closed(0.0)
+    goes_on.set()
+    assert logger.wait_closed(WITHIN_S)
+    assert (logger.num_dropped, logger.trouble) == (1, "it did not end in time")
+
+
+@pytest.mark.parametrize(("writes", "num_lost"), [(True, 0), (False, 3)])
+def test_one_that_blocks_when_it_is_closed_lacks_what_may_not_be_written(
+    *, writes: bool, num_lost: int
+):
+    goes_on, is_stuck = threading.Event(), threading.Event()
+
+    class Stuck(Notes):
+        def close(self, outcome: Outcome | None) -> None:
+            is_stuck.set()
+            assert goes_on.wait(WITHIN_S)
+
+    logger = BackgroundLogger("test", lambda: Stuck(writes=writes))
+    for step in range(3):
+        logger.log(point(step))
+    logger.begin_closing(Outcome.SUCCEEDED)
+    assert is_stuck.wait(WITHIN_S)
+    assert not logger.wait_closed(0.0)
+    goes_on.set()
+    assert logger.wait_closed(WITHIN_S)
+    assert (logger.num_dropped, logger.trouble) == (num_lost, "it did not end in time")
+
+
+@pytest.mark.parametrize(("writes", "num_lost"), [(True, 0), (False, 1)])
+def test_one_that_raises_when_it_is_closed_is_told_of(*, writes: bool, num_lost: int):
     class Unclosable(Notes):
-        def close(self, _outcome: Outcome | None) -> None:
+        def close(self, outcome: Outcome | None) -> None:
             raise OSError("no room")
 
-    with behind(Unclosable) as logger:
+    with behind(lambda: Unclosable(writes=writes)) as logger:
         logger.log(point(1))
-    assert (logger.num_dropped, logger.trouble) == (0, "OSError: no room")
+    trouble = "it could not be closed: OSError: no room"
+    assert (logger.num_dropped, logger.trouble) == (num_lost, trouble)
+
+
+def test_what_is_written_when_it_is_closed_is_not_lost():
+    with behind(lambda: Notes(writes=False)) as logger:
+        logger.log(point(1))
+    assert (logger.num_dropped, logger.trouble) == (0, "")
+
+
+def test_a_library_that_would_end_its_thread_loses_a_point_and_no_more():
+    def leave_at_2(each: Point) -> None:
+        if each.step == 2:
+            raise SystemExit(3)
+
+    notes = Notes(leave_at_2)
+    with behind(lambda: notes) as logger:
+        for step in range(5):
+            logger.log(point(step))
+    assert notes.steps == [0, 1, 3, 4]
+    assert (logger.num_dropped, logger.trouble) == (1, "SystemExit: 3")
+
+
+def test_nor_when_it_is_opened_or_closed():
+    class Unclosable(Notes):
+        def close(self, outcome: Outcome | None) -> None:
+            raise SystemExit(3)
+
+    def leave() -> RunLogger:
+        raise SystemExit(3)
+
+    for open_logger, num_lost, what in ((leave, 1, "opened"), (Unclosable, 0, "closed")):
+        with behind(open_logger) as logger:
+            logger.log(point(1))
+        trouble = f"it could not be {what}: SystemExit: 3"
+        assert (logger.num_dropped, logger.trouble) == (num_lost, trouble)
 
 
 def test_what_comes_after_the_end_is_counted():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from trainflow.config.sinks import SinkConfig, SinkKind
+from trainflow.monitoring.loggers.background_logger import LEFT_AFTER, BackgroundLogger
 from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point, open_logger
 
 RUN = LoggedRun("tiny-abcdef", "tiny", {"name": "tiny", "training": {"max_steps": 3}})
@@ -68,6 +70,30 @@ def test_tensorboard_shows_steps_that_came_again_once(tmp_path: Path):
     losses = [1.0] * 2 + [2.0] * 3 + [3.0] * 2
     assert [(e.step, e.value) for e in read.Scalars("train/loss")] == [*enumerate(losses, 1)]
     assert [(e.step, e.value) for e in read.Scalars("eval/held_out")] == [(3, 3.0)]
+
+
+def test_tensorboard_lacks_what_is_counted_after_a_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    writer: Any = pytest.importorskip("tensorboard.summary.writer.record_writer").RecordWriter
+    write_whole, number = writer.write, count()
+
+    def write(self: Any, data: bytes) -> None:
+        if next(number) == 30:
+            self._writer.write(data[:4])
+            raise OSError("no room")
+        write_whole(self, data)
+
+    monkeypatch.setattr(writer, "write", write)
+    sink = SinkConfig(kind="tensorboard", folder=str(tmp_path))
+    logger = BackgroundLogger("tensorboard", lambda: open_logger(sink, RUN), rest_s=0.001)
+    for each in make_points(range(1, 101), 1.0):
+        logger.log(each)
+    logger.begin_closing(Outcome.SUCCEEDED)
+    assert logger.wait_closed(30.0)
+    steps = [each.step for each in read_tensorboard(tmp_path).Scalars("train/loss")]
+    assert steps == [*range(1, 29), *range(29 + LEFT_AFTER, 101)]
+    assert (logger.num_dropped, logger.trouble) == (LEFT_AFTER, "OSError: no room")
 
 
 def test_mlflow_reads_what_was_written(tmp_path: Path):

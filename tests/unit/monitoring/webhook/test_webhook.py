@@ -175,20 +175,21 @@ def test_a_server_that_refuses_connections_is_named_without_its_path():
     assert (sender.num_dropped, sender.trouble) == (1, "127.0.0.1: ConnectionRefusedError")
 
 
-def test_a_bug_costs_one_document():
+@pytest.mark.parametrize("bug", [ZeroDivisionError, SystemExit])
+def test_a_bug_costs_one_document(bug: type[BaseException]):
     posted = threading.Semaphore(0)
 
     def post(document: bytes) -> None:
         posted.release()
         if document == b"odd":
-            raise ZeroDivisionError
+            raise bug
 
     sender = WebhookSender(post, AT_ONCE)
     sender.send(b"odd")
     sender.send(b"usual")
     sender.begin_closing()
     assert sender.wait_closed(WITHIN_S)
-    assert (sender.num_dropped, sender.trouble) == (1, "ZeroDivisionError")
+    assert (sender.num_dropped, sender.trouble) == (1, bug.__name__)
     assert posted.acquire(timeout=0)
     assert posted.acquire(timeout=0)
 
