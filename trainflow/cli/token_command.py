@@ -84,6 +84,17 @@ def _tokens(config: Path | None) -> Generator["Tokens"]:
         yield history.tokens
 
 
+@contextmanager
+def _known_tokens(config: Path | None) -> Generator["Tokens"]:
+    """As `_tokens`, of a database that is there: a path that is wrong isn't one without tokens."""
+    from trainflow.service.history.database import require_there  # noqa: PLC0415
+    from trainflow.service.settings import load_settings  # noqa: PLC0415
+
+    require_there(load_settings(config).history.url)
+    with _tokens(config) as tokens:
+        yield tokens
+
+
 @token_app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
@@ -139,7 +150,7 @@ def _keep(made: "NewToken", file: Path, tokens: "Tokens") -> None:
 @token_app.command("list")
 def list_(config: SettingsFile = None, output: OutputOption = Output.TABLE) -> None:
     """List tokens, the newest first; those that are refused are among them."""
-    with _tokens(config) as tokens:
+    with _known_tokens(config) as tokens:
         rows = [_describe(token) for token in tokens.list()]
     table = [row | {"scopes": ",".join(row["scopes"])} for row in rows]
     write_answer(rows, format_table(table, _COLUMNS), output)
@@ -151,7 +162,7 @@ def revoke(
     config: SettingsFile = None,
 ) -> None:
     """Refuse a token from now on."""
-    with _tokens(config) as tokens:
+    with _known_tokens(config) as tokens:
         token = tokens.revoke(token_id)
     say(f"token {token.token_id} ({token.name}) is refused from now on")
 

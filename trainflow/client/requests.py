@@ -4,6 +4,7 @@ What can be asked stands here once; a client only sends it.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,14 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from trainflow.client.problems import Problem, ServiceError, as_error, read_problem
+from trainflow.client.problems import (
+    Problem,
+    RequestRefusedError,
+    ServiceError,
+    as_error,
+    read_problem,
+)
+from trainflow.coordination import names as run_names
 from trainflow.coordination.log_segments import Piece
 from trainflow.errors import ConfigError
 from trainflow.service.documents import GREATEST, AttemptDocument, JobDetails, JobPageDocument
@@ -40,6 +48,7 @@ _UNSEEN = frozenset({408, 429})
 _PASSING = _UNSEEN | {0, 503}
 # A stream is read byte by byte: a proxy must not compress it.
 _AS_IT_IS = {"Accept-Encoding": "identity"}
+_LOGIN = re.compile(r"//[^/\s]*@")
 
 
 @dataclass(frozen=True)
@@ -111,10 +120,45 @@ def _plain(**query: Any) -> dict[str, Any]:  # noqa: ANN401  as httpx takes it
     return {name: value for name, value in query.items() if value is not None}
 
 
+def _job_path(job_id: str) -> str:
+    """Return where a job is; raises RequestRefusedError for what would lead elsewhere."""
+    if not run_names.is_job_id(job_id):
+        detail = (
+            f"job_id: got {job_id[:80]!r}, expected text that matches {run_names.JOB_ID_PATTERN}; "
+            "take it from what submit or list returned"
+        )
+        raise RequestRefusedError(Problem("", 0, detail))
+    return f"/v1/jobs/{job_id}"
+
+
+def _is_sendable(text: str) -> bool:
+    """Whether a header can have it."""
+    return text.isascii() and text.isprintable()
+
+
+def authorize(token: str | None) -> dict[str, str]:
+    """Return the headers of whoever has a token; raises ConfigError for what is none."""
+    if token is None:
+        return {}
+    if not _is_sendable(token):
+        raise ConfigError(
+            "token: got text with characters that no header can have, expected printable ASCII; "
+            "give it as `trainflow token create` has printed it"
+        )
+    return {"Authorization": f"Bearer {token}"}
+
+
 def submit(
     config: Mapping[str, Any] | str, working_directory: str | None, key: str | None
 ) -> Request[JobDetails]:
-    """Submit a job; with a key of its own if none is given, so that it may be repeated."""
+    """Submit a job; with a key of its own if none is given, so that it may be repeated.
+
+    Raises:
+        RequestRefusedError: the key can't be sent.
+    """
+    if key is not None and not _is_sendable(key):
+        detail = f"Idempotency-Key: got {key[:80]!r}, expected printable ASCII; choose another key"
+        raise RequestRefusedError(Problem("", 0, detail))
     body: dict[str, Any] = {"config": config if isinstance(config, str) else dict(config)}
     if working_directory is not None:
         body["working_directory"] = working_directory
@@ -142,35 +186,35 @@ def list_jobs(
 
 def get(job_id: str) -> Request[JobDetails]:
     """Find a job."""
-    return Request("GET", f"/v1/jobs/{job_id}", _reader(JobDetails))
+    return Request("GET", _job_path(job_id), _reader(JobDetails))
 
 
 def attempts(job_id: str) -> Request[list[AttemptDocument]]:
     """List how often it was begun."""
-    return Request("GET", f"/v1/jobs/{job_id}/attempts", _reader(list[AttemptDocument]))
+    return Request("GET", f"{_job_path(job_id)}/attempts", _reader(list[AttemptDocument]))
 
 
 def stop(job_id: str) -> Request[JobDetails]:
     """Stop a job."""
-    return Request("POST", f"/v1/jobs/{job_id}/stop", _reader(JobDetails))
+    return Request("POST", f"{_job_path(job_id)}/stop", _reader(JobDetails))
 
 
 def resume(job_id: str) -> Request[JobDetails]:
     """Go on with a job; repeated after an answer that was lost it would conflict with itself."""
-    path = f"/v1/jobs/{job_id}/resume"
+    path = f"{_job_path(job_id)}/resume"
     return Request("POST", path, _reader(JobDetails), may_repeat=False)
 
 
 def erase(job_id: str) -> Request[None]:
     """Erase a job; repeated after an answer that was lost it would not be found."""
-    return Request("DELETE", f"/v1/jobs/{job_id}", _read_nothing, may_repeat=False)
+    return Request("DELETE", _job_path(job_id), _read_nothing, may_repeat=False)
 
 
 def events(job_id: str, after: int, limit: int | None) -> Request[EventsDocument]:
     """List events after a number; raises ConfigError."""
     _require_countable("after", after)
     query = _plain(after=after, limit=limit)
-    return Request("GET", f"/v1/jobs/{job_id}/events", _reader(EventsDocument), query)
+    return Request("GET", f"{_job_path(job_id)}/events", _reader(EventsDocument), query)
 
 
 def metrics(
@@ -178,34 +222,34 @@ def metrics(
 ) -> Request[SeriesDocument]:
     """List points after a step."""
     query = _plain(since_step=since_step, name=list(names), max_points=max_points)
-    return Request("GET", f"/v1/jobs/{job_id}/metrics", _reader(SeriesDocument), query)
+    return Request("GET", f"{_job_path(job_id)}/metrics", _reader(SeriesDocument), query)
 
 
 def checkpoints(job_id: str) -> Request[CheckpointsDocument]:
     """List checkpoints."""
-    return Request("GET", f"/v1/jobs/{job_id}/checkpoints", _reader(CheckpointsDocument))
+    return Request("GET", f"{_job_path(job_id)}/checkpoints", _reader(CheckpointsDocument))
 
 
 def workers(job_id: str) -> Request[WorkersDocument]:
     """List workers."""
-    return Request("GET", f"/v1/jobs/{job_id}/workers", _reader(WorkersDocument))
+    return Request("GET", f"{_job_path(job_id)}/workers", _reader(WorkersDocument))
 
 
 def profile(job_id: str, steps: int, ranks: Sequence[int]) -> Request[ProfileDocument]:
     """Have steps recorded; repeated after an answer that was lost it would be in its own way."""
     body = {"steps": steps, "ranks": list(ranks)}
-    path = f"/v1/jobs/{job_id}/profiles"
+    path = f"{_job_path(job_id)}/profiles"
     return Request("POST", path, _reader(ProfileDocument), body=body, may_repeat=False)
 
 
 def profiles(job_id: str) -> Request[ProfilesDocument]:
     """List profiles."""
-    return Request("GET", f"/v1/jobs/{job_id}/profiles", _reader(ProfilesDocument))
+    return Request("GET", f"{_job_path(job_id)}/profiles", _reader(ProfilesDocument))
 
 
 def trace(job_id: str, number: int, rank: int, offset: int) -> Request[bytes]:
     """Read a rank's trace from a byte on."""
-    path = f"/v1/jobs/{job_id}/profiles/{number}/ranks/{rank}"
+    path = f"{_job_path(job_id)}/profiles/{number}/ranks/{rank}"
     return Request("GET", path, bytes, {"offset": offset}, headers=_AS_IT_IS)
 
 
@@ -218,19 +262,19 @@ def event_stream(job_id: str, after: int) -> Request[bytes]:
     """Follow events after a number; raises ConfigError."""
     _require_countable("after", after)
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after), **_AS_IT_IS}
-    return Request("GET", f"/v1/jobs/{job_id}/events", bytes, headers=headers)
+    return Request("GET", f"{_job_path(job_id)}/events", bytes, headers=headers)
 
 
 def worker_logs(job_id: str) -> Request[WorkerLogsDocument]:
     """List the logs of workers."""
-    return Request("GET", f"/v1/jobs/{job_id}/logs/workers", _reader(WorkerLogsDocument))
+    return Request("GET", f"{_job_path(job_id)}/logs/workers", _reader(WorkerLogsDocument))
 
 
 def log_stream(job_id: str, worker: str | None, offset: int, *, follow: bool) -> Request[bytes]:
     """Read a log from a byte on: the driver's, or a worker's; raises ConfigError."""
     _require_countable("offset", offset)
     query = _plain(worker=worker, offset=offset, follow=str(follow).lower())
-    return Request("GET", f"/v1/jobs/{job_id}/logs", bytes, query, headers=_AS_IT_IS)
+    return Request("GET", f"{_job_path(job_id)}/logs", bytes, query, headers=_AS_IT_IS)
 
 
 def _require_countable(name: str, number: int) -> None:
@@ -262,11 +306,16 @@ def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceErr
     return as_error(read_problem(status, document, text, headers.get("retry-after")))
 
 
+def _without_login(url: str) -> str:
+    """Return a URL that shows nobody's password."""
+    return _LOGIN.sub("//***@", url)
+
+
 def refuse_url(url: str, error: Exception) -> ConfigError:
     """Return the error for what is no URL."""
     return ConfigError(
-        f"url: got {url!r} ({error}), expected that of the service, as http://127.0.0.1:8000; mend "
-        "it"
+        f"url: got {_without_login(url)!r} ({error}), expected that of the service, as "
+        "http://127.0.0.1:8000; mend it"
     )
 
 
@@ -282,8 +331,8 @@ def unreachable(url: str, error: Exception) -> ServiceError:
         Problem(
             "",
             0,
-            f"service: got no answer at {url} ({type(error).__name__}: {error}), expected one; "
-            f"{change}",
+            f"service: got no answer at {_without_login(url)} ({type(error).__name__}: {error}), "
+            f"expected one; {change}",
         )
     )
 

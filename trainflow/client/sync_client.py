@@ -73,9 +73,9 @@ class TrainFlowClient:
             transport: how requests travel; for tests.
 
         Raises:
-            ConfigError: ``url`` is none.
+            ConfigError: ``url`` or ``token`` is none.
         """
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = api.authorize(token)
         try:
             self._http = httpx.Client(
                 base_url=url, headers=headers, timeout=timeout_s, transport=transport

@@ -6,7 +6,7 @@ A setting stands here once it does something. Every section refuses keys that it
 a misspelt setting, or one of a later release, is never silently dropped.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -237,6 +237,7 @@ class JobConfig(Section):
             *_batch_conflicts(self.training, self.workers),
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
+            *_variable_conflicts(self.runtime_env),
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *self.checkpoint.conflicts(set(altering_names(type(self)))),
@@ -318,6 +319,22 @@ def _source_conflicts(data: DataConfig) -> list[Problem]:
     got = f"url = {show(data.url)} and dataset = {show(data.dataset)}"
     change = "set data.url to a packed corpus or data.dataset to module:function"
     return [Problem("data", got, "exactly one of data.url and data.dataset", change)]
+
+
+def _variable_conflicts(runtime_env: dict[str, Any]) -> list[Problem]:
+    """Refuse names that no process's environment can have."""
+    variables = runtime_env.get("env_vars")
+    if not isinstance(variables, dict):
+        return []
+    names = [str(name) for name in cast("dict[object, object]", variables)]
+    beginnings = [name[: name.find("=") + 1] or name for name in names]  # a secret may follow
+    expected = "a name that is not empty and has neither = nor NUL"
+    change = "choose another name, and give the value after a colon"
+    return [
+        Problem("runtime_env.env_vars", f"the name {show(shown)}", expected, change)
+        for name, shown in zip(names, beginnings, strict=True)
+        if not name or "=" in name or "\0" in name
+    ]
 
 
 def _backend_conflicts(communication: CommunicationConfig, workers: WorkersConfig) -> list[Problem]:

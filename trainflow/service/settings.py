@@ -85,7 +85,7 @@ class LimitSettings(Section):
     none to send: it ends after three times as long, to be taken up where it ended."""
 
     page: Annotated[int, Field(ge=1, le=1000)] = 100
-    """Entries of a page where a request doesn't say; at most ten times as many if it does."""
+    """Entries of a page where a request doesn't say; one that does gets 1000 at most."""
 
 
 class HistorySettings(Section):

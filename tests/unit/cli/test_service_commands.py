@@ -239,6 +239,20 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(
     assert "revoked" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked", [("list",), ("revoke", "anything")])
+def test_tokens_of_a_database_that_is_not_there_are_refused(
+    asked: tuple[str, ...],
+    call_main: CallMain,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("TRAINFLOW_DATABASE_URL", f"sqlite:///{tmp_path}/nope/x.db")
+    assert call_main("token", *asked) == 2
+    assert f"got {tmp_path}/nope/x.db, where no file is" in capsys.readouterr().err
+    assert not (tmp_path / "nope").exists()
+
+
 def test_a_token_is_written_for_the_eyes_of_its_owner_alone(
     home: Path, call_main: CallMain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

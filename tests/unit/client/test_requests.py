@@ -2,13 +2,20 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainflow.client import ServiceError, problems, requests
+from trainflow.client import (
+    AsyncTrainFlowClient,
+    ServiceError,
+    TrainFlowClient,
+    problems,
+    requests,
+)
 from trainflow.client.event_source import EventSource
 from trainflow.client.problems import Problem, as_error, read_problem
 from trainflow.client.requests import decide_pause, error_in
@@ -26,6 +33,49 @@ def test_a_number_that_nothing_has_is_refused_before_anybody_is_asked(number: in
     for ask in (requests.event_stream, lambda *of: requests.events(*of, limit=None)):
         with pytest.raises(ConfigError, match=f"after: got {number}, expected 0 to"):
             ask("tiny-abcdef", number)
+
+
+@pytest.mark.parametrize("job_id", ["job-a?x", "x/../job-a", "job-a/resume?x=", "..", ""])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        requests.get,
+        requests.attempts,
+        requests.stop,
+        requests.resume,
+        requests.erase,
+        requests.checkpoints,
+        requests.workers,
+        requests.profiles,
+        requests.worker_logs,
+        lambda job_id: requests.events(job_id, 0, None),
+        lambda job_id: requests.event_stream(job_id, 0),
+        lambda job_id: requests.metrics(job_id, 0, (), 10),
+        lambda job_id: requests.profile(job_id, 5, (0,)),
+        lambda job_id: requests.trace(job_id, 1, 0, 0),
+        lambda job_id: requests.log_stream(job_id, None, 0, follow=False),
+    ],
+)
+def test_an_id_that_leads_elsewhere_is_refused(ask: Callable[[str], object], job_id: str):
+    with pytest.raises(problems.RequestRefusedError, match=r"job_id: got .* expected text that"):
+        ask(job_id)
+
+
+@pytest.mark.parametrize("text", ["Ж", "a\nb"])
+def test_what_no_header_can_have_is_refused(text: str):
+    with pytest.raises(problems.RequestRefusedError, match="Idempotency-Key: got "):
+        requests.submit({}, None, text)
+    for client in (TrainFlowClient, AsyncTrainFlowClient):
+        with pytest.raises(ConfigError, match="token: got text with") as refused:
+            client("http://127.0.0.1:1", text)
+        assert text not in str(refused.value)
+
+
+def test_a_url_shows_no_password():
+    url = "http://user:secret@host:1"
+    for error in (requests.unreachable(url, OSError()), requests.refuse_url(url, OSError())):
+        assert "http://***@host:1" in str(error)
+        assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("problem", list(ProblemType))

@@ -173,6 +173,18 @@ def test_a_variable_that_cannot_be_read_is_not_shown(text: str, write_job: Write
     assert "s3cret" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("A=s3cret", "'A='"), ("", "''"), ("A\0B", "'A\\x00B'")]
+)
+def test_a_variable_that_no_environment_can_have_is_refused(
+    name: str, shown: str, write_job: WriteJob
+):
+    job = yaml.safe_load(YAML) | {"runtime_env": {"env_vars": {name: "1", "FINE": "a=b"}}}
+    message = refusal_of(write_job(yaml.safe_dump(job)))
+    assert f"runtime_env.env_vars: got the name {shown}; expected a name that" in message
+    assert "s3cret" not in message
+
+
 def test_a_float_in_exponent_notation_fits_a_float_setting(write_job: WriteJob):
     assert load_job(write_job(YAML), ["training.clip_norm=5e-1"], {}).training.clip_norm == 0.5
 

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,20 @@ def open_database(url: str | None = None) -> Database:
         database.close()
         raise
     return database
+
+
+def require_there(url: str | None = None) -> None:
+    """Raise ConfigError for a SQLite database that nobody has made; nothing is made."""
+    text = default_url() if url is None else url
+    if not text.startswith("sqlite"):
+        return
+    with suppress(ArgumentError):  # told where it is opened
+        file = make_url(text).database
+        if file and not Path(file).is_file():
+            raise ConfigError(
+                f"{_VARIABLE}: got {file}, where no file is, expected a service's database; mend "
+                "the path, or make one by `trainflow serve` or `trainflow token create`"
+            )
 
 
 def insert_if_absent(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
