@@ -130,10 +130,11 @@ def refuse_second_head() -> None:
 
 def require_whole(cluster: LocalCluster) -> None:
     """Raise UnreachableError if a head that this process has started has died."""
-    if (pid := cluster.head.find_dead()) is not None:
+    if (dead := cluster.head.find_dead()) is not None:
         raise UnreachableError(
-            f"head: got no process {pid} any more, expected all of the head that was started here "
-            f"(pid {cluster.head.pid}); it was killed, or ended by `trainflow down`: begin again"
+            f"head: got no process {dead} any more, expected all of the head that was started here "
+            f"(pid {cluster.head.pid}); `trainflow down` or somebody else has ended it, or it has "
+            "failed: begin again"
         )
 
 

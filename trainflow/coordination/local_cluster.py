@@ -35,6 +35,7 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _DASHBOARD_PORT = 8265  # Ray's own default, to which `ray job submit` turns
 _VITAL = ("raylet", "gcs_server")  # a node's manager, and the head's server of what all must know
+_MOST_WORDS_CHARS = 300
 
 
 @dataclass
@@ -55,7 +56,7 @@ class LocalNode:
     host: str | None = None
     node_id: str = ""
     first: Sequence[psutil.Process] = ()
-    _vital: Sequence[psutil.Process] = field(default=(), init=False)
+    _vital: dict[str, psutil.Process] = field(default_factory=dict[str, psutil.Process], init=False)
 
     @property
     def pid(self) -> int:
@@ -81,13 +82,18 @@ class LocalNode:
     def note_first(self) -> None:
         """Find the processes that it has, now that it has registered."""
         self.first = self.tree()
-        self._vital = [each for each in self.first if _name_of(each) in _VITAL]
+        named = {_name_of(each): each for each in self.first}
+        self._vital = {name: named[name] for name in _VITAL if name in named}
 
-    def find_dead(self) -> int | None:
-        """Return the pid of a dead process without which it is no node; None if it is one."""
+    def find_dead(self) -> str | None:
+        """Return which dead process it is no node without, and its last words; None if all live."""
         if self.process.poll() is not None:
-            return self.pid
-        return next((each.pid for each in self._vital if not is_alive(each)), None)
+            return f"{self.pid} (ray start)"
+        for name, process in self._vital.items():
+            if not is_alive(process):
+                words = _last_words(self.temp_dir / "session_latest" / "logs", name)
+                return f"{process.pid} ({name}{words})"
+        return None
 
     def tree(self) -> list[psutil.Process]:
         """Return all of the node's processes, also those that a dead raylet was starting."""
@@ -107,6 +113,15 @@ def find_processes_of(temp_dir: Path) -> list[psutil.Process]:
     option = f"--temp-dir={temp_dir}"
     running = psutil.process_iter(["cmdline"])
     return [each for each in running if option in (each.info["cmdline"] or ())]
+
+
+def _last_words(logs: Path, name: str) -> str:
+    """Return how a process' log ends, for a message; empty if it has none."""
+    for path in (logs / f"{name}.err", logs / f"{name}.out"):
+        with contextlib.suppress(OSError):
+            if words := " ".join(path.read_text(errors="replace").split()):
+                return f"; its log ends with: {words[-_MOST_WORDS_CHARS:]}"
+    return ""
 
 
 def _name_of(process: psutil.Process) -> str:

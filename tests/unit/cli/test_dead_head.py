@@ -32,12 +32,12 @@ class OwnHead:
 
     Attributes:
         calls: what was done, in order.
-        dead: pid of what has died of it.
+        dead: what has died of it.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.dead: int | None = None
+        self.dead: str | None = None
 
     @contextmanager
     def start(self, _workers: object) -> Iterator[Any]:
@@ -66,7 +66,7 @@ class Deadly(FakeRun):
     own: OwnHead
 
     def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
-        self.own.dead = 43
+        self.own.dead = "43 (raylet)"
         return super().status()
 
 
@@ -81,7 +81,7 @@ def test_a_dead_head_is_left_without_ray_and_cleaned_up_after(
     run.own = own_head
     assert call_main("run", job_file) == UnreachableError.exit_code
     assert own_head.calls == ["abandon", "leave at once", "clean up"]
-    assert "head: got no process 43 any more" in capsys.readouterr().err
+    assert "head: got no process 43 (raylet) any more" in capsys.readouterr().err
 
 
 def test_a_living_head_is_left_in_order(

@@ -226,7 +226,7 @@ def test_a_head_that_has_died_is_told_of(process: subprocess.Popen[bytes]):
     require_whole(cluster)
     process.kill()
     process.wait()
-    with pytest.raises(UnreachableError, match=f"no process {process.pid} any more"):
+    with pytest.raises(UnreachableError, match=rf"no process {process.pid} \(ray start\) any more"):
         require_whole(cluster)
 
 

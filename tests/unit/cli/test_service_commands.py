@@ -43,7 +43,7 @@ class FakeServing:
         self.is_open = False
         self.head_dies = False
         self.asked_early: list[signal.Signals] = []
-        self._dead: int | None = None
+        self._dead: str | None = None
 
     def deploy(
         self, cluster: ServingCluster, settings: ServiceSettings, is_unwanted: Callable[[], bool]
@@ -56,7 +56,7 @@ class FakeServing:
         if is_unwanted():
             return None
         if self.head_dies:
-            self._dead = 43
+            self._dead = "43 (raylet)"
         else:
             signal.raise_signal(signal.SIGTERM)
         return Head("10.0.0.1:6379", self.is_open, "10.0.0.1:8266")
@@ -108,7 +108,7 @@ def test_a_head_that_dies_ends_the_service_with_a_word(
     fake.head_dies = True
     assert call_main("serve", "--cpus=3") == 5
     assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
-    assert "head: got no process 43 any more" in capsys.readouterr().err
+    assert "head: got no process 43 (raylet) any more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

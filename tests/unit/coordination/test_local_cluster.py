@@ -100,7 +100,12 @@ def test_a_node_is_dead_with_its_raylet(nodes: Nodes, raylet: str):
     assert node.find_dead() is None
     (vital,) = (each for each in node.first if each.name() == "raylet")
     vital.kill()
-    wait_for(lambda: node.find_dead() == vital.pid, WITHIN_S, "its death")
+    wait_for(lambda: node.find_dead() == f"{vital.pid} (raylet)", WITHIN_S, "its death")
+    logs = node.temp_dir / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("it begins\nno room is left\n")
+    expected = f"{vital.pid} (raylet; its log ends with: it begins no room is left)"
+    assert node.find_dead() == expected
     node.kill()
 
 
