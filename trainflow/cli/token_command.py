@@ -76,23 +76,17 @@ TokenFile = Annotated[
 
 
 @contextmanager
-def _tokens(config: Path | None) -> Generator["Tokens"]:
+def _tokens(config: Path | None, *, makes_database: bool = False) -> Generator["Tokens"]:
+    """Open tokens; where none are made, a database that isn't there is a path that is wrong."""
+    from trainflow.service.history.database import require_there  # noqa: PLC0415
     from trainflow.service.history.history import open_history  # noqa: PLC0415
     from trainflow.service.settings import load_settings  # noqa: PLC0415
 
-    with open_history(load_settings(config).history.url) as history:
+    url = load_settings(config).history.url
+    if not makes_database:
+        require_there(url)
+    with open_history(url) as history:
         yield history.tokens
-
-
-@contextmanager
-def _known_tokens(config: Path | None) -> Generator["Tokens"]:
-    """As `_tokens`, of a database that is there: a path that is wrong isn't one without tokens."""
-    from trainflow.service.history.database import require_there  # noqa: PLC0415
-    from trainflow.service.settings import load_settings  # noqa: PLC0415
-
-    require_there(load_settings(config).history.url)
-    with _tokens(config) as tokens:
-        yield tokens
 
 
 @token_app.command()
@@ -116,7 +110,7 @@ def create(
             )
         expires_at_s = SYSTEM_CLOCK.unix_s() + timedelta(days=days).total_seconds()
     scopes = {Scope(str(each)) for each in scope or [ScopeName.READ]}
-    with _tokens(config) as tokens:
+    with _tokens(config, makes_database=True) as tokens:
         made = tokens.create(name, scopes, expires_at_s=expires_at_s)
         if to is not None:
             _keep(made, to, tokens)
@@ -150,7 +144,7 @@ def _keep(made: "NewToken", file: Path, tokens: "Tokens") -> None:
 @token_app.command("list")
 def list_(config: SettingsFile = None, output: OutputOption = Output.TABLE) -> None:
     """List tokens, the newest first; those that are refused are among them."""
-    with _known_tokens(config) as tokens:
+    with _tokens(config) as tokens:
         rows = [_describe(token) for token in tokens.list()]
     table = [row | {"scopes": ",".join(row["scopes"])} for row in rows]
     write_answer(rows, format_table(table, _COLUMNS), output)
@@ -162,7 +156,7 @@ def revoke(
     config: SettingsFile = None,
 ) -> None:
     """Refuse a token from now on."""
-    with _known_tokens(config) as tokens:
+    with _tokens(config) as tokens:
         token = tokens.revoke(token_id)
     say(f"token {token.token_id} ({token.name}) is refused from now on")
 

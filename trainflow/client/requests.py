@@ -4,7 +4,6 @@ What can be asked stands here once; a client only sends it.
 """
 
 import json
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from trainflow.client.problems import (
     as_error,
     read_problem,
 )
+from trainflow.config.problems import hide_login
 from trainflow.coordination import names as run_names
 from trainflow.coordination.log_segments import Piece
 from trainflow.errors import ConfigError
@@ -48,7 +48,6 @@ _UNSEEN = frozenset({408, 429})
 _PASSING = _UNSEEN | {0, 503}
 # A stream is read byte by byte: a proxy must not compress it.
 _AS_IT_IS = {"Accept-Encoding": "identity"}
-_LOGIN = re.compile(r"//[^/\s]*@")
 
 
 @dataclass(frozen=True)
@@ -306,15 +305,10 @@ def error_in(status: int, body: bytes, headers: Mapping[str, str]) -> ServiceErr
     return as_error(read_problem(status, document, text, headers.get("retry-after")))
 
 
-def _without_login(url: str) -> str:
-    """Return a URL that shows nobody's password."""
-    return _LOGIN.sub("//***@", url)
-
-
 def refuse_url(url: str, error: Exception) -> ConfigError:
     """Return the error for what is no URL."""
     return ConfigError(
-        f"url: got {_without_login(url)!r} ({error}), expected that of the service, as "
+        f"url: got {hide_login(url)!r} ({error}), expected that of the service, as "
         "http://127.0.0.1:8000; mend it"
     )
 
@@ -331,7 +325,7 @@ def unreachable(url: str, error: Exception) -> ServiceError:
         Problem(
             "",
             0,
-            f"service: got no answer at {_without_login(url)} ({type(error).__name__}: {error}), "
+            f"service: got no answer at {hide_login(url)} ({type(error).__name__}: {error}), "
             f"expected one; {change}",
         )
     )

@@ -72,8 +72,13 @@ class Origins:
 
 def show(value: object) -> str:
     """Return ``value`` as Python writes it, cut to one short line; no address shows a password."""
-    text = _LOGIN.sub("//***@", repr(value))
+    text = hide_login(repr(value))
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
+def hide_login(text: str) -> str:
+    """Return text in which no address shows a name and a password."""
+    return _LOGIN.sub("//***@", text)
 
 
 def summarize(problems: Sequence[Problem]) -> str:

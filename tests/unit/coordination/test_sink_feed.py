@@ -4,6 +4,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,16 +41,12 @@ class Opened:
         self.runs[sink.kind] = run
         points = self.points.setdefault(sink.kind, [])
 
-        class Logger:
-            def log(_self, point: Point) -> bool:  # noqa: N805  the test is self
-                self.act(sink.kind)
-                points.append(point)
-                return True
+        def log(point: Point) -> bool:
+            self.act(sink.kind)
+            points.append(point)
+            return True
 
-            def close(_self, outcome: Outcome | None) -> None:  # noqa: N805  as above
-                self.outcomes.append(outcome)
-
-        return Logger()
+        return SimpleNamespace(log=log, close=self.outcomes.append)
 
 
 @pytest.fixture
