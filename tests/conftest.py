@@ -1,6 +1,8 @@
 """What every test shares: reproducible property tests, and none that needs what isn't there."""
 
+import atexit
 import os
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,25 @@ pytest_plugins = ["tests.testbed.fixtures", "tests.testbed.net_fixtures"]
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+_exit_code = pytest.ExitCode.INTERNAL_ERROR
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    global _exit_code  # noqa: PLW0603  what is left for the last moment
+    _exit_code = exitstatus
+
+
+def _leave_at_once(pid: int) -> None:
+    """End before a thread of Ray's can crash the process, as `trainflow.cli.leaving` does."""
+    if "ray" in sys.modules and os.getpid() == pid:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
+
+
+atexit.register(_leave_at_once, os.getpid())  # as the first, so that it comes after all others
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,7 +30,7 @@ def expect_starts_are_told(run: RunUnderTest, status: dict[str, Any]) -> None:
     assert [*phases] == ["room", *workers, "forming", "first_step"]
     assert {phases[phase]["worker"] for phase in workers} <= members
     parts_s = [phases[each]["took_s"] for each in ("room", "warm", "forming", "first_step")]
-    assert sum(parts_s) == pytest.approx(startup["data"]["took_s"], abs=0.2)
+    assert sum(parts_s) == pytest.approx(startup["data"]["took_s"])
     assert phases["imports"]["took_s"] > 0.5, "torch is large"
     spares = [event["data"] for event in events_of(status, "warm")]
     assert len(spares) == 2

@@ -16,6 +16,7 @@ import typer
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.home import require_home
 from trainflow.cli.job_options import Overrides
+from trainflow.cli.leaving import leave_at_once_in_the_end
 from trainflow.cli.output import say
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
@@ -102,6 +103,7 @@ def run(
         say(escape(text), err=True)
 
     with ending_in_order(), redirect_stdout(sys.stderr):  # Ray prints there, too
+        leave_at_once_in_the_end()
         tell(f"campaign {folder.name}: what it writes is in {folder}")
         with open_ground(folder, chosen, job, address) as ground, ending_in_order():
             faults = draw_faults(chosen)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainflow.cli.head import locate_record, read_head
 from trainflow.cli.jobs import WORKER_COLUMNS, Profiled, Shown, Wanted
+from trainflow.cli.leaving import leave_at_once_in_the_end
 from trainflow.cli.progress import Answer, describe_event
 from trainflow.cli.tables import format_table, format_value
 from trainflow.coordination import driver
@@ -102,6 +103,7 @@ def connected(address: str | None) -> Generator[None]:
         driver.connect(find_address(address))
         yield
     finally:
+        leave_at_once_in_the_end()
         driver.disconnect()
 
 

@@ -13,7 +13,11 @@ _must_be_at_once = Event()
 
 
 def leave_at_once_in_the_end() -> None:
-    """Have this process end, when it does, without what Python and libraries do then."""
+    """Have this process end, when it does, without what Python and libraries do then.
+
+    Whoever has been connected to Ray asks for it: a thread of Ray's that still tells of tasks when
+    the interpreter ends can crash the process, and its exit code would be that of the crash.
+    """
     _must_be_at_once.set()
 
 

@@ -132,11 +132,11 @@ def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedClus
 
 def _leave(cluster: ReachedCluster) -> None:
     """Disconnect; not from a cluster that has died, since Ray might end this process by that."""
+    leave_at_once_in_the_end()
     try:
         cluster.require()
     except UnreachableError:
         driver.abandon()
-        leave_at_once_in_the_end()
     else:
         driver.disconnect()
 

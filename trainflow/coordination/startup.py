@@ -83,6 +83,11 @@ class PlacedStart:
         """From being asked for to being warm."""
         return sum(self.phases_s.values())
 
+    @property
+    def asked_at_s(self) -> float:
+        """CLOCK_REALTIME of the coordinator when it asked for the worker."""
+        return self.warm_at_s - self.took_s
+
 
 @dataclass(frozen=True)
 class RunMoments:
@@ -90,7 +95,7 @@ class RunMoments:
 
     Attributes:
         submitted_at_s: its coordinator began to open it.
-        launched_at_s: there was room for its workers, and they were asked for.
+        launched_at_s: there was room for its workers, and Ray had answered that it has been asked.
         formed_at_s: the epoch that committed its first step had begun.
         committed_at_s: it heard that this step was committed.
     """
@@ -134,9 +139,13 @@ def share_out_run(moments: RunMoments, starts: Mapping[str, PlacedStart]) -> lis
         starts: of those with a rank in the first step, as far as they are known, by worker id.
     """
     last = max(starts, key=lambda worker: starts[worker].warm_at_s, default=None)
-    warm_at_s = moments.launched_at_s if last is None else starts[last].warm_at_s
+    room_at_s = warm_at_s = moments.launched_at_s
+    if last is not None:
+        warm_at_s = starts[last].warm_at_s
+        # That all have been asked for is noted only when Ray has answered for each.
+        room_at_s = min(room_at_s, starts[last].asked_at_s)
     return [
-        Share("room", moments.launched_at_s - moments.submitted_at_s),
+        Share("room", max(0.0, room_at_s - moments.submitted_at_s)),
         *filter(None, (_find_slowest(phase, starts) for phase in StartPhase)),
         *([] if last is None else [Share(_WARM, starts[last].took_s, last)]),
         Share("forming", max(0.0, moments.formed_at_s - warm_at_s)),

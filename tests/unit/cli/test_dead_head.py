@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.cli.conftest import CallMain
 from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending, make_status
-from trainflow.cli import leaving, run_command
+from trainflow.cli import cluster_jobs, leaving, run_command
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.coordination import driver
 from trainflow.errors import UnreachableError
@@ -80,7 +80,7 @@ def test_a_dead_head_is_left_without_ray_and_cleaned_up_after(
     run = cluster.runs["tiny-abcdef"] = Deadly([make_status()])
     run.own = own_head
     assert call_main("run", job_file) == UnreachableError.exit_code
-    assert own_head.calls == ["abandon", "leave at once", "clean up"]
+    assert own_head.calls == ["leave at once", "abandon", "clean up"]
     assert "head: got no process 43 (raylet) any more" in capsys.readouterr().err
 
 
@@ -89,7 +89,7 @@ def test_a_living_head_is_left_in_order(
 ):
     cluster.runs["tiny-abcdef"] = FakeRun([make_ending("succeeded", 0)])
     assert call_main("run", job_file) == 0
-    assert own_head.calls == ["disconnect", "clean up"]
+    assert own_head.calls == ["leave at once", "disconnect", "clean up"]
 
 
 @pytest.mark.parametrize(("at_once", "late"), [(True, ""), (False, "what Ray does at the end\n")])
@@ -110,3 +110,15 @@ def test_a_process_that_is_to_end_at_once_says_all_and_keeps_its_exit_code(
 
 def test_processes_end_as_usual_unless_they_are_told_otherwise():
     leaving.heed_ending(SystemExit(3))
+
+
+def test_whoever_has_asked_a_cluster_ends_at_once_too(monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+    for name in ("connect", "disconnect"):
+        monkeypatch.setattr(driver, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(
+        cluster_jobs, "leave_at_once_in_the_end", lambda: calls.append("leave at once")
+    )
+    with cluster_jobs.connected("127.0.0.1:5"):
+        pass
+    assert sorted(calls) == ["connect", "disconnect", "leave at once"]

@@ -129,6 +129,14 @@ def test_a_phase_of_a_run_is_that_of_its_slowest_worker():
     ]
 
 
+def test_what_ray_takes_to_answer_is_not_counted_twice():
+    asked_before = PlacedStart(105.75, {StartPhase.PLACED: 0.5, StartPhase.IMPORTS: 4.5})
+    shares = {s.phase: s.took_s for s in share_out_run(MOMENTS, {"slot0-1.0": asked_before})}
+    assert (shares["room"], shares["warm"]) == (0.75, 5.0)
+    whole_s = sum(shares[phase] for phase in ("room", "warm", "forming", "first_step"))
+    assert whole_s == MOMENTS.committed_at_s - MOMENTS.submitted_at_s
+
+
 def test_a_run_of_whose_workers_nothing_is_known_still_has_its_own_phases():
     shares = {share.phase: share.took_s for share in share_out_run(MOMENTS, {})}
     assert shares == {"room": 1.0, "forming": 5.0, "first_step": 0.5}
