@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from tests.unit.cli.fakes import FakeCluster
+from trainflow.cli import leaving
 from trainflow.cli import main as command_line
 from trainflow.coordination import driver
 
@@ -31,6 +33,13 @@ def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(driver, "list_runs", lambda: sorted(fake.runs))
     monkeypatch.setattr(driver, "start_run", fake.start_run)
     return fake
+
+
+@pytest.fixture(autouse=True)
+def go_on_after_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no command end the process of the tests at once, nor the next test's for its sake."""
+    monkeypatch.setattr(leaving, "_must_be_at_once", Event())
+    monkeypatch.setattr(command_line, "heed_ending", lambda _ending: None)
 
 
 @pytest.fixture
