@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import RunUnderTest, events_of
+from tests.chaos.harness import RunUnderTest, events_of, find_expected
 from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.errors import UnreachableError
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
@@ -71,6 +72,25 @@ def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str
     assert run.pids() == pids
     assert not events_of(after, "recovered"), "an intact epoch was formed anew"
     expect_as_undisturbed(run, undisturbed)
+
+
+def test_a_stop_finds_the_workers_of_the_coordinator_before(run: RunUnderTest) -> None:
+    """It is given to one that doesn't know yet who there is."""
+    before = run.wait_training(step=20, spares=1)
+    os.kill(run.run.coordinator_pid(), signal.SIGKILL)
+    while True:
+        try:
+            run.run.stop()
+            break
+        except UnreachableError:
+            continue
+    run.run.stop()
+    status = run.finish()  # nothing is left
+    assert status["state"] == "stopped"
+    assert len(events_of(status, "stopping")) == 1
+    assert len(events_of(status, "coordinator_restarted")) == 1
+    assert before["step"] < status["step"] < run.job.training.max_steps
+    assert run.used_samples() == find_expected(run.job, status["step"]), "no common boundary"
 
 
 def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: str) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,42 @@ def test_who_resumes_a_job_as_soon_as_it_is_told_as_stopped_and_stops_it_at_once
         (number, "stopped") for number in (1, 2, 3)
     ]
     service.ask("DELETE", f"/v1/jobs/{job_id}", 204)
+
+
+def find_actors(kind: str) -> list[psutil.Process]:
+    """Return the processes of the cluster's actors of a class."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith(f"ray::{kind}")
+    ]
+
+
+def test_a_resumed_job_begins_once_all_of_the_attempt_before_is_closed(service: Service):
+    job_id = service.submit(service.ground.endless_job())
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
+    (keeper,) = find_actors("Keeper")
+    keeper.suspend()
+    try:
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+        service.wait_job(job_id, lambda job: job["state"] == "stopped")
+        service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)
+        service.wait_job(job_id, lambda job: job["state"] == "running" and job["attempt"] == 2)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            keeper.resume()
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+
+
+def test_a_job_is_erased_with_the_coordinator_that_could_begin_it_anew(service: Service):
+    job_id = service.submit(service.ground.endless_job())
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
+    kill_driver(job_id)  # nobody reads the result
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    service.ask("DELETE", f"/v1/jobs/{job_id}", 204)
+    assert find_actors("Coordinator") == []
 
 
 def test_another_host_and_no_token_are_refused_through_serve(service: Service):

@@ -73,10 +73,11 @@ async def find_keeper_nodes(job_id: str) -> set[str]:
 
 
 async def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
-    """Find what a coordinator that died while it cleaned up has left."""
+    """Find what an earlier coordinator has left, as far as it isn't known."""
     await pool.bundles.find()
     for worker_id, actor in (await find_workers(job_id)).items():
-        pool.adopt(worker_id, actor)
+        if worker_id not in pool.entries:
+            pool.adopt(worker_id, actor)
     await nodes.ensure(await find_keeper_nodes(job_id))
 
 

@@ -70,6 +70,7 @@ from trainflow.coordination.stall_watch import StallWatch
 from trainflow.coordination.status import build_status, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
+from trainflow.coordination.stop_order import StopOrder
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.coordination.worker_watch import WorkerWatch
 from trainflow.epochs import Version
@@ -122,6 +123,8 @@ class Coordinator:
         self._rewinding = Rewinding(job, record, control, self._checkpoints)
         self._staffing = self._changes.staffing
         self._losses = Losses(pool, record, control, self._staffing, background, self)
+        stopped = record, pool, control, self._kept, self._response, self._losses, background
+        self._stop_order = StopOrder(*stopped, superior=self)
         self._raised = Raised(pool, record, control, self)
         self._late = LateAnswers(pool, record, background, self._intake.take, self)
         self._silent = SilentNodes(pool, nodes, record, self._checkpoints, self, guard)
@@ -187,10 +190,10 @@ class Coordinator:
         status = build_status(
             self._job_id, self._job, self._control, self._record, self._checkpoints
         )
-        status["state"] = str(self._state or self._control.state)
+        at_work = RunState.STOPPING if self._stop_order.is_given else self._control.state
+        status["state"] = str(self._state or at_work)
         status |= self._detectors.describe() | self._monitor.describe()
-        is_over = self._state is not None and self._state.is_terminal
-        status["ending"] = self._ending.result().describe() if is_over else None
+        status["ending"] = None if self._state is None else self._ending.result().describe()
         return status
 
     def _look(self) -> dict[str, Any]:
@@ -212,11 +215,13 @@ class Coordinator:
 
     async def stop(self) -> int:
         """End the run at the next step boundary; a repeat changes nothing. Returns the attempt."""
-        if self._state is not RunState.STOPPING and not self._ending.done():
-            self._state, self._losses.replaces = RunState.STOPPING, False
-            self._record.add_event("stopping", "asked to stop at the next step boundary")
-            self._background.start(self._stop_workers())
+        if not self._ending.done():
+            self._stop_order.give()
         return self._record.attempt
+
+    async def is_ending(self) -> bool:
+        """Whether it is settled how the run ends; its status tells once all is closed."""
+        return self._ending.done()
 
     async def retire(self) -> None:
         """The result has been read: the coordinator may go."""
@@ -247,6 +252,7 @@ class Coordinator:
             self._record.write_ending(self._job_id, ending)
         else:
             self.end(ending)
+        if not self._control.is_open:  # it may not know yet what there is
             await adoption.find_remains(self._job_id, self._pool, self._nodes)
         await close_run(ending, self._control, self._pool, self._nodes, self._kept)
         await self._monitor.close()
@@ -274,9 +280,10 @@ class Coordinator:
         found = await adoption.find_workers(self._job_id) if await self._pool.bundles.find() else {}
         if found:
             await self._adopt(found)
-        elif self._record.has("stopping"):
+        elif self._stop_order.is_given:
             self.end(STOPPED)
         else:
+            self._stop_order.permit()
             self._raised.begin({})
             self._staffing.tell_missing(())
             if self.spend(self._record.losses.last):
@@ -289,9 +296,7 @@ class Coordinator:
             await adoption.take_office(self._nodes, self._control, SYSTEM_CLOCK)
         if not self._ending.done():
             self._control.open()
-        if self._record.has("stopping") and self._state is None:
-            self._state, self._losses.replaces = RunState.STOPPING, False
-            self._background.start(self._stop_workers())
+        self._stop_order.permit()
 
     async def _adopt(self, found: dict[str, Any]) -> None:
         text = "a new coordinator looks for its workers"
@@ -304,7 +309,7 @@ class Coordinator:
         self._raised.begin(estate.raised)
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)
-        if not self._record.has("stopping"):
+        if not self._stop_order.is_given:
             for worker_id, cause in estate.lost.items():
                 self._on_gone(worker_id, cause)
         await self._kept.find_stored_again()
@@ -322,14 +327,6 @@ class Coordinator:
             self._rewinding.tick()
             self._monitor.tick(len(self._control.members), self._control.num_spares)
             self._silent.tick()
-
-    async def _stop_workers(self) -> None:
-        """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
-        if self._control.request_stop():
-            patience_s = self._response.stop_patience_s
-            await self._pool.wait_trained(self._control.members, patience_s)
-            await self._kept.wait_stored()
-        self.end(STOPPED)
 
     async def _finish(self) -> None:
         """Every member has returned: what is left is to see the final state into storage."""

@@ -6,6 +6,7 @@ Process: driver (the command line, a test, a benchmark).  Blocks: until the clus
 import atexit
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -143,6 +144,10 @@ class Run:
         """Stop it at the next step boundary; returns its attempt, once that is acknowledged."""
         return self._ask(self._coordinator.stop.remote())
 
+    def is_ending(self) -> bool:
+        """Whether it is settled how it ends; its status tells once all that it ran is closed."""
+        return self._ask(self._coordinator.is_ending.remote())
+
     def profile(self, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks record steps; returns once they have agreed, before they do.
 
@@ -239,22 +244,37 @@ def start_run(
     return Run(job_id, coordinator)
 
 
-def make_room(job_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
+def make_room(
+    job_id: str, clock: Clock = SYSTEM_CLOCK, *, closes_within_s: float = math.inf
+) -> None:
     """Have the coordinator of a job that has ended leave; it waits for somebody to read the result.
 
+    Args:
+        job_id: of the job.
+        clock: measures.
+        closes_within_s: for how long it may yet have to close what it ran, such as to see a
+            checkpoint into the store.
+
     Raises:
-        ConflictError: the job has not ended.
+        ConflictError: the job has not ended, or is not closed in that time.
         UnreachableError: its coordinator doesn't answer, or doesn't leave.
     """
     if job_id not in list_runs():
         return
     run = find_run(job_id)
-    status = run.status()
-    if status["ending"] is None:
-        raise ConflictError(
-            f"job {job_id}: got one that is {status['state']}, expected one that has ended; "
-            f"stop it first: trainflow stop {job_id}"
-        )
+    close_by_s = clock.monotonic_s() + closes_within_s
+    while (status := run.status())["ending"] is None:
+        if not run.is_ending():
+            raise ConflictError(
+                f"job {job_id}: got one that is {status['state']}, expected one that has ended; "
+                f"stop it first: trainflow stop {job_id}"
+            )
+        if clock.monotonic_s() > close_by_s:
+            raise ConflictError(
+                f"job {job_id}: got one that has ended, of which not all is closed after "
+                f"{closes_within_s:.0f} s; expected nothing of it at work; try again"
+            )
+        clock.sleep(_LOOK_EVERY_S)
     run.retire()
     deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
     while job_id in list_runs():

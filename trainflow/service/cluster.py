@@ -13,10 +13,14 @@ from trainflow.service.service_documents import ClusterDocument
 
 
 class DriverState(StrEnum):
-    """How a submitted driver stands; unknown: the cluster has no such submission."""
+    """How a submitted driver stands.
+
+    Stopped: it was asked to end, and has; ended: otherwise; unknown: there is no such submission.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
+    STOPPED = "stopped"
     ENDED = "ended"
     UNKNOWN = "unknown"
 
@@ -79,6 +83,17 @@ class Cluster(Protocol):
 
         Raises:
             JobNotFoundError: there is none.
+        """
+        ...
+
+    def clear_job(self, job_id: str) -> None:
+        """Have the coordinator of a job that has ended leave, if it is there yet.
+
+        It stays until a driver has read how the job ended; restarted by the cluster after its
+        record is gone, it would begin the job anew.
+
+        Raises:
+            ConflictError: the job has not ended, or what it ran isn't closed yet.
         """
         ...
 

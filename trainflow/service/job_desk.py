@@ -218,7 +218,7 @@ class JobDesk:
     def _stop_without_coordinator(self, job: records.Job) -> None:
         """Stop a driver that has yet to start a coordinator, and end the job that has neither then.
 
-        Nobody else would tell that it was stopped. A driver that takes longer has a coordinator.
+        A driver that takes longer has a coordinator.
         """
         self._require_gone(job)
         submission_id = names.submission_id(job.job_id, job.attempt)
@@ -229,6 +229,7 @@ class JobDesk:
                 return
             self.clock.sleep(_LOOK_EVERY_S)
         if not self._stop_coordinator(job):  # which may just have been started
+            self.cluster.clear_job(job.job_id)  # an earlier attempt's, that writes to the record
             with telling_disk_faults():
                 record_ending(Attempt(job.job_id, job.attempt), STOPPED)
 
@@ -306,8 +307,9 @@ class JobDesk:
                 key = f"resume-{minute + ahead}"
                 if not claims.claim(key, "", job_id, owner=owner).is_new:
                     raise ConflictError(
-                        f"job {job_id}: got one that another request resumes, expected one at "
-                        "rest; see what becomes of it"
+                        f"job {job_id}: got one that another request resumes, or resumed within "
+                        f"{_MINUTES} minutes and was cut off; expected one at rest; see what "
+                        "becomes of it, or try again then"
                     )
                 claimed.append(key)
             yield
@@ -376,8 +378,12 @@ class JobDesk:
 
         Raises:
             JobNotFoundError: there is none.
-            ConflictError: it has not finished.
+            ConflictError: it has not finished, or what it ran isn't closed yet.
+            UnreachableError: the cluster doesn't answer.
         """
+        with suppress(JobNotFoundError):  # what an erased one has left is removed all the same
+            if self.history.jobs.get(job_id).job.is_finished:
+                self.cluster.clear_job(job_id)
         erase_job(self.history, job_id)
 
 

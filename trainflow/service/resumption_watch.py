@@ -27,7 +27,7 @@ from trainflow.service.problems import ProblemError
 logger = logging.getLogger(__name__)
 
 _FORGOTTEN_S = 7 * 86_400.0
-_GONE = frozenset({DriverState.ENDED, DriverState.UNKNOWN})
+_GONE = frozenset({DriverState.STOPPED, DriverState.ENDED, DriverState.UNKNOWN})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from trainflow.clock import Clock
 from trainflow.coordination import names
+from trainflow.coordination.endings import record_ending
+from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import HistoryError, TrainFlowError
 from trainflow.service.cluster import Cluster, DriverState
 from trainflow.service.history.history import History
@@ -96,10 +98,23 @@ class SubmissionWatch:
             logger.info("the driver of %s is not seen: %s", job.job_id, error)
             return
         ended_for_s = None
-        if driver is DriverState.ENDED:
+        if driver in {DriverState.ENDED, DriverState.STOPPED}:
             ended_for_s = now_s - self._ended_at_s.setdefault(job.job_id, now_s)
         cluster_age_s = None if begin_s is None else now_s - begin_s
         silence = Silence(now_s - submitted_at_s, cluster_age_s, driver, ended_for_s)
         reason = decide_failure(silence)
-        if reason is not None:
+        if reason is not None and driver is DriverState.STOPPED:
+            self._tell_stopped(names.Attempt(job.job_id, attempt.number))
+        elif reason is not None:
             self._history.submissions.fail(job.job_id, attempt.number, f"{reason}: {said}"[:2000])
+
+    def _tell_stopped(self, attempt: names.Attempt) -> None:
+        """Write the ending of one whose driver was stopped by who didn't live to write it.
+
+        Not while a coordinator is there, an earlier attempt's maybe: the record has one writer.
+        """
+        try:
+            if not self._cluster.has_coordinator(attempt.job_id):
+                record_ending(attempt, STOPPED)
+        except (TrainFlowError, OSError) as error:
+            logger.warning("job %s is not told as stopped: %s", attempt.job_id, error)

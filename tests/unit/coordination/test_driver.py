@@ -28,14 +28,27 @@ def address() -> Iterator[str]:
 
 @dataclass
 class Ended:
-    """A run whose coordinator leaves some looks after it was let go."""
+    """A run whose coordinator leaves some looks after it was let go.
+
+    Attributes:
+        state: as it tells.
+        looks: how many.
+        closing: for how many questions it has yet to close what it ran.
+        is_retired: whether it was let go.
+    """
 
     state: str = "failed"
     looks: int = 2
+    closing: int = 0
     is_retired: bool = False
 
     def status(self) -> dict[str, Any]:
-        return {"state": self.state, "ending": None if self.state == "running" else {}}
+        self.closing -= 1
+        is_told = self.state != "running" and self.closing < 0
+        return {"state": self.state, "ending": {} if is_told else None}
+
+    def is_ending(self) -> bool:
+        return self.state != "running"
 
     def retire(self) -> None:
         self.is_retired = True
@@ -71,6 +84,20 @@ def test_a_job_that_trains_is_left_alone(ended: Ended):
     ended.state = "running"
     with pytest.raises(ConflictError, match="got one that is running, expected one that has ended"):
         driver.make_room("tiny-abcdef", SleepyClock())
+    assert not ended.is_retired
+
+
+def test_what_a_job_ran_is_closed_before_room_is_made(ended: Ended):
+    ended.closing = 10_000
+    driver.make_room("tiny-abcdef", SleepyClock())
+    assert ended.closing < 0
+    assert ended.is_retired
+
+
+def test_what_is_not_closed_in_time_is_left_alone(ended: Ended):
+    ended.closing = 10_000
+    with pytest.raises(ConflictError, match="of which not all is closed after 10 s"):
+        driver.make_room("tiny-abcdef", SleepyClock(), closes_within_s=10.0)
     assert not ended.is_retired
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainflow.coordination.profile_list import Profile, Trace
-from trainflow.errors import JobNotFoundError
+from trainflow.errors import ConflictError, JobNotFoundError
 from trainflow.service.cluster import Driver, DriverState
 from trainflow.service.service_documents import ClusterDocument
 
@@ -36,6 +36,7 @@ class FakeCluster:
         drivers_end: when they are asked to.
         error: raised by every call, if set.
         begin_s: when it began.
+        unclosed: ids of jobs of which not all is closed.
         profiles: that were asked for: of which job, how many steps, of which ranks.
     """
 
@@ -47,6 +48,7 @@ class FakeCluster:
     drivers_end: bool = False
     error: Exception | None = None
     begin_s: float | None = None
+    unclosed: set[str] = field(default_factory=set)
     profiles: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
 
     def submit(self, driver: Driver) -> None:
@@ -79,6 +81,12 @@ class FakeCluster:
             raise JobNotFoundError(f"job: got {job_id!r}")
         self.stopped.append(job_id)
         return self.attempt
+
+    def clear_job(self, job_id: str) -> None:
+        self._fail()
+        if job_id in self.unclosed:
+            raise ConflictError(f"job {job_id}: not all is closed")
+        self.coordinators.discard(job_id)
 
     def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         self._fail()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.service.conftest import OpenClient
-from tests.unit.service.fakes import FakeClock
+from tests.unit.service.fakes import FakeClock, FakeCluster
 from tests.unit.service.test_jobs import Config, fail, submit
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.endings import record_ending
@@ -70,6 +70,21 @@ async def test_what_is_run_again_under_an_erased_id_is_not_erased(
         record_ending(Attempt(job_id), STOPPED)
         assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 404
     assert run_directory(job_id).exists()
+
+
+async def test_nobody_is_left_who_could_begin_an_erased_job_anew(
+    open_client: OpenClient, history: History, job_config: Config, cluster: FakeCluster, home: Path
+):
+    del home  # what ran is under it
+    async with open_client() as client:
+        job_id = await fail(client, history, job_config)
+        cluster.coordinators.add(job_id)
+        cluster.unclosed.add(job_id)
+        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 409
+        assert (await client.get(f"/v1/jobs/{job_id}")).status_code == 200
+        cluster.unclosed.clear()
+        assert (await client.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    assert cluster.coordinators == set()
 
 
 async def test_an_unfinished_job_is_not_erased(

@@ -30,6 +30,7 @@ from trainflow.service.submission_watch import Silence, SubmissionWatch, decide_
         (Silence(10_000.0, 10.0, DriverState.RUNNING, None), False),
         (Silence(5.0, None, DriverState.ENDED, 0.0), False),
         (Silence(5.0, None, DriverState.ENDED, 10.1), True),
+        (Silence(5.0, None, DriverState.STOPPED, 10.1), True),
     ],
 )
 def test_an_attempt_has_failed_once_nobody_can_begin_it(silence: Silence, *, has_failed: bool):
@@ -57,6 +58,23 @@ def test_a_driver_that_ended_without_a_word_is_told_after_a_while(
     job = history.jobs.get("job-1").job
     assert job.state is RunState.FAILED
     assert job.reason == "its driver ended before the job began: as it says"
+
+
+def test_a_driver_that_was_stopped_by_who_did_not_live_to_tell_it_is_told_as_that(
+    watch: SubmissionWatch, history: History, cluster: FakeCluster, clock: FakeClock, home: Path
+):
+    del home  # what it came to is recorded under it
+    cluster.states["job-1-a1"] = DriverState.STOPPED
+    cluster.coordinators.add("job-1")
+    for _ in range(2):
+        watch.look()
+        clock.now_s += 11
+    watch.look()
+    assert not run_directory("job-1").exists(), "its coordinator writes there"
+    cluster.coordinators.clear()
+    watch.look()
+    Ingester(history.database).catch_up()
+    assert state(history) is RunState.STOPPED
 
 
 def test_a_driver_that_never_arrived_is_told(

@@ -96,6 +96,8 @@ def state_after(state: RunState | None, event: EventRecord) -> RunState | None:
     next_state = _LEADS_TO.get(event.kind, state)
     if state is RunState.STOPPING and event.kind not in _BEGINS:
         return state  # whatever is lost or mended on the way
+    if state is RunState.PENDING and next_state is RunState.WAITING:
+        return state  # for room, to begin at all
     return next_state
 
 

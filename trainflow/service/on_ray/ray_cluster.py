@@ -17,7 +17,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from trainflow.clock import Clock
 from trainflow.coordination import names
-from trainflow.coordination.driver import find_run
+from trainflow.coordination.driver import find_run, make_room
 from trainflow.coordination.profile_list import Profile
 from trainflow.errors import CoordinationError, UnreachableError
 from trainflow.service.cluster import Driver, DriverState
@@ -29,7 +29,12 @@ _ANSWERS_WITHIN_S = 15.0
 _SUBMITS_WITHIN_S = 60.0  # with the copy of a folder
 _CALLS_AT_ONCE = 16
 _DESCRIBED_EVERY_S = 1.0
-_STATES = {JobStatus.PENDING: DriverState.PENDING, JobStatus.RUNNING: DriverState.RUNNING}
+_STATES = {
+    JobStatus.PENDING: DriverState.PENDING,
+    JobStatus.RUNNING: DriverState.RUNNING,
+    JobStatus.STOPPED: DriverState.STOPPED,
+}
+_CLOSES_WITHIN_S = 10.0
 _ABSENT = "status code 404"
 _SESSION = "session_%Y-%m-%d_%H-%M-%S_%f"
 _SERVER_AT_FAULT = "status code 5"
@@ -81,7 +86,7 @@ class RayCluster:
 
     def stop_driver(self, submission_id: str) -> bool:
         """Ask a driver to end; False if there is none that could."""
-        if self.driver_state(submission_id)[0] not in _STATES.values():
+        if self.driver_state(submission_id)[0] not in {DriverState.PENDING, DriverState.RUNNING}:
             return False
         return self._ask(lambda jobs: jobs.stop_job(submission_id))
 
@@ -102,6 +107,10 @@ class RayCluster:
     def stop_job(self, job_id: str) -> int:
         """Have a job stopped at its next step boundary."""
         return find_run(job_id).stop()
+
+    def clear_job(self, job_id: str) -> None:
+        """Have the coordinator of a job that has ended leave."""
+        make_room(job_id, self._clock, closes_within_s=_CLOSES_WITHIN_S)
 
     def profile_job(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks of a job record steps."""

@@ -93,6 +93,7 @@ def test_an_attempt_begins_by_the_clock_of_its_coordinator():
     [
         (["submitted"], RunState.PENDING),
         (["submitted", "epoch", "failure"], RunState.RUNNING),
+        (["submitted", "waiting"], RunState.PENDING),
         (["submitted", "epoch", "waiting"], RunState.WAITING),
         (["submitted", "epoch", "waiting", "epoch"], RunState.RUNNING),
         (["submitted", "epoch", "stopping", "epoch", "recovered"], RunState.STOPPING),
