@@ -10,8 +10,8 @@ disk and the cluster, for seconds at most.
 
 import shlex
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainflow.clock import Clock
@@ -38,6 +38,7 @@ from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus, Submission
 from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.sole_request import alone_with
 from trainflow.service.submission_files import (
     KeptSubmission,
     keep_submission,
@@ -48,8 +49,6 @@ from trainflow.service.submission_files import (
 from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
 
-_MINUTE_S = 60.0
-_MINUTES = 3
 _AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
 # Ray kills a driver that has not ended 3 s after it was asked to.
 _DRIVER_ENDS_WITHIN_S = 8.0
@@ -276,46 +275,17 @@ class JobDesk:
             CoordinationError: the cluster refuses the job.
         """
         self.history.jobs.get(job_id)
-        with self._alone_with(job_id):
+        with telling_disk_faults(), alone_with(job_id):
             job = self.history.jobs.get(job_id).job
             self._require_resumable(job)
             kept = self._find_submission(Attempt(job_id, job.attempt + 1))
             before(job)
             # A later driver goes on with a record, and who might have written it is gone.
-            with telling_disk_faults():
-                record_unbegun(job_id, job.reason or _NOTHING, self.clock)
+            record_unbegun(job_id, job.reason or _NOTHING, self.clock)
             submission = Submission(job_id, job.name, job.config, job.directory)
-            attempt = self.history.submissions.begin(submission, takes_over=not job.is_finished)
+            attempt = self.history.submissions.begin(submission, takes_over=job.attempt)
             self._start(Attempt(job_id, attempt.number), kept)
         return self.history.jobs.get(job_id)
-
-    @contextmanager
-    def _alone_with(self, job_id: str) -> Generator[None]:
-        """Resume a job alone, over all replicas: of a dead one it is seen only when it is done.
-
-        Who dies meanwhile is in nobody's way some minutes later.
-
-        Raises:
-            ConflictError: another request does.
-        """
-        claims, owner = self.history.submissions, f"@{job_id}"
-        # As many minutes as it may take: a request in the next one finds its own key claimed.
-        minute = int(self.clock.unix_s() // _MINUTE_S)
-        claimed: list[str] = []
-        try:
-            for ahead in range(_MINUTES):
-                key = f"resume-{minute + ahead}"
-                if not claims.claim(key, "", job_id, owner=owner).is_new:
-                    raise ConflictError(
-                        f"job {job_id}: got one that another request resumes, or resumed within "
-                        f"{_MINUTES} minutes and was cut off; expected one at rest; see what "
-                        "becomes of it, or try again then"
-                    )
-                claimed.append(key)
-            yield
-        finally:
-            for key in claimed:
-                claims.release(key, owner=owner)
 
     def _find_submission(self, attempt: Attempt) -> KeptSubmission:
         try:

@@ -531,7 +531,7 @@ async def test_a_dead_job_that_many_resume_at_once_has_one_attempt_more(
     assert list(cluster.drivers) == [f"{job_id}-a2"]
 
 
-async def test_a_resumption_that_takes_into_the_next_minute_is_alone_all_the_same(
+async def test_a_resumption_is_alone_however_long_it_takes(
     open_client: OpenClient,
     cluster: FakeCluster,
     history: History,
@@ -544,10 +544,9 @@ async def test_a_resumption_that_takes_into_the_next_minute_is_alone_all_the_sam
     cluster.drivers.clear()  # the head was restarted
 
     def resume_meanwhile(_: Job) -> None:
-        for took_s in (0, 60, 59):
-            clock.sleep(took_s)
-            with pytest.raises(ConflictError, match="another request"):
-                desk.resume(job_id)
+        clock.sleep(1000)
+        with pytest.raises(ConflictError, match="another request"):
+            desk.resume(job_id)
 
     desk.resume(job_id, before=resume_meanwhile)
     assert list(cluster.drivers) == [f"{job_id}-a2"]

@@ -107,18 +107,19 @@ class Submissions:
         with self._database.write() as connection:
             connection.execute(delete(table).where(table.c.owner == owner, table.c.key == key))
 
-    def begin(self, submission: Submission, *, takes_over: bool = False) -> Attempt:
+    def begin(self, submission: Submission, *, takes_over: int | None = None) -> Attempt:
         """Keep that an attempt is about to be submitted: a job's first, or one that resumes it.
 
         Args:
             submission: what it is.
-            takes_over: the job may be unfinished, since it is known that its coordinator is gone.
+            takes_over: the newest attempt, which may be unfinished, since it is known that its
+                coordinator is gone.
 
         Returns:
             The attempt; `Attempt.submission_id` is what it is to be submitted as.
 
         Raises:
-            ConflictError: the job has not finished, or was erased.
+            ConflictError: the job has not finished, or a newer attempt was begun, or it was erased.
             HistoryError: the database doesn't answer.
         """
         now_s = self._clock.unix_s()
@@ -130,7 +131,12 @@ class Submissions:
                 raise ConflictError(
                     f"job: got {submission.job_id}, which was erased; choose another id"
                 )
-            if not (is_new or takes_over or RunState(row["state"]).is_terminal):
+            if takes_over is not None and row["attempt"] != takes_over:
+                raise ConflictError(
+                    f"job: got {submission.job_id}, of which attempt {row['attempt']} has been "
+                    f"begun, expected {takes_over} to be the newest; see what becomes of it"
+                )
+            if takes_over is None and not (is_new or RunState(row["state"]).is_terminal):
                 raise ConflictError(
                     f"job: got {submission.job_id}, which is {row['state']}, expected one that has "
                     "finished; stop it first"

@@ -142,8 +142,10 @@ def test_a_job_whose_head_died_is_taken_over(history: History, home: Home, clock
     (job,) = history.jobs.unfinished()
     with pytest.raises(ConflictError):
         history.submissions.begin(SUBMISSION)
-    attempt = history.submissions.begin(SUBMISSION, takes_over=True)
+    attempt = history.submissions.begin(SUBMISSION, takes_over=1)
     assert (job.attempt, attempt.number) == (1, 2)
+    with pytest.raises(ConflictError, match="of which attempt 2 has been begun, expected 1"):
+        history.submissions.begin(SUBMISSION, takes_over=1)
     assert history.jobs.get(JOB_ID).job.state is RunState.PENDING
 
 
