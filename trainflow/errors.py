@@ -115,6 +115,10 @@ class CoordinationError(TrainFlowError):
     """The cluster can't do what was asked."""
 
 
+class CoordinatorGoneError(CoordinationError):
+    """A run's coordinator has gone for good: it has told its result, or could not be made."""
+
+
 class CapacityError(CoordinationError):
     """The cluster has fewer resources than the job's minimum."""
 

@@ -145,11 +145,11 @@ def _run_on(
     cluster: ReachedCluster, job: JobConfig, signals: StopSignals, attempt: Attempt | None
 ) -> int:
     signals.install()  # also what connecting to Ray may have taken
+    if attempt is not None and not signals.received:
+        driver.make_room(attempt.job_id, is_in_vain=lambda: signals.received > 0)
     if signals.received:
         say("stopped before the run began", err=True)
         return ExitCode.STOPPED
-    if attempt is not None:
-        driver.make_room(attempt.job_id)
     run = driver.start_run(job, attempt=attempt)
     signals.second_interrupts = True
     attached = _Attached(cluster, job, run, 1 if attempt is None else attempt.number)

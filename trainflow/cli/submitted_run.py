@@ -7,6 +7,7 @@ Process: driver, mostly of Ray's job submission.  Thread: main.  Blocks: until t
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainflow.cli.kept_output import DRIVER_LOG, keep_output
@@ -78,6 +79,7 @@ def _check(job_file: Path, settings: Sequence[str], attempt: Attempt) -> JobConf
     except TrainFlowError as error:
         from trainflow.coordination.endings import record_refusal  # noqa: PLC0415  loads Ray
 
-        record_refusal(attempt, error)
+        with suppress(OSError):  # the refusal is said, whatever the disk does
+            record_refusal(attempt, error)
         raise
     return job

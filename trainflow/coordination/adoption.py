@@ -73,12 +73,22 @@ async def find_keeper_nodes(job_id: str) -> set[str]:
 
 
 async def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
-    """Find what an earlier coordinator has left, as far as it isn't known."""
-    await pool.bundles.find()
-    for worker_id, actor in (await find_workers(job_id)).items():
-        if worker_id not in pool.entries:
-            pool.adopt(worker_id, actor)
-    await nodes.ensure(await find_keeper_nodes(job_id))
+    """Find what an earlier coordinator has left, as far as it isn't known.
+
+    Ray is asked until it answers: whatever isn't found stays behind for good.
+    """
+    while True:
+        try:
+            await pool.bundles.find()
+            for worker_id, actor in (await find_workers(job_id)).items():
+                if worker_id not in pool.entries:
+                    pool.adopt(worker_id, actor)
+            await nodes.ensure(await find_keeper_nodes(job_id))
+        except (RayError, ValueError) as error:
+            logger.warning("what is left of the job isn't known: %s", error)
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+        else:
+            return
 
 
 async def take_office(nodes: NodeWatch, control: EpochControl, clock: Clock) -> None:

@@ -120,7 +120,8 @@ class Bundles:
         first = [] if self._first is None else [self._first]
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                await _remove([*first, *self._added.values()])
+                # The first one last: by it a coordinator that comes back finds the others.
+                await _remove([*self._added.values(), *first])
 
     def _require_first(self) -> PlacementGroup:
         assert self._first is not None, "reserve() or find() comes first"
@@ -148,7 +149,8 @@ def _find_groups(first_name: str) -> tuple[PlacementGroup, dict[int, PlacementGr
     for entry in placement_group_table().values():
         name: str = entry["name"]
         if name.startswith(prefix) and entry["state"] != _REMOVED:
-            added[int(name.removeprefix(prefix))] = get_placement_group(name)
+            with suppress(ValueError):  # it was removed meanwhile
+                added[int(name.removeprefix(prefix))] = get_placement_group(name)
     return first, added
 
 

@@ -18,12 +18,13 @@ async def close_run(
 ) -> None:
     """End the workers, see checkpoints that are on their way into the store, and clean up nodes.
 
-    A run that succeeds or is stopped has waited for its last checkpoint. One that fails makes none,
-    but what its Keepers hold of an earlier one is not in the store yet.
+    A run that succeeds has waited for its last checkpoint. One that fails makes none, and one that
+    is stopped may have been told so by a coordinator that came when its members had left: what its
+    Keepers hold is not in the store yet.
     """
     control.close()
     await pool.close(_CLOSE_WITHIN_S)
-    if ending.state is RunState.FAILED:
+    if ending.state is not RunState.SUCCEEDED:
         await nodes.wait_heard()
         await kept.wait_coming()
     await nodes.close(_CLEAN_WITHIN_S)

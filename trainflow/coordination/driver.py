@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from trainflow.coordination.ray_reach import loopback_taken_literally
 from trainflow.errors import (
     ConfigError,
     ConflictError,
-    CoordinationError,
+    CoordinatorGoneError,
     JobNotFoundError,
     UnreachableError,
 )
@@ -38,6 +38,8 @@ from trainflow.errors import (
 _ANSWER_WITHIN_S = 10.0
 _LISTENS_WITHIN_S = 5.0
 _LEAVES_WITHIN_S = 20.0
+_SILENT_AT_MOST_S = 60.0
+_READ_WITHIN_S = 0.6  # in which the run's own driver, if it lives, has read the result
 _LOOK_EVERY_S = 0.1
 # A resource that Ray gives the head, also one that was restarted.
 _ON_HEAD = "node:__internal_head__"
@@ -188,7 +190,7 @@ class Run:
         try:
             return ray.get(answer, timeout=_ANSWER_WITHIN_S)
         except ActorDiedError as error:  # not restarting: it went, or could not be made
-            raise CoordinationError(
+            raise CoordinatorGoneError(
                 f"job {self.job_id}: its coordinator is gone for good; expected it to live until "
                 f"its result was read: {_last_words(error)}"
             ) from error
@@ -245,7 +247,11 @@ def start_run(
 
 
 def make_room(
-    job_id: str, clock: Clock = SYSTEM_CLOCK, *, closes_within_s: float = math.inf
+    job_id: str,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    closes_within_s: float = math.inf,
+    is_in_vain: Callable[[], bool] = lambda: False,
 ) -> None:
     """Have the coordinator of a job that has ended leave; it waits for somebody to read the result.
 
@@ -254,36 +260,75 @@ def make_room(
         clock: measures.
         closes_within_s: for how long it may yet have to close what it ran, such as to see a
             checkpoint into the store.
+        is_in_vain: whether whoever asks wants no room any more; then it is not waited for.
 
     Raises:
         ConflictError: the job has not ended, or is not closed in that time.
         UnreachableError: its coordinator doesn't answer, or doesn't leave.
     """
-    if job_id not in list_runs():
-        return
-    run = find_run(job_id)
-    close_by_s = clock.monotonic_s() + closes_within_s
-    while (status := run.status())["ending"] is None:
-        if not run.is_ending():
-            raise ConflictError(
-                f"job {job_id}: got one that is {status['state']}, expected one that has ended; "
-                f"stop it first: trainflow stop {job_id}"
-            )
-        if clock.monotonic_s() > close_by_s:
-            raise ConflictError(
-                f"job {job_id}: got one that has ended, of which not all is closed after "
-                f"{closes_within_s:.0f} s; expected nothing of it at work; try again"
-            )
+    leaving = _Leaving(job_id, clock, closes_within_s)
+    while job_id in list_runs() and not is_in_vain():
+        leaving.look()
         clock.sleep(_LOOK_EVERY_S)
-    run.retire()
-    deadline_s = clock.monotonic_s() + _LEAVES_WITHIN_S
-    while job_id in list_runs():
-        if clock.monotonic_s() > deadline_s:
+
+
+class _Leaving:
+    """A coordinator that has told its result, or is about to, and is to leave."""
+
+    def __init__(self, job_id: str, clock: Clock, closes_within_s: float):
+        self._job_id = job_id
+        self._clock = clock
+        self._closes_within_s = closes_within_s
+        self._asked_s = self._heard_s = clock.monotonic_s()
+        self._told_s: float | None = None
+
+    def look(self) -> None:
+        """See how far it is, and let it go once its own driver has read the result.
+
+        Raises:
+            ConflictError: its job has not ended, or isn't closed in time.
+            UnreachableError: it is silent, or stays.
+        """
+        now_s = self._clock.monotonic_s()
+        try:
+            self._ask(find_run(self._job_id), now_s)
+            self._heard_s = now_s
+        except (JobNotFoundError, CoordinatorGoneError):  # it leaves just now
+            self._told_s = now_s if self._told_s is None else self._told_s
+        except UnreachableError:  # it may be restarting
+            if now_s - self._heard_s > min(_SILENT_AT_MOST_S, self._closes_within_s):
+                raise
+        if self._told_s is not None and now_s - self._told_s > _LEAVES_WITHIN_S:
             raise UnreachableError(
-                f"job {job_id}: got a coordinator that has ended and is still there after "
+                f"job {self._job_id}: got a coordinator that has ended and is still there after "
                 f"{_LEAVES_WITHIN_S:.0f} s, expected it to leave; try again"
             )
-        clock.sleep(_LOOK_EVERY_S)
+
+    def _ask(self, run: Run, now_s: float) -> None:
+        if _is_closed(run):
+            self._told_s = now_s if self._told_s is None else self._told_s
+            if now_s - self._told_s >= _READ_WITHIN_S:
+                run.retire()
+        elif now_s - self._asked_s > self._closes_within_s:
+            raise ConflictError(
+                f"job {self._job_id}: got one that has ended, of which not all is closed after "
+                f"{self._closes_within_s:.0f} s; expected nothing of it at work; try again"
+            )
+
+
+def _is_closed(run: Run) -> bool:
+    """Whether all that a run has run is closed, once it is settled how it ends.
+
+    Raises:
+        ConflictError: that isn't settled.
+    """
+    status = run.status()
+    if status["ending"] is None and not run.is_ending():
+        raise ConflictError(
+            f"job {run.job_id}: got one that is {status['state']}, expected one that has ended; "
+            f"stop it first: trainflow stop {run.job_id}"
+        )
+    return status["ending"] is not None
 
 
 def own_import_paths() -> tuple[str, ...]:
@@ -299,7 +344,8 @@ def own_import_paths() -> tuple[str, ...]:
 def find_run(job_id: str) -> Run:
     """Find a run of the connected cluster; raises JobNotFoundError."""
     try:
-        return Run(job_id, ray.get_actor(names.coordinator_name(job_id), names.NAMESPACE))
+        with _telling_silence():
+            return Run(job_id, ray.get_actor(names.coordinator_name(job_id), names.NAMESPACE))
     except ValueError as error:
         known = ", ".join(list_runs()) or "none"
         raise JobNotFoundError(
@@ -309,9 +355,22 @@ def find_run(job_id: str) -> Run:
 
 def list_runs() -> list[str]:
     """Return the ids of the runs whose coordinators are on the connected cluster."""
-    # Ray annotates what it returns for one namespace: names alone.
-    entries = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))
+    with _telling_silence():
+        # Ray annotates what it returns for one namespace: names alone.
+        entries = cast("list[dict[str, str]]", list_named_actors(all_namespaces=True))
     found = [
         names.job_of_coordinator(e["name"]) for e in entries if e["namespace"] == names.NAMESPACE
     ]
     return sorted(job_id for job_id in found if job_id is not None)
+
+
+@contextlib.contextmanager
+def _telling_silence() -> Generator[None]:
+    """Raise UnreachableError where Ray's head doesn't answer."""
+    try:
+        yield
+    except RayError as error:
+        raise UnreachableError(
+            f"Ray: got no answer ({type(error).__name__}), expected one of the cluster's head; it "
+            "may be restarting: ask again"
+        ) from error

@@ -3,7 +3,12 @@
 Process: coordinator; driver or service of a job without one.  Blocks: for local appends.
 """
 
+import fcntl
 import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.coordination.names import Attempt, run_directory
@@ -38,18 +43,40 @@ def record_refusal(attempt: Attempt, error: TrainFlowError, clock: Clock = SYSTE
 
 
 def record_ending(attempt: Attempt, ending: Ending, clock: Clock = SYSTEM_CLOCK) -> None:
-    """As `record_refusal`, of any ending. One that is written already stays."""
-    record = RunRecord(run_directory(attempt.job_id), clock)
-    record.begin_attempt(attempt.number)
-    if record.read_ending() is None:
-        record.write_ending(attempt.job_id, ending)
-        tell_ending(ending, record)
+    """As `record_refusal`, of any ending. One that is written already stays.
+
+    Of several who do so at once, each finds what the one before has written.
+
+    Raises:
+        OSError: the disk doesn't take it.
+    """
+    directory = run_directory(attempt.job_id)
+    directory.mkdir(parents=True, exist_ok=True)
+    with _alone_in(directory):
+        record = RunRecord(directory, clock)
+        record.begin_attempt(attempt.number)
+        if record.read_ending() is None:
+            record.write_ending(attempt.job_id, ending)
+            tell_ending(ending, record)
+        if record.read_ending() is None:
+            raise OSError(f"{directory} does not take how the job ended")
 
 
-def record_unbegun(job_id: str, reason: str, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Write why a job came to nothing before anybody wrote anything of it; else nothing changes.
+@contextmanager
+def _alone_in(directory: Path) -> Generator[None]:
+    """Wait for others who are at a folder, and have others wait."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def record_unbegun(job_id: str, ending: Ending, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Write how a job ended before anybody wrote anything of it; else nothing changes.
 
     Only where nobody is to come who would: the record has one writer.
     """
     if not has_record(run_directory(job_id)):
-        record_ending(Attempt(job_id), Ending(RunState.FAILED, reason, 1), clock)
+        record_ending(Attempt(job_id), ending, clock)

@@ -16,6 +16,7 @@ from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
 from trainflow.service.job_desk import JobDesk
+from trainflow.service.lost_stops import LostStopWatch
 from trainflow.service.resumption_watch import ResumptionWatch
 from trainflow.service.settings import ServiceSettings
 from trainflow.service.submission_watch import SubmissionWatch
@@ -31,6 +32,7 @@ class HistoryKeeping:
     def __init__(self, history: History, cluster: Cluster, clock: Clock, settings: ServiceSettings):
         ingester = Ingester(history.database, clock=clock)
         desk = JobDesk(history, cluster, tuple(settings.roots), clock)
+        self._lost_stops = LostStopWatch(history, cluster, clock)
         self._resumptions = ResumptionWatch(history, cluster, desk, clock)
         self._reading = IngestThread(ingester, settings.history.poll_every_s)
         self._watch = SubmissionWatch(history, cluster, clock)
@@ -62,7 +64,7 @@ class HistoryKeeping:
 
     def _keep_watch(self) -> None:
         while not self._stopping.wait(_WATCH_EVERY_S):
-            for look in (self._watch.look, self._resumptions.look):
+            for look in (self._watch.look, self._lost_stops.look, self._resumptions.look):
                 try:
                     look()
                 except Exception:

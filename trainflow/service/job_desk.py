@@ -21,23 +21,24 @@ from trainflow.coordination import names
 from trainflow.coordination.endings import record_ending, record_unbegun
 from trainflow.coordination.names import Attempt
 from trainflow.coordination.profile_list import Profile
-from trainflow.coordination.run_state import STOPPED, RunState
+from trainflow.coordination.run_state import STOPPED, Ending, RunState
 from trainflow.errors import (
     ConfigError,
     ConflictError,
     CoordinationError,
+    CoordinatorGoneError,
     JobNotFoundError,
     UnreachableError,
 )
-from trainflow.service.cluster import Cluster, Driver, DriverState
+from trainflow.service.cluster import Cluster, Driver
 from trainflow.service.disk_faults import telling_disk_faults
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.erasing import erase_job
-from trainflow.service.heard_of import SILENT_S, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.history.records import JobStatus, Submission
 from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.rest import Rest, is_at_work
 from trainflow.service.sole_request import alone_with
 from trainflow.service.submission_files import (
     KeptSubmission,
@@ -49,7 +50,6 @@ from trainflow.service.submission_files import (
 from trainflow.service.submitted_config import fingerprint, read_job_file
 from trainflow.service.working_directory import contain
 
-_AT_WORK = frozenset({DriverState.PENDING, DriverState.RUNNING})
 # Ray kills a driver that has not ended 3 s after it was asked to.
 _DRIVER_ENDS_WITHIN_S = 8.0
 _LOOK_EVERY_S = 0.2
@@ -211,7 +211,7 @@ class JobDesk:
         """
         try:
             return self.cluster.stop_job(job.job_id) >= job.attempt
-        except JobNotFoundError:
+        except (JobNotFoundError, CoordinatorGoneError):
             return False
 
     def _stop_without_coordinator(self, job: records.Job) -> None:
@@ -219,21 +219,34 @@ class JobDesk:
 
         A driver that takes longer has a coordinator.
         """
-        self._require_gone(job)
+        self._rest.require_gone(job)
         submission_id = names.submission_id(job.job_id, job.attempt)
-        self.cluster.stop_driver(submission_id)
+        is_asked = self.cluster.stop_driver(submission_id)
         deadline_s = self.clock.monotonic_s() + _DRIVER_ENDS_WITHIN_S
-        while self._is_at_work(submission_id):
-            if self.clock.monotonic_s() >= deadline_s:
-                return
+        is_driven = is_at_work(self.cluster, job)
+        while is_driven and self.clock.monotonic_s() < deadline_s:
             self.clock.sleep(_LOOK_EVERY_S)
-        if not self._stop_coordinator(job):  # which may just have been started
-            self.cluster.clear_job(job.job_id)  # an earlier attempt's, that writes to the record
+            is_asked = is_asked or self.cluster.stop_driver(submission_id)
+            is_driven = is_at_work(self.cluster, job)
+        if self._stop_coordinator(job):  # which may just have been started
+            return
+        if is_driven and is_asked:
+            return  # it passes that on, or tells itself
+        if is_driven:
+            raise UnreachableError(
+                f"job {job.job_id}: got a driver that Ray does not ask to end yet, and no "
+                "coordinator; expected one of both; ask again"
+            )
+        self._tell_stopped(job)
+
+    def _tell_stopped(self, job: records.Job) -> None:
+        try:
+            self.cluster.clear_job(job.job_id)
+        except ConflictError:  # an earlier attempt is being closed, and its record written
+            self.history.submissions.end(job.job_id, job.attempt, STOPPED)
+        else:
             with telling_disk_faults():
                 record_ending(Attempt(job.job_id, job.attempt), STOPPED)
-
-    def _is_at_work(self, submission_id: str) -> bool:
-        return self.cluster.driver_state(submission_id)[0] in _AT_WORK
 
     def profile(self, job_id: str, num_steps: int, ranks: Sequence[int]) -> Profile:
         """Have ranks of a job record steps; returns once they have been asked.
@@ -253,7 +266,7 @@ class JobDesk:
             raise absent
         try:
             return self.cluster.profile_job(job_id, num_steps, ranks)
-        except JobNotFoundError as error:
+        except (JobNotFoundError, CoordinatorGoneError) as error:
             raise absent from error
         except ConfigError as error:
             raise ProblemError(ProblemType.INVALID, str(error)) from error
@@ -277,11 +290,13 @@ class JobDesk:
         self.history.jobs.get(job_id)
         with telling_disk_faults(), alone_with(job_id):
             job = self.history.jobs.get(job_id).job
-            self._require_resumable(job)
+            self._rest.require_resumable(job)
             kept = self._find_submission(Attempt(job_id, job.attempt + 1))
             before(job)
             # A later driver goes on with a record, and who might have written it is gone.
-            record_unbegun(job_id, job.reason or _NOTHING, self.clock)
+            is_stopped = job.state is RunState.STOPPED
+            came_to = Ending(RunState.FAILED, job.reason or _NOTHING, 1)
+            record_unbegun(job_id, STOPPED if is_stopped else came_to, self.clock)
             submission = Submission(job_id, job.name, job.config, job.directory)
             attempt = self.history.submissions.begin(submission, takes_over=job.attempt)
             self._start(Attempt(job_id, attempt.number), kept)
@@ -297,49 +312,9 @@ class JobDesk:
             contain(kept.working_directory, self.roots)
         return kept
 
-    def _require_resumable(self, job: records.Job) -> None:
-        if job.state is RunState.SUCCEEDED:
-            raise ConflictError(
-                f"job {job.job_id}: got one that has succeeded, expected one with steps left; "
-                "submit it anew with more training.max_steps"
-            )
-        if not job.is_finished and self._goes_on(job):
-            raise ConflictError(
-                f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
-                "stop it, and wait until it has stopped"
-            )
-        if not job.is_finished:
-            self._require_gone(job)
-        if job.config.get("checkpoint", {}).get("url") is None:
-            raise ProblemError(
-                ProblemType.NOT_RESUMABLE,
-                f"job {job.job_id}: got no checkpoint.url, expected one: nothing of its training "
-                "was kept; submit it anew, with checkpoint.url",
-            )
-
-    def _goes_on(self, job: records.Job) -> bool:
-        """Whether an unfinished job has somebody who sees to it; its cluster may be a new one."""
-        if self.cluster.has_coordinator(job.job_id):
-            return True
-        return self._is_at_work(names.submission_id(job.job_id, job.attempt))
-
-    def _require_gone(self, job: records.Job) -> None:
-        """Refuse an unfinished job without a coordinator here that may have one on another cluster.
-
-        A record has one writer: who ends or begins an attempt must know that nobody else does.
-        Where the cluster knows the driver, the job is nowhere else.
-        """
-        driver, _ = self.cluster.driver_state(names.submission_id(job.job_id, job.attempt))
-        if driver is not DriverState.UNKNOWN:
-            return
-        attempts = self.history.jobs.attempts(job.job_id)
-        if is_heard_of(job, attempts, self.clock.unix_s()):
-            raise ConflictError(
-                f"job {job.job_id}: got one that is {job.state}, and heard of, but not on this "
-                "cluster; expected one that is here, or of which nothing was heard for "
-                f"{SILENT_S:g} s; stop it where it runs (`trainflow stop --address ...`), or, if "
-                "its cluster is gone, ask again after that"
-            )
+    @property
+    def _rest(self) -> Rest:
+        return Rest(self.history, self.cluster, self.clock)
 
     def erase(self, job_id: str) -> None:
         """Erase what is remembered of a finished job, its record and what was submitted.

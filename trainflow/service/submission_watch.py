@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from trainflow.clock import Clock
 from trainflow.coordination import names
-from trainflow.coordination.endings import record_ending
 from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import HistoryError, TrainFlowError
 from trainflow.service.cluster import Cluster, DriverState
@@ -25,6 +24,7 @@ logger = logging.getLogger(__name__)
 _ARRIVES_WITHIN_S = 600.0
 _IS_LOST_AFTER_S = 60.0
 _TELLS_WITHIN_S = 10.0
+_OVER = frozenset({DriverState.ENDED, DriverState.STOPPED})
 
 
 @dataclass(frozen=True)
@@ -81,40 +81,32 @@ class SubmissionWatch:
                 attempt = self._history.jobs.attempts(job.job_id)[-1:]
                 for each in attempt:
                     if each.submitted_at_s is not None and each.started_at_s is None:
-                        waiting.add(job.job_id)
-                        self._judge(job, each, each.submitted_at_s)
+                        named = names.submission_id(job.job_id, each.number)
+                        submission_id = each.submission_id or named
+                        waiting.add(submission_id)
+                        self._judge(job, each, submission_id, each.submitted_at_s)
         except HistoryError as error:
             logger.warning("submissions are not looked after: %s", error)
             return
         self._ended_at_s = {k: v for k, v in self._ended_at_s.items() if k in waiting}
 
-    def _judge(self, job: Job, attempt: Attempt, submitted_at_s: float) -> None:
-        submission_id = attempt.submission_id or names.submission_id(job.job_id, attempt.number)
+    def _judge(self, job: Job, attempt: Attempt, submission_id: str, submitted_at_s: float) -> None:
         now_s = self._clock.unix_s()
         try:
             driver, said = self._cluster.driver_state(submission_id)
             begin_s = self._cluster.find_begin_s()
+            if driver in _OVER and self._cluster.has_coordinator(job.job_id):
+                return  # which is slow to begin; or an earlier attempt's, that leaves
         except TrainFlowError as error:
             logger.info("the driver of %s is not seen: %s", job.job_id, error)
             return
         ended_for_s = None
-        if driver in {DriverState.ENDED, DriverState.STOPPED}:
-            ended_for_s = now_s - self._ended_at_s.setdefault(job.job_id, now_s)
+        if driver in _OVER:
+            ended_for_s = now_s - self._ended_at_s.setdefault(submission_id, now_s)
         cluster_age_s = None if begin_s is None else now_s - begin_s
         silence = Silence(now_s - submitted_at_s, cluster_age_s, driver, ended_for_s)
         reason = decide_failure(silence)
         if reason is not None and driver is DriverState.STOPPED:
-            self._tell_stopped(names.Attempt(job.job_id, attempt.number))
+            self._history.submissions.end(job.job_id, attempt.number, STOPPED)
         elif reason is not None:
             self._history.submissions.fail(job.job_id, attempt.number, f"{reason}: {said}"[:2000])
-
-    def _tell_stopped(self, attempt: names.Attempt) -> None:
-        """Write the ending of one whose driver was stopped by who didn't live to write it.
-
-        Not while a coordinator is there, an earlier attempt's maybe: the record has one writer.
-        """
-        try:
-            if not self._cluster.has_coordinator(attempt.job_id):
-                record_ending(attempt, STOPPED)
-        except (TrainFlowError, OSError) as error:
-            logger.warning("job %s is not told as stopped: %s", attempt.job_id, error)

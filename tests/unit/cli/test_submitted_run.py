@@ -123,7 +123,7 @@ def test_a_conflict_with_a_running_job_is_not_its_result(
     job_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def refuse(_job_id: str) -> None:
+    def refuse(_job_id: str, **_how: object) -> None:
         raise ConflictError("job mine-1: got one that is running")
 
     monkeypatch.setattr(driver, "make_room", refuse)

@@ -4,9 +4,11 @@ import asyncio
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle
@@ -431,3 +433,25 @@ def test_the_event_loop_goes_on_while_ray_does_not_tell_of_actors(monkeypatch: p
         assert nodes == {"a"}
 
     asyncio.run(act())
+
+
+def test_what_is_left_is_looked_for_until_ray_answers(monkeypatch: pytest.MonkeyPatch):
+    answers: list[Any] = [RayError("no answer"), ValueError("removed"), {"known": 1, "left": 2}]
+    entries: dict[str, Any] = {"known": "as it was"}
+
+    async def find_workers(_job_id: str) -> dict[str, Any]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def find(*_: str) -> set[str]:
+        return set()
+
+    monkeypatch.setattr(adoption, "find_workers", find_workers)
+    monkeypatch.setattr(adoption, "find_keeper_nodes", find)
+    bundles = SimpleNamespace(find=find)
+    pool: Any = SimpleNamespace(bundles=bundles, entries=entries, adopt=entries.__setitem__)
+    nodes: Any = FakeNodes([0])
+    asyncio.run(adoption.find_remains("job-1", pool, nodes))
+    assert entries == {"known": "as it was", "left": 2}

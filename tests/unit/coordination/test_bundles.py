@@ -44,6 +44,22 @@ def test_a_bundle_that_is_placed_once_all_were_given_back_is_given_back_too(
     assert sorted(removed) == sorted(placed)
 
 
+def test_the_bundles_that_the_others_are_found_by_are_given_back_last(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    removed: list[str] = []
+    show_groups(monkeypatch, FIRST, f"{FIRST}/2", f"{FIRST}/3")
+    monkeypatch.setattr(module, "remove_placement_group", lambda group: removed.append(group.name))
+
+    async def act() -> None:
+        bundles = Bundles("job-1", ResourcesConfig())
+        assert await bundles.find()
+        await bundles.give_back()
+
+    asyncio.run(act())
+    assert removed == [f"{FIRST}/2", f"{FIRST}/3", FIRST]
+
+
 def show_groups(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Have Ray know placement groups of these names, and another that was removed."""
 

@@ -16,7 +16,14 @@ from trainflow.coordination import driver
 from trainflow.coordination.driver import Run
 from trainflow.coordination.names import Attempt
 from trainflow.coordination.profile_list import Profile, Trace
-from trainflow.errors import ConfigError, ConflictError, CoordinationError, UnreachableError
+from trainflow.errors import (
+    ConfigError,
+    ConflictError,
+    CoordinationError,
+    CoordinatorGoneError,
+    JobNotFoundError,
+    UnreachableError,
+)
 
 
 @pytest.fixture
@@ -37,6 +44,7 @@ class Ended:
         is_retired: whether it was let go.
     """
 
+    job_id: str = "tiny-abcdef"
     state: str = "failed"
     looks: int = 2
     closing: int = 0
@@ -92,6 +100,58 @@ def test_what_a_job_ran_is_closed_before_room_is_made(ended: Ended):
     driver.make_room("tiny-abcdef", SleepyClock())
     assert ended.closing < 0
     assert ended.is_retired
+
+
+@pytest.mark.parametrize("error", [JobNotFoundError("gone"), CoordinatorGoneError("gone")])
+def test_a_coordinator_that_leaves_between_two_questions_leaves_room(
+    ended: Ended, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    def find(_job_id: str) -> Ended:
+        ended.is_retired = True
+        raise error
+
+    monkeypatch.setattr(driver, "find_run", find)
+    driver.make_room("tiny-abcdef", SleepyClock())
+
+
+def test_a_coordinator_that_restarts_meanwhile_is_waited_for(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch
+):
+    clock, silent = SleepyClock(), [30]
+
+    def find(_job_id: str) -> Ended:
+        if silent[0]:
+            silent[0] -= 1
+            clock.sleep(1.0)
+            raise UnreachableError("no answer")
+        return ended
+
+    monkeypatch.setattr(driver, "find_run", find)
+    driver.make_room("tiny-abcdef", clock)
+    assert ended.is_retired
+
+
+def test_a_coordinator_that_stays_silent_is_told_of(ended: Ended, monkeypatch: pytest.MonkeyPatch):
+    def find(_job_id: str) -> Ended:
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(driver, "find_run", find)
+    with pytest.raises(UnreachableError, match="no answer"):
+        driver.make_room("tiny-abcdef", SleepyClock())
+
+
+def test_nobody_waits_for_room_in_vain(ended: Ended):
+    ended.closing = 10**9
+    wishes = iter([False, False, True])
+    driver.make_room("tiny-abcdef", SleepyClock(), is_in_vain=lambda: next(wishes))
+    assert not ended.is_retired
+
+
+def test_a_jobs_own_driver_reads_its_result_before_room_is_made(ended: Ended):
+    clock = SleepyClock()
+    begun_s = clock.now_s
+    driver.make_room("tiny-abcdef", clock)
+    assert clock.now_s - begun_s > 0.5, "it asks each quarter of a second"
 
 
 def test_what_is_not_closed_in_time_is_left_alone(ended: Ended):

@@ -374,53 +374,6 @@ async def test_a_job_is_stopped_by_its_coordinator_and_again_changes_nothing(
     assert cluster.stopped == [job_id, job_id]
 
 
-@pytest.mark.parametrize("ends", [True, False])
-async def test_a_job_without_a_coordinator_yet_is_stopped_at_its_driver(
-    open_client: OpenClient, cluster: FakeCluster, job_config: Config, *, ends: bool
-):
-    cluster.drivers_end = ends
-    async with open_client() as client:
-        job_id = await submit(client, job_config)
-        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
-    assert cluster.stopped == [f"{job_id}-a1"]
-    result = run_directory(job_id) / "result.json"
-    assert result.exists() == ends  # else it has started a coordinator, or will tell itself
-    assert not ends or json.loads(result.read_text())["state"] == "stopped"
-
-
-async def test_a_coordinator_that_was_just_being_started_is_stopped_too(
-    open_client: OpenClient,
-    cluster: FakeCluster,
-    job_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    def stop_driver(submission_id: str) -> bool:
-        cluster.states[submission_id] = DriverState.ENDED
-        cluster.coordinators.add(submission_id.removesuffix("-a1"))
-        return True
-
-    monkeypatch.setattr(cluster, "stop_driver", stop_driver)
-    async with open_client() as client:
-        job_id = await submit(client, job_config)
-        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
-    assert cluster.stopped == [job_id]
-    assert not (run_directory(job_id) / "result.json").exists()
-
-
-async def test_the_coordinator_of_an_earlier_attempt_takes_no_stop(
-    open_client: OpenClient, cluster: FakeCluster, history: History, job_config: Config
-):
-    """It lingers until a driver has read how that attempt ended; that of the next comes after."""
-    cluster.drivers_end = True
-    async with open_client() as client:
-        job_id = await fail(client, history, job_config)
-        assert (await client.post(f"/v1/jobs/{job_id}/resume")).status_code == 202
-        cluster.coordinators.add(job_id)
-        assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
-    assert f"{job_id}-a2" in cluster.stopped
-    assert json.loads((run_directory(job_id) / "result.json").read_text())["state"] == "stopped"
-
-
 async def test_a_job_that_nobody_sees_to_has_ended_once_it_is_stopped(
     open_client: OpenClient, cluster: FakeCluster, job_config: Config
 ):

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from trainflow.clock import Clock
 from trainflow.config.masking import mask_variables
-from trainflow.coordination.run_state import RunState
+from trainflow.coordination.run_state import Ending, RunState
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError
 from trainflow.service.history import schema
 from trainflow.service.history.database import Database, insert_if_absent
@@ -144,13 +144,16 @@ class Submissions:
             return _add_attempt(connection, row, submission, now_s)
 
     def fail(self, job_id: str, number: int, reason: str, exit_code: int = 1) -> None:
-        """Keep that an attempt came to nothing before its coordinator began; else nothing changes.
+        """Keep that an attempt came to nothing before its coordinator began; see `end`."""
+        self.end(job_id, number, Ending(RunState.FAILED, reason, exit_code))
+
+    def end(self, job_id: str, number: int, ending: Ending) -> None:
+        """Keep how an attempt ended before its coordinator began; else nothing changes.
 
         Args:
             job_id: of the job.
             number: of the attempt.
-            reason: for a person.
-            exit_code: that `trainflow run` would leave with.
+            ending: how; with a reason for a person.
 
         Raises:
             JobNotFoundError: there is no job of that id, or no such attempt.
@@ -158,10 +161,10 @@ class Submissions:
         """
         now_s = self._clock.unix_s()
         ended: dict[str, Any] = {
-            "state": str(RunState.FAILED),
+            "state": str(ending.state),
             "ended_at_s": now_s,
-            "exit_code": exit_code,
-            "reason": storable_text(reason),
+            "exit_code": ending.exit_code,
+            "reason": storable_text(ending.reason),
         }
         with self._database.write() as connection:
             row = lock_job(connection, job_id)
