@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ class FakeNodes:
     async def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
         """Every node has one."""
 
-    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+    async def ask_holdings(self, timeout_s: float, **_: Any) -> list[Holding]:
         return []
 
     def send_copies(self, copies: dict[str, CopyTargets]) -> None:
@@ -270,6 +271,41 @@ def test_an_epoch_on_record_whose_members_are_all_gone_is_over(scene: Scene):
     form_on_record(scene, EpochId(1, 9), ["slot7-1.r7"])
     adopt(scene, FakeNodes([1, 1, 1]))
     assert scene.control.epoch == SPEC.epoch
+
+
+def test_where_nobody_is_left_but_a_spare_the_epoch_on_record_is_broken(scene: Scene):
+    """The next one begins as after any loss, and waits for no more workers than it needs."""
+    note_warm(scene, 0, 1, 2)
+    form_on_record(scene, SPEC.epoch)
+    spare = FakeWorker("slot3-1.3", None)
+    spare.description = describe("slot3-1.3")
+    scene.workers[:] = [spare]
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert (scene.control.epoch, scene.control.members) == (SPEC.epoch, IDS)
+    assert scene.control.state is RunState.RECOVERING
+
+
+@pytest.mark.parametrize("has_any", [True, False])
+def test_keepers_are_had_wherever_a_bundle_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, has_any: bool
+):
+    asked: list[tuple[set[str], set[str]]] = []
+
+    async def find(_job_id: str) -> set[str]:
+        return {"a"} if has_any else set()
+
+    async def ensure(node_ids: set[str], there: set[str]) -> None:
+        asked.append((node_ids, there))
+
+    async def look_at_bundles() -> None:
+        placed.update({0: "a", 1: "b"} if has_any else {})
+
+    placed: dict[int, str] = {}
+    monkeypatch.setattr(adoption, "find_keeper_nodes", find)
+    nodes: Any = SimpleNamespace(ensure=ensure, num_keepers=2 if has_any else 0)
+    staffing: Any = SimpleNamespace(look_at_bundles=look_at_bundles, find_placed=lambda: placed)
+    assert asyncio.run(adoption.find_nodes("job-1", staffing, nodes)) is has_any
+    assert asked == [({"a", "b"}, {"a"}) if has_any else (set(), set())]
 
 
 NEXT = EpochSpec(EpochId(1, 4), ("slot3-1.3", "slot4-1.4"), "127.0.0.1", 1)
