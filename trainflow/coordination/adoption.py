@@ -162,7 +162,6 @@ async def adopt(
         contact = record.contacts.find(entry.worker_id)
         if contact is not None:
             pool.describe(contact)
-    asked_at_s = clock.monotonic_s()
     descriptions = await _ask(entries, lambda heard: _is_enough(heard, pool, record))
     await nodes.ensure({description.node_id for description in descriptions.values()})
     # From here on nothing waits: a worker that is gone by now has left the pool.
@@ -185,7 +184,7 @@ async def adopt(
             member in there and _may_train(newest, descriptions.get(member))
             for member in newest.members
         )
-        control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
+        control.take_over(newest, intact=intact)
     raised = {each.worker_id: each.raised for each in descriptions.values() if each.raised}
     unheard = (found.keys() & pool.entries.keys()) - descriptions.keys() - lost.keys()
     return Estate(lost, frozenset(unheard), frozenset(vacant), raised)

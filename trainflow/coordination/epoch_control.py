@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 from ray.exceptions import RayError
@@ -55,7 +56,7 @@ class EpochControl:
         epoch: its id; None before the first.
         candidacy: who may be a member.
         is_open: epochs are formed; not before that of an earlier coordinator is taken over.
-        running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
+        running_since_s: CLOCK_MONOTONIC when the epoch was known to run; of one taken over -inf.
         attempts: to form the next one.
         troubles: hears of what breaks it beside deaths.
         superior: is told who is lost, and what ends the run.
@@ -142,18 +143,17 @@ class EpochControl:
         """
         return self.attempts.left_for_s(self._clock.monotonic_s())
 
-    def take_over(self, spec: EpochSpec, *, intact: bool, seen_at_s: float) -> None:
+    def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
         """Continue an epoch that an earlier coordinator formed.
 
         Args:
             spec: the epoch.
-            intact: every member is there and trains.
-            seen_at_s: CLOCK_MONOTONIC when the members began to be asked.
+            intact: every member is there and trains, or hasn't said that it doesn't.
         """
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
-        self.running_since_s = seen_at_s
+        self.running_since_s = -math.inf  # who has stood still since before may not be released
         if intact:
             text = f"took over epoch {spec.epoch}, whose {spec.world_size} members train on"
             self._record.add_event("taken_over", text, epoch=str(spec.epoch))
