@@ -137,10 +137,7 @@ class EpochControl:
         self._finished.add(worker_id)
 
     def left_for_s(self) -> dict[str, float]:
-        """Return for how long members have been out of their epoch, while the next one is formed.
-
-        Empty where they were asked to stop at the end of a step: until then their epoch runs on.
-        """
+        """Return for how long members have been out of their epoch; empty where it runs on."""
         return self.attempts.left_for_s(self._clock.monotonic_s())
 
     def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
@@ -373,6 +370,8 @@ class EpochControl:
         if attempts.failing_for_s(now_s) > GIVEN_UP_AFTER_S:
             self.superior.end(Ending(RunState.FAILED, f"{what} within {why}", 1))
             return
+        if attempts.num_failed >= SEVERAL:
+            self._settled.set()  # others are started: one that is cut off can leave for them
         if attempts.num_failed == SEVERAL:
             text = f"{what}, and it is tried on for {why}"
             self._record.add_event("forming_fails", text, members=list(spec.members))
