@@ -184,7 +184,8 @@ async def adopt(
             member in there and _may_train(newest, descriptions.get(member))
             for member in newest.members
         )
-        control.take_over(newest, intact=intact)
+        told = (each.plan for each in descriptions.values() if each.spec == newest and each.plan)
+        control.take_over(newest, intact=intact, plan=next(told, None))
     raised = {each.worker_id: each.raised for each in descriptions.values() if each.raised}
     unheard = (found.keys() & pool.entries.keys()) - descriptions.keys() - lost.keys()
     return Estate(lost, frozenset(unheard), frozenset(vacant), raised)

@@ -140,13 +140,18 @@ class EpochControl:
         """Return for how long members have been out of their epoch; empty where it runs on."""
         return self.attempts.left_for_s(self._clock.monotonic_s())
 
-    def take_over(self, spec: EpochSpec, *, intact: bool) -> None:
+    def take_over(self, spec: EpochSpec, *, intact: bool, plan: RecoveryPlan | None = None) -> None:
         """Continue an epoch that an earlier coordinator formed.
 
         Args:
             spec: the epoch.
             intact: every member is there and trains, or hasn't said that it doesn't.
+            plan: by which members were released; None: none has said that it was.
         """
+        # Who released them may not have lived to say so: what they commit is of another history.
+        if plan is not None and all(epoch != spec.epoch for epoch, _ in self._record.beginnings):
+            self._kept.on_formed(plan, self._pool.nodes_of(spec.members))
+            note_formed(self._job, plan, self._record, self._record.last_step)
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
@@ -243,10 +248,7 @@ class EpochControl:
         return lineup != self.members and self.pause()
 
     def pause(self) -> bool:
-        """Have members stop at the next step boundary, and begin anew; False if that can't be now.
-
-        What they begin from is planned there.
-        """
+        """Have members stop at the next step boundary, and plan anew there; False if not now."""
         if self.may_pause:
             self._pause()
             return True
@@ -381,7 +383,7 @@ class EpochControl:
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:
-        spec, base = formed.plan.spec, formed.plan.base
+        spec = formed.plan.spec
         self.members, self.epoch = spec.members, spec.epoch
         self._broken = self._member_lost = self._pausing = False
         self._forming = None
@@ -389,11 +391,9 @@ class EpochControl:
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
-        self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        if formed.plan.goes_on_from_kept(formed.committed_step):
-            self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()
-        note_formed(self._job, formed, self._record)
+        self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
+        note_formed(self._job, formed.plan, self._record, formed.committed_step)
         self.troubles.on_running(spec.epoch)
         self.advance()
