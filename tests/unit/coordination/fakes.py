@@ -176,8 +176,9 @@ class FakePool:
         entry = self.entries.get(worker_id)
         return None if entry is None else await entry.actor.describe.remote()
 
-    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
+    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> bool:
         """All have."""
+        return True
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:
