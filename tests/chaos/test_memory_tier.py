@@ -1,5 +1,7 @@
 """Every rank is gone at once, and a node that is left has the state in memory."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,23 @@ def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) 
     run.wait_training(step=30)
     run.kill_all()
     status = run.wait_recovered()
+    assert resumed_from_memory(status)["steps_lost"] == 0
+    assert run.finish()["state"] == "succeeded"
+    assert run.final_digests() == {undisturbed}
+    assert run.used_samples() == run.expected_samples()
+
+
+def test_every_worker_and_the_coordinator_killed_loses_no_step(
+    run: RunUnderTest, undisturbed: str
+) -> None:
+    run.wait_training(step=30)
+    coordinator = run.run.coordinator_pid()
+    run.kill_all()
+    os.kill(coordinator, signal.SIGKILL)
+    status = run.wait_recovered()
+    (restarted,) = events_of(status, "coordinator_restarted")
+    assert restarted["data"]["workers"] == []
+    assert len(events_of(status, "submitted")) == 1, "nothing is launched anew"
     assert resumed_from_memory(status)["steps_lost"] == 0
     assert run.finish()["state"] == "succeeded"
     assert run.final_digests() == {undisturbed}

@@ -103,7 +103,7 @@ class EpochGate:
         self._connect = connect
         self._changed = threading.Condition()
         self._target: EpochSpec | None = None
-        self._begun = False
+        self._plan: RecoveryPlan | None = None
         self._group: Group | None = None
         self._standing: Standing | None = None
         self._assignment: Assignment | None = None
@@ -129,7 +129,7 @@ class EpochGate:
         with self._changed:
             if self._closed or (self._target is not None and spec.epoch <= self._target.epoch):
                 raise CoordinationError(f"epoch {spec.epoch} is out of date; at {self._latest()}")
-            self._target, self._begun = spec, False
+            self._target, self._plan = spec, None
             self._assignment = None
             self._changed.notify_all()
             if at_boundary:
@@ -168,7 +168,7 @@ class EpochGate:
             if self._group is None or self._group.spec.epoch != epoch or self._is_over(epoch):
                 raise CoordinationError(f"epoch {epoch} is out of date; at {self._latest()}")
             self._requests = Flag.NONE
-            self._begun = True
+            self._plan = plan
             self._assignment = Assignment(self._group, plan, SYSTEM_CLOCK.unix_s())
             self._changed.notify_all()
 
@@ -225,7 +225,13 @@ class EpochGate:
     def has_begun(self) -> bool:
         """Whether training was released into that epoch."""
         with self._changed:
-            return self._begun
+            return self._plan is not None
+
+    @property
+    def plan(self) -> RecoveryPlan | None:
+        """How training was released into that epoch; None if it wasn't."""
+        with self._changed:
+            return self._plan
 
     @property
     def failure(self) -> str | None:

@@ -31,6 +31,7 @@ from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.ray_drains import LivingNode, find_alive_nodes
 from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
 from trainflow.epochs import INITIAL_EPOCH, EpochSpec
 from trainflow.errors import CoordinationError
@@ -70,6 +71,19 @@ async def find_workers(job_id: str) -> dict[str, Any]:
 async def find_keeper_nodes(job_id: str) -> set[str]:
     """Return the ids of the nodes that have a Keeper of this job."""
     return {*await ask_patiently(partial(_find_actors, names.keeper_name(job_id, "")))}
+
+
+async def find_nodes(job_id: str, staffing: Staffing, nodes: NodeWatch) -> bool:
+    """Know the Keepers of an earlier coordinator, and have one wherever there is a bundle.
+
+    Returns:
+        Whether there is any. Where every worker is gone, the newest state may be in their memory,
+        and training goes on with as few as it may; without them all begins with a launch.
+    """
+    there = await find_keeper_nodes(job_id)
+    await staffing.look_at_bundles()
+    await nodes.ensure(there | {*staffing.find_placed().values()}, there)
+    return nodes.num_keepers > 0
 
 
 async def find_remains(job_id: str, pool: WorkerPool, nodes: NodeWatch) -> None:
@@ -158,7 +172,6 @@ async def adopt(
         contact = record.contacts.find(entry.worker_id)
         if contact is not None:
             pool.describe(contact)
-    asked_at_s = clock.monotonic_s()
     descriptions = await _ask(entries, lambda heard: _is_enough(heard, pool, record))
     await nodes.ensure({description.node_id for description in descriptions.values()})
     # From here on nothing waits: a worker that is gone by now has left the pool.
@@ -181,7 +194,8 @@ async def adopt(
             member in there and _may_train(newest, descriptions.get(member))
             for member in newest.members
         )
-        control.take_over(newest, intact=intact, seen_at_s=asked_at_s)
+        told = (each.plan for each in descriptions.values() if each.spec == newest and each.plan)
+        control.take_over(newest, intact=intact, plan=next(told, None))
     raised = {each.worker_id: each.raised for each in descriptions.values() if each.raised}
     unheard = (found.keys() & pool.entries.keys()) - descriptions.keys() - lost.keys()
     return Estate(lost, frozenset(unheard), frozenset(vacant), raised)
@@ -228,10 +242,13 @@ def _is_enough(heard: Descriptions, pool: WorkerPool, record: RunRecord) -> bool
 def _find_newest(heard: Descriptions, pool: WorkerPool, record: RunRecord) -> EpochSpec | None:
     """Return the newest epoch as workers tell of it, or the record, where they are silent.
 
-    Of one on record no more is known than who its members are, which is enough until the next.
+    Of one on record no more is known than who its members are, which is enough until the next. So
+    too if all of them are gone, and nobody else was ever in one: it is broken like any other, and
+    the next needs no more workers than any other.
     """
     told = _newest_told(heard)
-    if record.beginnings and _is_older_than_record(told, heard, pool, record):
+    are_gone = told is None and record.losses.members
+    if record.beginnings and (are_gone or _is_older_than_record(told, heard, pool, record)):
         return EpochSpec(record.beginnings[-1][0], record.losses.members, "", 0)
     return told if told is None else _find_unleft(told, heard, record) or told
 

@@ -277,8 +277,12 @@ class Coordinator:
 
     async def _open(self) -> None:
         await self._changes.begin()
-        found = await adoption.find_workers(self._job_id) if await self._pool.bundles.find() else {}
-        if found:
+        has_bundles = await self._pool.bundles.find()
+        found = await adoption.find_workers(self._job_id) if has_bundles else {}
+        where = self._job_id, self._staffing, self._nodes
+        has_keepers = has_bundles and await adoption.find_nodes(*where)
+        goes_on = self._record.losses.members and not self._stop_order.is_given
+        if found or (has_keepers and goes_on):
             await self._adopt(found)
         elif self._stop_order.is_given:
             self.end(STOPPED)
@@ -301,9 +305,8 @@ class Coordinator:
     async def _adopt(self, found: dict[str, Any]) -> None:
         text = "a new coordinator looks for its workers"
         self._record.add_event("coordinator_restarted", text, workers=sorted(found))
-        there = await adoption.find_keeper_nodes(self._job_id)
-        await self._staffing.look_at_bundles()
-        await self._nodes.ensure(there | {*self._staffing.find_placed().values()}, there)
+        if not found:  # nobody would have to stop
+            self._stop_order.permit()
         parts = self._pool, self._nodes, self._control, self._record, SYSTEM_CLOCK
         estate = await adoption.adopt(found, *parts)
         self._raised.begin(estate.raised)
@@ -312,7 +315,8 @@ class Coordinator:
         if not self._stop_order.is_given:
             for worker_id, cause in estate.lost.items():
                 self._on_gone(worker_id, cause)
-        await self._kept.find_stored_again()
+        members_live = not self._pool.entries.keys().isdisjoint(self._control.members)
+        await self._kept.find_stored_again(members_live=members_live)
         self._late.wait_for(estate.unheard)
         for bundle in estate.vacant:
             self._losses.replace(bundle)

@@ -5,6 +5,7 @@ Process: coordinator.  Thread: its event loop; every method returns at once or a
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 from ray.exceptions import RayError
@@ -55,7 +56,7 @@ class EpochControl:
         epoch: its id; None before the first.
         candidacy: who may be a member.
         is_open: epochs are formed; not before that of an earlier coordinator is taken over.
-        running_since_s: CLOCK_MONOTONIC when the epoch was known to run.
+        running_since_s: CLOCK_MONOTONIC when the epoch was known to run; of one taken over -inf.
         attempts: to form the next one.
         troubles: hears of what breaks it beside deaths.
         superior: is told who is lost, and what ends the run.
@@ -136,24 +137,25 @@ class EpochControl:
         self._finished.add(worker_id)
 
     def left_for_s(self) -> dict[str, float]:
-        """Return for how long members have been out of their epoch, while the next one is formed.
-
-        Empty where they were asked to stop at the end of a step: until then their epoch runs on.
-        """
+        """Return for how long members have been out of their epoch; empty where it runs on."""
         return self.attempts.left_for_s(self._clock.monotonic_s())
 
-    def take_over(self, spec: EpochSpec, *, intact: bool, seen_at_s: float) -> None:
+    def take_over(self, spec: EpochSpec, *, intact: bool, plan: RecoveryPlan | None = None) -> None:
         """Continue an epoch that an earlier coordinator formed.
 
         Args:
             spec: the epoch.
-            intact: every member is there and trains.
-            seen_at_s: CLOCK_MONOTONIC when the members began to be asked.
+            intact: every member is there and trains, or hasn't said that it doesn't.
+            plan: by which members were released; None: none has said that it was.
         """
+        # Who released them may not have lived to say so: what they commit is of another history.
+        if plan is not None and all(epoch != spec.epoch for epoch, _ in self._record.beginnings):
+            self._kept.on_formed(plan, self._pool.nodes_of(spec.members))
+            note_formed(self._job, plan, self._record, self._record.last_step)
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
-        self.running_since_s = seen_at_s
+        self.running_since_s = -math.inf  # who has stood still since before may not be released
         if intact:
             text = f"took over epoch {spec.epoch}, whose {spec.world_size} members train on"
             self._record.add_event("taken_over", text, epoch=str(spec.epoch))
@@ -246,10 +248,7 @@ class EpochControl:
         return lineup != self.members and self.pause()
 
     def pause(self) -> bool:
-        """Have members stop at the next step boundary, and begin anew; False if that can't be now.
-
-        What they begin from is planned there.
-        """
+        """Have members stop at the next step boundary, and plan anew there; False if not now."""
         if self.may_pause:
             self._pause()
             return True
@@ -373,6 +372,8 @@ class EpochControl:
         if attempts.failing_for_s(now_s) > GIVEN_UP_AFTER_S:
             self.superior.end(Ending(RunState.FAILED, f"{what} within {why}", 1))
             return
+        if attempts.num_failed >= SEVERAL:
+            self._settled.set()  # others are started: one that is cut off can leave for them
         if attempts.num_failed == SEVERAL:
             text = f"{what}, and it is tried on for {why}"
             self._record.add_event("forming_fails", text, members=list(spec.members))
@@ -382,7 +383,7 @@ class EpochControl:
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:
-        spec, base = formed.plan.spec, formed.plan.base
+        spec = formed.plan.spec
         self.members, self.epoch = spec.members, spec.epoch
         self._broken = self._member_lost = self._pausing = False
         self._forming = None
@@ -390,11 +391,9 @@ class EpochControl:
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
         self._recovery.on_formed(formed)
-        self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        if formed.plan.goes_on_from_kept(formed.committed_step):
-            self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
         if not self._recovery.is_under_way:
             self._settled.set()
-        note_formed(self._job, formed, self._record)
+        self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
+        note_formed(self._job, formed.plan, self._record, formed.committed_step)
         self.troubles.on_running(spec.epoch)
         self.advance()

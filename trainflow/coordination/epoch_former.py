@@ -142,9 +142,18 @@ def plan_once_parked(
     return plan
 
 
-def note_formed(job: JobConfig, formed: FormedEpoch, record: RunRecord) -> None:
-    """Record an epoch that has begun; say once that sums can't go by node, if that is asked for."""
-    spec, base = formed.plan.spec, formed.plan.base
+def note_formed(job: JobConfig, plan: RecoveryPlan, record: RunRecord, committed_step: int) -> None:
+    """Record an epoch that has begun; say once that sums can't go by node, if that is asked for.
+
+    Args:
+        job: of the run.
+        plan: how the epoch has begun.
+        record: takes it.
+        committed_step: the newest step that was known to be committed right before.
+    """
+    spec, base = plan.spec, plan.base
+    if plan.goes_on_from_kept(committed_step):
+        record.begin_after(base.step, str(plan.stored), spec.epoch)
     size = scale_step(job, spec.world_size)
     scaled = f", {size.num_samples} samples a step, learning rates times {size.lr_factor:.3g}"
     record.add_event(

@@ -98,6 +98,9 @@ class EpochTroubles:
             description = await ask_description(entry.actor, _ANSWER_WITHIN_S)
             if epoch != self._running.epoch or not self._running.is_whole:
                 return  # another is being formed by now, and it parks for that one
+            standing = None if description is None else description.standing
+            if standing is not None and standing.finished:
+                return  # it waits for nothing, and tells so at least once
             if description is not None and has_paused(description, epoch):
                 self._running.end_at_boundary(epoch)
                 return

@@ -192,15 +192,22 @@ class KeptState:
 
         return plan(await self.memory.find_shards(committed_step, choose_base))
 
-    async def find_stored_again(self) -> None:
+    async def find_stored_again(self, *, members_live: bool) -> None:
         """A new coordinator looks for what its predecessor knew; the store may be slow just then.
 
         Where training goes on it is not held up; where it hasn't begun, it must not begin anew.
+        And where no node has its state any more, there is nothing to go on with before.
+
+        Args:
+            members_live: some do, and hold the state.
         """
         found = asyncio.Event()
         self._background.start(self._find_stored(found))
+        is_held = self._record.has("epoch") and (
+            members_live or await self.find_newest() is not None
+        )
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FIND_WITHIN_S if self._record.has("epoch") else None):
+            async with asyncio.timeout(_FIND_WITHIN_S if is_held else None):
                 await found.wait()
 
     async def _find_stored(self, found: asyncio.Event) -> None:

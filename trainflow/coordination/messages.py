@@ -21,7 +21,15 @@ from trainflow.computation.reports import (
 )
 from trainflow.coordination.startup import WorkerStart
 from trainflow.coordination.topology import Labels
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, PeerAddress, ShardId, Version
+from trainflow.epochs import (
+    EpochId,
+    EpochSpec,
+    MemberReport,
+    PeerAddress,
+    RecoveryPlan,
+    ShardId,
+    Version,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class WorkerDescription:
         standing: what it holds, if its training thread is parked.
         failure: why that epoch's group is broken, or None.
         start: where its start went, once it is over.
+        plan: how it was released into that epoch; None if it wasn't.
     """
 
     worker_id: str
@@ -79,6 +88,7 @@ class WorkerDescription:
     failure: str | None = None
     start: WorkerStart | None = None
     raised: str | None = None
+    plan: RecoveryPlan | None = None
 
 
 @dataclass(frozen=True)

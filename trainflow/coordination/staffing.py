@@ -83,15 +83,13 @@ class Staffing:
         """
         worker_id, description = entry.worker_id, entry.description
         node_id = self._node_of(entry)
-        is_preempted = node_id is not None and node_id in self._nodes.unfit.draining
         text = self._tell(
             worker_id,
             cause,
             rank,
             pid=None if description is None else description.pid,
-            node=node_id,
+            node_id=node_id,
             host=None if node_id is None else self._nodes.host_of(node_id),
-            preempted=is_preempted,
             spare=rank is None and members_live,
             bundle=entry.bundle,
             starts_in_vain=self._count_in_vain(entry, rank),
@@ -99,9 +97,17 @@ class Staffing:
         self._pool.drop(worker_id)
         if description is not None:
             self._nodes.fence(incarnation, description.node_id, worker_id)
-        if not is_preempted:
-            self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_failure(node_id))
+        self._count_against(node_id)
         return text
+
+    def _is_to_go(self, node_id: str | None) -> bool:
+        """Whether what is lost on a node is no failure: it was to be emptied."""
+        return node_id is not None and node_id in self._nodes.unfit.draining
+
+    def _count_against(self, node_id: str | None) -> None:
+        """A loss on a node is told of: it may have been one too many."""
+        if not self._is_to_go(node_id):
+            self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_failure(node_id))
 
     def _count_in_vain(self, entry: WorkerEntry, rank: int | None) -> int:
         """Return how many starts in a row were in vain with that of one that is lost.
@@ -138,13 +144,19 @@ class Staffing:
     def tell_missing(self, lineup: Sequence[str]) -> None:
         """Tell of members that went while no coordinator was there to hear of it.
 
+        Where they were they had said while they lived.
+
         Args:
             lineup: members by rank of the newest epoch that the workers know of.
         """
         missing = self._record.losses.find_untold(self._pool.entries, lineup)
         for worker_id, rank in missing.items():
             cause = "it was gone when a new coordinator looked for it"
-            self._tell(worker_id, cause, rank, pid=None)
+            contact = self._record.contacts.find(worker_id)
+            node_id = None if contact is None else contact.node_id
+            host = None if contact is None else contact.host
+            self._tell(worker_id, cause, rank, pid=None, node_id=node_id, host=host)
+            self._count_against(node_id)
 
     def _node_of(self, entry: WorkerEntry) -> str | None:
         """Return where a worker is, or, as long as it hasn't said so, where its bundle is."""
@@ -165,7 +177,15 @@ class Staffing:
         unknown: Mapping[int, str] = {}
         return self._guard.ask(Detector.ISOLATION, self._pool.bundle_nodes, unknown)
 
-    def _tell(self, worker_id: str, cause: str, rank: int | None, **more: Any) -> str:  # noqa: ANN401  JSON
+    def _tell(
+        self,
+        worker_id: str,
+        cause: str,
+        rank: int | None,
+        *,
+        node_id: str | None,
+        **more: Any,  # noqa: ANN401  JSON
+    ) -> str:
         """Record a worker's loss, once: an earlier coordinator may have died right after that."""
         text = f"lost {worker_id} ({'spare' if rank is None else f'rank {rank}'}): {cause}"
         in_vain = more.get("starts_in_vain", 0)
@@ -173,7 +193,8 @@ class Staffing:
             pause_s = decide_pause_s(in_vain)
             text += f"; {in_vain} starts in a row were in vain: the next one waits {pause_s:.0f} s"
         if not self._record.losses.is_told(worker_id):
-            data = {"worker": worker_id, "rank": rank, "cause": cause}
+            data = {"worker": worker_id, "rank": rank, "cause": cause, "node": node_id}
+            data["preempted"] = self._is_to_go(node_id)
             self._record.add_event("failure", text, **data, **more)
         return text
 

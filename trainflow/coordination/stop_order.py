@@ -73,9 +73,14 @@ class StopOrder:
             self.background.start(self._carry_out())
 
     async def _carry_out(self) -> None:
-        """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found."""
+        """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found.
+
+        Without that commit nobody makes its checkpoint: what is on its way is waited for alone.
+        """
         if self.control.request_stop():
             patience_s = self.response.stop_patience_s
-            await self.pool.wait_trained(self.control.members, patience_s)
-            await self.kept.wait_stored()
+            if await self.pool.wait_trained(self.control.members, patience_s):
+                await self.kept.wait_stored()
+            else:
+                await self.kept.wait_coming()
         self.superior.end(STOPPED)

@@ -153,6 +153,7 @@ class Worker:
             failure=self._gate.failure,
             start=self._start.tell(),
             raised=self._raised,
+            plan=self._gate.plan,
         )
 
     @_in_group("form")

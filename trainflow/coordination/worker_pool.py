@@ -201,12 +201,11 @@ class WorkerPool:
         if entry is not None:
             ray.kill(entry.actor, no_restart=True)
 
-    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
-        """Wait until each of these that lives has left its training function."""
+    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> bool:
+        """Wait until each of these that lives has left its training function; whether all have."""
         entries = [self.entries[each] for each in worker_ids if each in self.entries]
         waits = [asyncio.ensure_future(entry.actor.wait_trained.remote()) for entry in entries]
-        if waits:
-            await asyncio.wait(waits, timeout=timeout_s)
+        return not waits or not (await asyncio.wait(waits, timeout=timeout_s))[1]
 
     async def close(self, timeout_s: float) -> None:
         """End every worker, gently within ``timeout_s``, and give the bundles back.

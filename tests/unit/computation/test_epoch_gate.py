@@ -234,13 +234,13 @@ def test_a_checkpoint_that_is_asked_for_is_one_checkpoint(gate):
 def test_the_newest_epoch_that_was_asked_for_is_told_until_there_is_a_newer_one(
     gate, connect, call
 ):
-    assert (gate.spec, gate.has_begun) == (None, False)
+    assert (gate.spec, gate.has_begun, gate.plan) == (None, False, None)
     enter(gate, call, 1)
-    assert (gate.spec, gate.has_begun) == (spec(1), True)
+    assert (gate.spec, gate.has_begun, gate.plan) == (spec(1), True, plan(1))
     connect.missing[2] = threading.Event()
     forming = call(gate.form, spec(2))
     assert connect.begun[2].wait(TIMEOUT_S)
-    assert (gate.spec, gate.has_begun) == (spec(2), False), "while it connects"
+    assert (gate.spec, gate.has_begun, gate.plan) == (spec(2), False, None), "while it connects"
     connect.error = CommunicationError("a member did not come")
     connect.missing[2].set()
     with pytest.raises(CommunicationError):

@@ -169,15 +169,16 @@ class FakePool:
         return self.entries[worker_id]
 
     def nodes_of(self, worker_ids: Iterable[str]) -> dict[str, str]:
-        entries = {worker_id: self.entries[worker_id] for worker_id in worker_ids}
+        entries = {each: self.entries[each] for each in worker_ids if each in self.entries}
         return {k: each.description.node_id for k, each in entries.items() if each.description}
 
     async def wait_description(self, worker_id: str) -> WorkerDescription | None:
         entry = self.entries.get(worker_id)
         return None if entry is None else await entry.actor.describe.remote()
 
-    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> None:
+    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> bool:
         """All have."""
+        return True
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:

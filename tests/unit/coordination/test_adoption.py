@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from ray.exceptions import RayError
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, describe, settle
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import adoption, names
 from trainflow.coordination.adoption import Estate
 from trainflow.coordination.copy_targets import CopyTargets
@@ -21,7 +23,14 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.ray_drains import LivingNode
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.unfit_nodes import UnfitNodes
-from trainflow.epochs import EpochId, EpochSpec, MemberReport, Version
+from trainflow.epochs import (
+    EpochId,
+    EpochSpec,
+    MemberReport,
+    RecoveryPlan,
+    StoredState,
+    Version,
+)
 from trainflow.errors import CoordinationError
 
 IDS = ("slot0-1.0", "slot1-1.1", "slot2-1.2")
@@ -58,7 +67,7 @@ class FakeNodes:
     async def ensure(self, node_ids: set[str], there: Collection[str] = ()) -> None:
         """Every node has one."""
 
-    async def ask_holdings(self, timeout_s: float) -> list[Holding]:
+    async def ask_holdings(self, timeout_s: float, **_: Any) -> list[Holding]:
         return []
 
     def send_copies(self, copies: dict[str, CopyTargets]) -> None:
@@ -272,6 +281,83 @@ def test_an_epoch_on_record_whose_members_are_all_gone_is_over(scene: Scene):
     form_on_record(scene, EpochId(1, 9), ["slot7-1.r7"])
     adopt(scene, FakeNodes([1, 1, 1]))
     assert scene.control.epoch == SPEC.epoch
+
+
+def test_where_nobody_is_left_but_a_spare_the_epoch_on_record_is_broken(scene: Scene):
+    """The next one begins as after any loss, and waits for no more workers than it needs."""
+    note_warm(scene, 0, 1, 2)
+    form_on_record(scene, SPEC.epoch)
+    spare = FakeWorker("slot3-1.3", None)
+    spare.description = describe("slot3-1.3")
+    scene.workers[:] = [spare]
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert (scene.control.epoch, scene.control.members) == (SPEC.epoch, IDS)
+    assert scene.control.state is RunState.RECOVERING
+
+
+@pytest.mark.parametrize("has_any", [True, False])
+def test_keepers_are_had_wherever_a_bundle_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, has_any: bool
+):
+    asked: list[tuple[set[str], set[str]]] = []
+
+    async def find(_job_id: str) -> set[str]:
+        return {"a"} if has_any else set()
+
+    async def ensure(node_ids: set[str], there: set[str]) -> None:
+        asked.append((node_ids, there))
+
+    async def look_at_bundles() -> None:
+        placed.update({0: "a", 1: "b"} if has_any else {})
+
+    placed: dict[int, str] = {}
+    monkeypatch.setattr(adoption, "find_keeper_nodes", find)
+    nodes: Any = SimpleNamespace(ensure=ensure, num_keepers=2 if has_any else 0)
+    staffing: Any = SimpleNamespace(look_at_bundles=look_at_bundles, find_placed=lambda: placed)
+    assert asyncio.run(adoption.find_nodes("job-1", staffing, nodes)) is has_any
+    assert asked == [({"a", "b"}, {"a"}) if has_any else (set(), set())]
+
+
+BACK = RecoveryPlan(SPEC, Version(4, EpochId(0, 0)), stored=StoredState("/store", 4))
+
+
+def kinds_of(scene: Scene) -> list[str]:
+    return [event["kind"] for event in scene.record.events_since(0)]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all train", "one died since"])
+def test_an_epoch_that_began_though_nobody_lived_to_say_so_is_on_record_all_the_same(
+    scene: Scene, *, lost: bool
+):
+    """Else steps of the history that it goes back from would count, and its own not."""
+    scene.record.add_event("epoch", "", epoch="1.2", base="0@0.0", members=list(IDS))
+    scene.record.add_step(replace(STEP, step=9, epoch=EpochId(1, 2)))
+    for worker in scene.workers:
+        worker.description = running(worker.worker_id, plan=BACK)
+    if lost:
+        del scene.workers[2]
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert kinds_of(scene)[1:] == ["resumed", "epoch", *([] if lost else ["taken_over"])]
+    assert scene.record.beginnings[-1] == (SPEC.epoch, 4)
+    assert scene.record.losses.members == IDS
+    assert scene.record.last_step == 4
+    scene.record.add_step(replace(STEP, step=5, epoch=SPEC.epoch))
+    assert scene.record.last_step == 5
+    assert scene.record.is_void(Version(9, EpochId(1, 2)))
+
+
+@pytest.mark.parametrize("on_record", [True, False])
+def test_one_that_is_on_record_or_that_nobody_was_released_into_is_not_told_of(
+    scene: Scene, *, on_record: bool
+):
+    if on_record:
+        form_on_record(scene, SPEC.epoch)
+    for worker in scene.workers:
+        released = {"plan": BACK} if on_record else {"has_begun": False}
+        worker.description = running(worker.worker_id, **released)
+    before = kinds_of(scene)
+    adopt(scene, FakeNodes([1, 1, 1]))
+    assert kinds_of(scene) == [*before, *(["taken_over"] if on_record else [])]
 
 
 NEXT = EpochSpec(EpochId(1, 4), ("slot3-1.3", "slot4-1.4"), "127.0.0.1", 1)

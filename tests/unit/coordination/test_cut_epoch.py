@@ -13,6 +13,7 @@ from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, describe, settle, until
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination.cut_watch import CutWatch
+from trainflow.coordination.forming_attempts import SEVERAL
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import EpochSpec, MemberReport, PeerAddress
@@ -99,6 +100,39 @@ def test_who_is_refused_is_found_after_a_few_attempts_and_a_spare_is_taken(tmp_p
     assert scene.superior.lost == [(scene.ids[2],)]
     assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
     assert scene.control.attempts.num_failed == 0
+
+
+def test_where_nobody_can_leave_others_are_started_and_one_of_them_leaves_for_who_comes(
+    tmp_path: Path,
+):
+    """Replacements wait while training recovers: here it can't, before there is one."""
+
+    async def main() -> CutScene:
+        scene = CutScene(tmp_path)
+        scene.pool.entries.pop("slot3-1.3")
+        scene.workers[1].stuck = scene.workers[2].stuck = False
+        scene.control.open()
+        await settle()
+        scene.commit_everywhere(1)
+        scene.refuse()
+        scene.lose(0)
+        await asyncio.wait_for(scene.control.wait_settled(), 5.0)
+        assert scene.control.attempts.num_failed >= SEVERAL
+        await scene.watch.tick()
+        assert scene.superior.lost == [], "as many as may train are left, and no more"
+        spare = FakePool([FakeWorker("slot0-1.r1", None)]).entries["slot0-1.r1"]
+        spare.description = replace(describe(spare.worker_id), node_id="d")
+        scene.pool.entries[spare.worker_id] = spare
+        scene.clock.now_s += 60.0
+        await scene.watch.tick()
+        await until(lambda: "slot0-1.r1" in scene.control.members)
+        scene.control.close()
+        return scene
+
+    scene = asyncio.run(main())
+    assert scene.superior.lost == [(scene.ids[2],)]
+    assert scene.control.members == (scene.ids[1], "slot0-1.r1")
+    assert not scene.superior.endings
 
 
 def test_where_nobody_can_leave_it_is_told_and_tried_on_for_half_an_hour(tmp_path: Path):

@@ -244,7 +244,7 @@ def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
         scene.control.incarnation = 2
         scene.control.troubles.on_group_failed(scene.ids[0], spec.epoch, "connection reset")
-        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+        scene.control.take_over(spec, intact=True)
         scene.control.open()
         await until(lambda: scene.control.epoch == EpochId(2, 1))
 
@@ -254,7 +254,7 @@ def test_a_failure_heard_before_an_epoch_is_taken_over_breaks_it(play: Play):
 def test_copies_of_an_epoch_that_is_taken_over_go_on(play: Play):
     async def act(scene: Scene) -> None:
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
-        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+        scene.control.take_over(spec, intact=True)
 
     scene = play(act, FRESH)
     assert scene.kept.node_of.keys() == set(scene.ids)
@@ -264,7 +264,7 @@ def test_a_failure_of_a_past_epoch_changes_nothing(play: Play):
     async def act(scene: Scene) -> None:
         spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
         scene.control.troubles.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
-        scene.control.take_over(spec, intact=True, seen_at_s=scene.clock.now_s)
+        scene.control.take_over(spec, intact=True)
         scene.control.open()
         scene.control.troubles.on_group_failed(scene.ids[0], EpochId(1, 3), "connection reset")
         await asyncio.sleep(0.1)  # longer than the grace

@@ -36,7 +36,7 @@ def test_an_epoch_says_what_its_steps_are(
     job = make_job(world=4, training={"batch_scaling": rule})
     record = RunRecord(tmp_path, SYSTEM_CLOCK)
     formed = FormedEpoch(RecoveryPlan(TWO, INITIAL_VERSION), (), 0.0, 0.0, 0, 0.0)
-    note_formed(job, formed, record)
+    note_formed(job, formed.plan, record, formed.committed_step)
     (event,) = record.events_since(0)
     assert (event["data"]["samples"], event["data"]["lr_factor"]) == (samples, lr_factor)
     assert event["text"] == told

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.coordination.fakes import Method, settle, until
+from tests.unit.coordination.fakes import Method, describe, settle, until
 from tests.unit.coordination.test_epoch_control import (
     FRESH,
     Scene,
@@ -16,7 +16,7 @@ from tests.unit.coordination.test_epoch_control import (
 )
 from trainflow.computation.reports import RanksDiffer
 from trainflow.coordination.messages import WorkerDescription
-from trainflow.epochs import EpochId, Phase
+from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, MemberReport, Phase
 
 
 def test_an_answer_that_comes_once_the_next_epoch_is_formed_breaks_nothing(tmp_path: Path):
@@ -49,6 +49,32 @@ def test_an_answer_that_comes_once_the_next_epoch_is_formed_breaks_nothing(tmp_p
     scene = asyncio.run(main())
     assert scene.superior.failures == []
     assert calls == [[True]], "the end of the step is still waited for"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_who_has_waited_since_before_its_epoch_was_taken_over_was_never_released(
+    tmp_path: Path, *, finished: bool
+):
+    """Its coordinator died amid its calls to begin, and it was slow to tell the next one so."""
+
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        spec = EpochSpec(EpochId(1, 4), scene.ids, "127.0.0.1", 1)
+        scene.control.incarnation = 2
+        scene.control.take_over(spec, intact=True)
+        scene.control.open()
+        standing = MemberReport(scene.ids[1], INITIAL_VERSION, finished=finished)
+        told = {"spec": spec, "has_begun": finished, "standing": standing}
+        scene.workers[1].description = describe(scene.ids[1], **told)
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 60.0)})
+        await settle()
+        scene.control.close()
+        return scene
+
+    scene = asyncio.run(main())
+    text = f"{scene.ids[1]} has parked, and no epoch was being formed"
+    assert scene.superior.failures == ([] if finished else [text])
+    assert scene.control.epoch == (EpochId(1, 4) if finished else EpochId(2, 1))
 
 
 DIFFERENCE = RanksDiffer(4, EpochId(1, 1), (0, 1), in_spot_check=False)

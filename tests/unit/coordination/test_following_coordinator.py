@@ -31,9 +31,9 @@ from trainflow.coordination import coordinator as module
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper import Heartbeat
-from trainflow.coordination.messages import Crashed
+from trainflow.coordination.messages import Crashed, Ready
 from trainflow.coordination.worker_contacts import WorkerContacts
-from trainflow.epochs import Phase
+from trainflow.epochs import EpochId, Phase
 
 
 @pytest.fixture
@@ -41,12 +41,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return make_play(tmp_path, monkeypatch)
 
 
-def test_a_member_that_died_unheard_is_told_of_once(play: Play, monkeypatch: pytest.MonkeyPatch):
+def test_a_member_that_died_unheard_is_told_of_once(play: Play):
     async def act(stage: Stage) -> None:
         stage.write_events(EPOCH)
         stage.leave(IDS[0], IDS[2])
         first = stage.start()
-        monkeypatch.setattr(first._kept, "find_stored_again", asyncio.Event().wait)
+        any_kept: Any = first._kept
+        any_kept.find_stored_again = lambda **_: asyncio.Event().wait()
         await until(lambda: first._record.num_failures)
         assert await failures_of(first) == [(IDS[1], 1)]
         event = (await first.status())["events"][-1]
@@ -194,7 +195,57 @@ def test_how_workers_are_reached_is_left_to_the_next_coordinator(play: Play):
     play(act)
 
 
-def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(play: Play):
+ON_RECORD = (EPOCH[0], EPOCH[1] | {"base": "0@0.0"})
+
+
+def test_where_only_keepers_are_left_others_start_in_the_bundles_and_go_on_with_enough(play: Play):
+    """Their memory has the state. A launch would need room for more, and begin from nothing."""
+
+    async def act(stage: Stage) -> None:
+        stage.write_events(ON_RECORD)
+        stage.leave()
+        coordinator = stage.start()
+        await until(lambda: len(stage.pool.spawned) == len(IDS))
+        kinds = [event["kind"] for event in (await coordinator.status())["events"]]
+        lost = ["failure"] * len(IDS)
+        assert kinds[:-3] == ["epoch", "coordinator_restarted", *lost, "waiting"]
+        assert await failures_of(coordinator) == [*zip(IDS, range(3), strict=True)]
+        assert await state_of(coordinator) == "waiting"
+        for worker_id in list(stage.pool.entries)[:2]:
+            await coordinator.report(worker_id, [Ready(describe(worker_id))])
+        await until(lambda: len(coordinator._control.members) == 2)
+        assert coordinator._control.epoch == EpochId(2, 1)
+        assert stage.launches == 0
+
+    play(act)
+
+
+def test_where_only_keepers_are_left_a_stop_waits_for_nothing(play: Play):
+    async def act(stage: Stage) -> None:
+        stage.write_events(ON_RECORD)
+        stage.leave()
+        coordinator = stage.start()
+        any_kept: Any = coordinator._kept
+        any_kept.find_stored_again = lambda **_: asyncio.Event().wait()
+        await until(lambda: "coordinator_restarted" in stage.kinds())
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+        assert stage.launches == 0
+
+    play(act)
+
+
+def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    """No Keeper is left either, and so no node's memory."""
+
+    async def none_there(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(module.adoption, "find_nodes", none_there)
+
     async def act(stage: Stage) -> None:
         stage.write_events(EPOCH)
         stage.leave()

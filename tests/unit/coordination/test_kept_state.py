@@ -407,11 +407,39 @@ def test_a_new_coordinator_waits_for_the_store_only_if_training_has_not_begun(
         monkeypatch.setattr(checkpoints, "find_stored", find_stored, raising=False)
         any_background: Any = Background(scene.superior.failures.append)
         monkeypatch.setattr(scene.kept, "_background", any_background)
-        await scene.kept.find_stored_again()
+        await scene.kept.find_stored_again(members_live=begun)
         return len(checkpoints.stored)
 
     assert asyncio.run(look_again(tmp_path / "a", begun=False, silences=20)) == 1
     assert asyncio.run(look_again(tmp_path / "b", begun=True, silences=10**6)) == 0
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["a node has the state", "none has"])
+def test_where_all_ranks_are_gone_the_store_is_waited_for_if_no_node_has_their_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, held: bool
+):
+    """Else the run would end, as if there were no checkpoint."""
+    monkeypatch.setattr("trainflow.coordination.kept_state._FIND_WITHIN_S", 0.05)
+    checkpoints, may_answer = FakeCheckpoints(), asyncio.Event()
+    scene = Scene(tmp_path, FakeNodes(), checkpoints)
+    scene.record.add_event("epoch", "the first")
+    monkeypatch.setattr(checkpoints, "find_stored", may_answer.wait, raising=False)
+
+    async def find_newest() -> StoredState | None:
+        return StoredState("memory", 5) if held else None
+
+    monkeypatch.setattr(scene.kept, "find_newest", find_newest)
+
+    async def act() -> bool:
+        any_background: Any = Background(scene.superior.failures.append)
+        monkeypatch.setattr(scene.kept, "_background", any_background)
+        finding = asyncio.ensure_future(scene.kept.find_stored_again(members_live=False))
+        done, _ = await asyncio.wait({finding}, timeout=0.2)
+        may_answer.set()
+        await finding
+        return bool(done)
+
+    assert asyncio.run(act()) is held
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -430,7 +458,7 @@ def test_a_checkpoint_of_another_release_is_not_passed_over_by_a_run_that_begins
         any_background: Any = Background(scene.superior.failures.append)
         monkeypatch.setattr(scene.kept, "_background", any_background)
         async with asyncio.timeout(4.0):
-            await scene.kept.find_stored_again()
+            await scene.kept.find_stored_again(members_live=begun)
 
     monkeypatch.setattr(checkpoints, "find_stored", find_stored, raising=False)
     asyncio.run(act())

@@ -285,6 +285,25 @@ def test_what_goes_with_a_node_that_was_to_go_is_no_failure(scene: Scene):
     assert again.failed_on == {"10.0.0.a": [1000.0]}
 
 
+def test_so_too_if_no_coordinator_was_there_when_it_went(scene: Scene):
+    """What was lost elsewhere meanwhile counts, also against its node."""
+    for number, node_id in enumerate("aaac"):
+        contact = replace(describe(f"slot{number}-1.0"), node_id=node_id, host=f"10.0.0.{node_id}")
+        scene.record.contacts.note(contact)
+    scene.unfit.draining["c"] = 5.0
+    members = [f"slot{number}-1.0" for number in range(4)]
+    scene.record.add_event("epoch", "the first", epoch="1.1", members=[*members, "slot9-1.9"])
+    scene.staffing.tell_missing(())
+    losses = scene.record.losses
+    assert (len(losses.failed_at_s), len(losses.preempted_at_s)) == (4, 1)
+    assert losses.failed_on == {"10.0.0.a": [1000.0] * 3}
+    told = [each["data"] for each in scene.record.events_since(0) if each["kind"] == "failure"]
+    assert [each["node"] for each in told] == ["a", "a", "a", "c", None]
+    assert [each["host"] for each in told] == ["10.0.0.a"] * 3 + ["10.0.0.c", None]
+    assert [each["preempted"] for each in told] == [False] * 3 + [True, False]
+    assert "isolate" in [event["kind"] for event in scene.record.events_since(0)]
+
+
 def test_each_budget_is_its_own(scene: Scene):
     for number in range(4):
         assert scene.staffing.find_overspent() is None

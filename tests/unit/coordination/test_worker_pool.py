@@ -52,6 +52,33 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
     assert ended == [STARTING, WARM]
 
 
+@pytest.mark.parametrize(
+    ("second", "all_have"),
+    [("has trained", True), ("has died", True), ("trains", False), ("is gone", True)],
+)
+def test_it_is_told_whether_all_that_live_have_trained(
+    monkeypatch: pytest.MonkeyPatch, second: str, *, all_have: bool
+):
+    monkeypatch.setattr(worker_watch, "wait_gone", _wait_for_ever)
+
+    async def wait_trained() -> None:
+        if second == "trains":
+            await _wait_for_ever()
+        if second == "has died":
+            raise ActorDiedError
+
+    async def act() -> bool:
+        pool = _make_pool()
+        for worker_id, waits in ((STARTING, lambda: None), (WARM, wait_trained)):
+            actor = SimpleNamespace(wait_exit=Method(_wait_for_ever), wait_trained=Method(waits))
+            pool.adopt(worker_id, actor)
+        if second == "is gone":
+            pool.entries.pop(WARM)
+        return await pool.wait_trained([STARTING, WARM], 0.05)
+
+    assert asyncio.run(act()) is all_have
+
+
 class SilentHead:
     """Ray creates workers in bundle 0 once it may answer."""
 
