@@ -13,6 +13,8 @@ from trainflow.computation.reports import GradientSums, StepReport, WorkDescribe
 from trainflow.config.job import JobConfig
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.paced_export import PacedExport
+from trainflow.coordination.straggler_detection import Load, level_times
+from trainflow.coordination.straggler_watch import deal_loads
 from trainflow.data.batch_scaling import scale_step
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import FailureCount
@@ -62,6 +64,7 @@ class RunMetrics:
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
+        self._loads: Sequence[Load] = ()  # of a world as large as the newest
         self._stragglers: dict[str, tuple[str, float]] = {}  # by worker: where, and how slow
         self._work: WorkDescribed | None = None
         self._failures = FailureCount()
@@ -231,14 +234,20 @@ class RunMetrics:
         now_s = self._clock.monotonic_s()
         if report.compute_by_rank and now_s - self._spread_at_s >= _SPREAD_EVERY_S:
             self._spread_at_s = now_s
-            for statistic, value in spread(report.compute_by_rank).items():
-                export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
-            self._show_slow_nodes(report.compute_by_rank)
+            self._show_ranks(report.compute_by_rank)
 
-    def _show_slow_nodes(self, times_s: Sequence[float]) -> None:
+    def _show_ranks(self, times_s: Sequence[float]) -> None:
+        """Show how fast ranks compute, whatever they are dealt; there is one that is dealt some."""
+        if len(self._loads) != len(times_s):
+            self._loads = deal_loads(self._job, len(times_s))
+        level_s = level_times(times_s, self._loads)
+        for statistic, value in spread(list(level_s.values())).items():
+            self._export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
+        if len(times_s) == len(self._nodes):
+            self._show_slow_nodes(level_s)
+
+    def _show_slow_nodes(self, times_s: Mapping[int, float]) -> None:
         """Show which ranks hold the others up, one of a node; a place that nobody has is 0."""
-        if len(times_s) != len(self._nodes):
-            return
         slowest = find_slowest(times_s, self._nodes)
         for place, each in zip_longest(PLACES, slowest[: len(PLACES)]):
             rank, compute_s = (_NOBODY, 0.0) if each is None else (each.rank, each.compute_s)

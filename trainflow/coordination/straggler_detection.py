@@ -133,6 +133,19 @@ def rate_ranks(times_s: Sequence[float], loads: Sequence[Load]) -> list[Rating]:
     return [_rate(at_s, norms.get(load)) for at_s, load in zip(times_s, loads, strict=True)]
 
 
+def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, float]:
+    """Return what ranks take as if each had most to compute, by rank; without those that have none.
+
+    Each takes then what is typical of that load, as many times as it takes of its own typical time.
+    So ranks that are equally fast don't differ by what they are dealt.
+    """
+    ratings = rate_ranks(times_s, loads)
+    busy = [rank for rank, load in enumerate(loads) if load.num_samples]
+    typical_s = max((ratings[rank].typical_s for rank in busy), default=0.0)
+    levels = {rank: ratings[rank].typical_s for rank in busy}
+    return {k: times_s[k] * (typical_s / each if each else 1.0) for k, each in levels.items()}
+
+
 def _rate(at_s: float, norm: tuple[float, float] | None) -> Rating:
     if norm is None:
         return Rating(at_s, 0.0)

@@ -40,11 +40,13 @@ CAUSES: tuple[str, ...] = (
 )
 """What a worker's time can go into.
 
-productive: steps that count. start: from being asked for until warm. data: waiting for samples.
+productive: steps that count. start: from being asked for until warm, and reading the state that an
+attempt begins with. data: waiting for samples.
 checkpoint: copying the state, and seeing the last one into storage. recovery_*: from a loss to the
 first step after it, by what was lost. wasted: tries of steps that were abandoned, and steps that
 had to be done again. waiting: for room, and for workers without which training can't go on. idle:
-standing by as a spare. resize: changing the world without a loss.
+standing by as a spare. resize: changing the world, or going back, without a loss; with reading the
+state that the first step after it begins with.
 """
 
 
@@ -103,6 +105,8 @@ class Ledger:
         self._mode = Mode.TRAINING
         self._broken_ns = 0
         self._cause = FailureCause.OTHER
+        # What members do before the next step of this epoch goes into; None once there was one.
+        self._joining: str | None = START
         # What went into each step, newest last: a run that goes back has wasted it.
         self._steps: deque[tuple[int, int]] = deque(maxlen=_NUM_STEPS_KEPT)
 
@@ -167,6 +171,8 @@ class Ledger:
         self._charge_members(begins_ns, RESIZE)
         if self._mode is not Mode.TRAINING:
             self._mode = Mode.RECOVERING
+        elif self._joining is None:  # else no step of this attempt has been committed yet
+            self._joining = RESIZE
         self._mark_ns = begins_ns
         for worker in [each for each in self._members if each not in members]:
             self._accounts[worker] = Account(self._members.pop(worker), begins_ns, IDLE)
@@ -184,11 +190,12 @@ class Ledger:
         Args:
             step: its number.
             at_ns: when.
-            phases_s: what one of them was at since the step before, in seconds by `STEP_PHASES`.
+            phases_s: what one of them was at since the step before, or since it joined the epoch,
+                in seconds by `STEP_PHASES`.
         """
         if self._mode is Mode.RECOVERING:
             self._charge_members(at_ns, RESIZE)
-            self._mode = Mode.TRAINING
+            self._mode, self._joining = Mode.TRAINING, None
         elif self._mode is not Mode.WAITING:
             self._charge_step(step, at_ns, phases_s)
         self.last_step = step
@@ -224,6 +231,7 @@ class Ledger:
         self._charge_members(at_ns, WASTED if is_failed else CHECKPOINT)
         self._closed_ns = self.wall_ns
         self._accounts, self._members, self._mode = {}, {}, Mode.TRAINING
+        self._joining = START
 
     # How it is charged
 
@@ -251,7 +259,7 @@ class Ledger:
 
     def _charge_step(self, step: int, at_ns: int, phases_s: Mapping[str, float]) -> None:
         number, until_ns = len(self._members), max(self._mark_ns, at_ns)
-        left_ns = until_ns - self._mark_ns
+        left_ns = self._charge_joining(until_ns - self._mark_ns, phases_s)
         for cause, phase in ((DATA, Phase.DATA), (CHECKPOINT, Phase.SNAPSHOT)):
             part_ns = min(left_ns, round(phases_s.get(phase.value, 0.0) * NS_PER_S))
             self.charged_ns[cause] += number * part_ns
@@ -259,6 +267,19 @@ class Ledger:
         self.charged_ns[PRODUCTIVE] += number * left_ns
         self._steps.append((step, number * left_ns))
         self._mark_ns = until_ns
+
+    def _charge_joining(self, amount_ns: int, phases_s: Mapping[str, float]) -> int:
+        """Charge what of an epoch's first step came before its phases; returns what is left.
+
+        That is reading a checkpoint, or the state of others. Of a step that doesn't tell its phases
+        nothing is known to have.
+        """
+        cause, self._joining = self._joining, None
+        if cause is None or not phases_s:
+            return amount_ns
+        joining_ns = max(0, amount_ns - round(sum(phases_s.values()) * NS_PER_S))
+        self.charged_ns[cause] += len(self._members) * joining_ns
+        return amount_ns - joining_ns
 
     def _break(self, cause: FailureCause, at_ns: int) -> None:
         """Something was lost; what comes on top of it has the cause of what came first."""
@@ -297,6 +318,7 @@ class Ledger:
             "mode": self._mode.value,
             "broken_ns": self._broken_ns,
             "cause": self._cause.value,
+            "joining": self._joining,
             "steps": [list(each) for each in self._steps],
         }
 
@@ -317,7 +339,15 @@ class Ledger:
             ledger._mark_ns = kept["mark_ns"]
             ledger._mode, ledger._broken_ns = Mode(kept["mode"]), kept["broken_ns"]
             ledger._cause = FailureCause(kept["cause"])
+            ledger._joining = _read_joining(kept)
             ledger._steps.extend((step, amount_ns) for step, amount_ns in kept["steps"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"got no ledger: {error!r}") from error
         return ledger
+
+
+def _read_joining(kept: Mapping[str, Any]) -> str | None:
+    joining = kept.get("joining")  # earlier releases kept none, and kept ledgers after steps alone
+    if joining not in {None, START, RESIZE}:
+        raise ValueError(f"got joining={joining!r}")
+    return joining

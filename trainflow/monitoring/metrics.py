@@ -108,15 +108,16 @@ RANK_COMPUTE = Metric(
     "rank_compute_seconds",
     Kind.GAUGE,
     "seconds",
-    "What ranks computed in a step until they had but to wait for each other, over all ranks.",
+    "What ranks computed in a step until they had but to wait for each other, over all ranks; of "
+    "one that is dealt less than another as if it were dealt as much, of one without samples not.",
     {"statistic": STATISTICS},
 )
 SLOW_NODE_COMPUTE = Metric(
     "slow_node_compute_seconds",
     Kind.GAUGE,
     "seconds",
-    "What the slowest rank of a node computed in a step, of the nodes where that is longest; 0 "
-    "where there are fewer nodes.",
+    "The same of the slowest rank of a node, of the nodes where that is longest; 0 where there are "
+    "fewer nodes.",
     {"place": PLACES},
 )
 SLOW_NODE_RANK = Metric(

@@ -88,7 +88,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_run_with_a_loss_is_accounted_for(run: Run):
-    run.steps(10, phases_s={"data": 0.25, "snapshot": 0.125, "compute": 0.5})
+    run.steps(10, phases_s={"data": 0.25, "snapshot": 0.125, "compute": 0.625})
     run.fail_over()
     run.steps(12)
     assert run.seconds() == {

@@ -36,10 +36,11 @@ RECOVERED = {
 class Shown:
     """What a run's events and steps come to."""
 
-    def __init__(self, *events: dict[str, Any], stepped_at_s: float = 0.0) -> None:
+    def __init__(self, *events: dict[str, Any], stepped_at_s: float = 0.0, **training: Any) -> None:
         self.clock = FakeClock()
         self.export = ForgetfulExport()
-        self.metrics = RunMetrics(make_job(), self.export, self.clock, events, stepped_at_s)
+        job = make_job(training=training)
+        self.metrics = RunMetrics(job, self.export, self.clock, events, stepped_at_s)
 
     def value(self, metric: Metric, **labels: str) -> float | None:
         self.metrics.flush()
@@ -59,6 +60,15 @@ def make_event(kind: str, text: str = "", at_s: float = 1000.0, **data: Any) -> 
 @pytest.fixture
 def shown() -> Shown:
     return Shown()
+
+
+EVEN = {"global_batch_size": 18, "microbatch_size": 1}
+
+
+@pytest.fixture
+def even() -> Shown:
+    """Of a job whose ranks are dealt equally much, whether they are two, three or nine."""
+    return Shown(**EVEN)
 
 
 def test_a_step_shows_what_training_comes_to(shown: Shown):
@@ -97,15 +107,15 @@ def test_latency_is_rank_0s_and_no_other_ranks(shown: Shown):
     assert shown.value(metrics.LATENCY) == 0.002
 
 
-def test_ranks_are_told_by_their_spread_and_now_and_then(shown: Shown):
-    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.2, 0.1, 0.4)))
-    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
+def test_ranks_are_told_by_their_spread_and_now_and_then(even: Shown):
+    even.metrics.on_step(replace(STEP, compute_by_rank=(0.2, 0.1, 0.4)))
+    even.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
     spread_of_first = {"min": 0.1, "p50": 0.2, "p99": 0.4, "max": 0.4}
     for statistic, value in spread_of_first.items():
-        assert shown.value(metrics.RANK_COMPUTE, statistic=statistic) == value
-    shown.clock.now_s += 5.0
-    shown.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
-    assert shown.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
+        assert even.value(metrics.RANK_COMPUTE, statistic=statistic) == value
+    even.clock.now_s += 5.0
+    even.metrics.on_step(replace(STEP, compute_by_rank=(0.9, 0.9, 0.9)))
+    assert even.value(metrics.RANK_COMPUTE, statistic="min") == 0.9
 
 
 def slow_nodes(shown: Shown) -> list[tuple[float | None, float | None]]:
@@ -118,20 +128,20 @@ def slow_nodes(shown: Shown) -> list[tuple[float | None, float | None]]:
     ]
 
 
-def test_the_slowest_ranks_of_the_slowest_nodes_are_told(shown: Shown):
-    shown.tell("epoch", nodes=[0, 0, 1])
-    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
-    assert slow_nodes(shown) == [(2, 0.9), (1, 0.3), (-1, 0.0), (-1, 0.0), (-1, 0.0)]
-    shown.tell("epoch", nodes=[0, 0, 0])
-    shown.clock.now_s += 5.0
-    shown.step(compute_by_rank=(0.2, 0.3, 0.9))
-    assert slow_nodes(shown)[:2] == [(2, 0.9), (-1, 0.0)], "a node that is gone has no place"
+def test_the_slowest_ranks_of_the_slowest_nodes_are_told(even: Shown):
+    even.tell("epoch", nodes=[0, 0, 1])
+    even.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(even) == [(2, 0.9), (1, 0.3), (-1, 0.0), (-1, 0.0), (-1, 0.0)]
+    even.tell("epoch", nodes=[0, 0, 0])
+    even.clock.now_s += 5.0
+    even.step(compute_by_rank=(0.2, 0.3, 0.9))
+    assert slow_nodes(even)[:2] == [(2, 0.9), (-1, 0.0)], "a node that is gone has no place"
 
 
-def test_of_many_nodes_five_are_told(shown: Shown):
-    shown.tell("epoch", nodes=[*range(9)])
-    shown.step(compute_by_rank=tuple(0.1 * (rank + 1) for rank in range(9)))
-    assert [rank for rank, _ in slow_nodes(shown)] == [8, 7, 6, 5, 4]
+def test_of_many_nodes_five_are_told(even: Shown):
+    even.tell("epoch", nodes=[*range(9)])
+    even.step(compute_by_rank=tuple(0.1 * (rank + 1) for rank in range(9)))
+    assert [rank for rank, _ in slow_nodes(even)] == [8, 7, 6, 5, 4]
 
 
 @pytest.mark.parametrize("nodes", [{}, {"nodes": []}, {"nodes": [0, 1]}])
@@ -142,9 +152,26 @@ def test_where_it_is_not_known_who_is_where_none_is_told(shown: Shown, nodes: di
 
 
 def test_a_new_coordinator_knows_from_the_record_who_is_where():
-    shown = Shown(make_event("epoch", nodes=[0, 1]))
+    shown = Shown(make_event("epoch", nodes=[0, 1]), **EVEN)
     shown.step(compute_by_rank=(0.2, 0.3))
     assert slow_nodes(shown)[0] == (1, 0.3)
+
+
+def test_ranks_that_are_dealt_less_are_told_as_if_they_were_dealt_as_much(shown: Shown):
+    shown.tell("epoch", nodes=[0, 1, 2])
+    shown.step(compute_by_rank=(0.4, 0.2, 0.2))  # two microbatches, one, and one of one sample
+    assert shown.value(metrics.RANK_COMPUTE, statistic="max") == 0.4
+    assert shown.value(metrics.RANK_COMPUTE, statistic="p50") == 0.4
+    shown.clock.now_s += 5.0
+    shown.step(compute_by_rank=(0.4, 0.2, 0.8))
+    assert slow_nodes(shown)[0] == (2, 0.8)
+
+
+def test_ranks_without_samples_are_not_told_of():
+    shown = Shown(make_event("epoch", nodes=[0, 0, 1, 1, 2]), microbatch_size=5)
+    shown.step(compute_by_rank=(0.2, 0.2, 0.0, 0.0, 0.0))
+    assert shown.value(metrics.RANK_COMPUTE, statistic="min") == 0.2
+    assert slow_nodes(shown)[:2] == [(0, 0.2), (-1, 0.0)]
 
 
 def straggle(host: str, **ratios: float) -> dict[str, Any]:

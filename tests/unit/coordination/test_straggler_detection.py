@@ -17,6 +17,7 @@ from trainflow.coordination.straggler_detection import (
     Straggler,
     StragglerDetector,
     StragglerVerdict,
+    level_times,
     rate_ranks,
 )
 
@@ -80,6 +81,14 @@ def test_who_has_less_to_compute_straggles_only_if_the_others_wait_for_it():
 
 def test_who_has_nothing_to_compute_is_left_out():
     assert scores([0.1, 0.1, 0.001], [EQUAL, EQUAL, Load(0, 0)]) == [0.0, 0.0, 0.0]
+
+
+def test_times_are_levelled_to_those_of_who_has_most():
+    loads = [Load(2, 6), Load(1, 3), Load(1, 3), Load(0, 0)]
+    assert level_times([0.2, 0.1, 0.1, 0.001], loads) == {0: 0.2, 1: 0.2, 2: 0.2}
+    assert level_times([0.2, 0.1, 0.3, 0.001], loads) == pytest.approx({0: 0.2, 1: 0.1, 2: 0.3})
+    assert level_times([0.1, 0.3, 0.2], [EQUAL] * 3) == {0: 0.1, 1: 0.3, 2: 0.2}
+    assert level_times([0.0, 0.0], [EQUAL] * 2) == {0: 0.0, 1: 0.0}
 
 
 @dataclass

@@ -69,9 +69,43 @@ def test_until_the_first_epoch_workers_start(run: Run):
 
 
 def test_steps_are_productive_but_for_data_and_copies(run: Run):
-    run.commit(1, 22, data=0.5, snapshot=0.25, compute=1.0)
+    run.commit(1, 22, data=0.5, snapshot=0.25, compute=1.25)
     run.commit(2, 23)
     assert run.since() == {DATA: 1.5, CHECKPOINT: 0.75, PRODUCTIVE: 3 * 1.25 + 3 * 1.0}
+
+
+def test_reading_a_checkpoint_before_the_first_step_is_a_part_of_the_start(run: Run):
+    run.commit(1, 80, data=0.5, compute=1.5)
+    run.commit(2, 84, compute=1.0)
+    assert run.since() == {START: 3 * 58.0, DATA: 1.5, PRODUCTIVE: 3 * 1.5 + 3 * 4.0}
+
+
+def test_each_attempt_has_a_start_of_its_own(run: Run):
+    run.commit(1, 21)
+    run.ledger.end(at(22), is_failed=False)
+    run.ledger.launch(["d", "e"], at(30), at(30))
+    run.ledger.form(["d", "e"], 1, at(31))
+    before = run.since()
+    run.commit(2, 61, compute=1.0)
+    changed = {name: value - before.get(name, 0.0) for name, value in run.since().items()}
+    assert {name: value for name, value in changed.items() if value} == {
+        START: 2 * 29.0,
+        PRODUCTIVE: 2.0,
+    }
+
+
+def test_a_world_that_changes_before_the_first_step_still_starts(run: Run):
+    run.ledger.form(["a", "b", "c", "s"], 0, at(22))
+    run.commit(1, 30, compute=1.0)
+    assert run.since() == {RESIZE: 3 * 2.0, START: 4 * 7.0, IDLE: 3.0, PRODUCTIVE: 4.0}
+
+
+def test_a_recovery_takes_what_came_before_its_first_step(run: Run):
+    run.ledger.lose("b", DIED, at(21))
+    run.ledger.form(["a", "s", "c"], 0, at(22))
+    run.commit(1, 30, compute=1.0)
+    run.commit(2, 40, compute=1.0)
+    assert run.since() == {WASTED: 3.0, RECOVERY: 2.0 + 3 * 8.0, IDLE: 3.0, PRODUCTIVE: 30.0}
 
 
 def test_phases_longer_than_the_step_are_cut(run: Run):
@@ -174,6 +208,27 @@ def test_growing_at_a_boundary_is_no_recovery(run: Run):
     run.ledger.form(["a", "b", "c", "s"], 1, at(22))
     run.commit(2, 23)
     assert run.since() == {PRODUCTIVE: 3.0 + 4.0, RESIZE: 3.0, IDLE: 3.0}
+
+
+def test_what_those_who_join_read_is_a_part_of_growing(run: Run):
+    run.commit(1, 21)
+    run.ledger.form(["a", "b", "c", "s"], 1, at(22))
+    run.commit(2, 33, data=0.25, compute=0.75)
+    run.commit(3, 35, compute=1.0)
+    assert run.since() == {
+        PRODUCTIVE: 3.0 + 4 * 0.75 + 4 * 2.0,
+        DATA: 4 * 0.25,
+        RESIZE: 3.0 + 4 * 10.0,
+        IDLE: 3.0,
+    }
+
+
+def test_reading_the_checkpoint_to_go_back_to_is_not_productive(run: Run):
+    run.commit(1, 21)
+    run.commit(2, 22)
+    run.ledger.form(["a", "b", "c"], 1, at(23))
+    run.commit(2, 54, compute=1.0)
+    assert run.since() == {PRODUCTIVE: 3.0 + 3.0, WASTED: 3.0, RESIZE: 3.0 + 3 * 30.0}
 
 
 def test_going_back_without_a_loss_voids_steps_and_its_pause_is_no_recovery(run: Run):
@@ -293,11 +348,26 @@ def test_a_ledger_that_was_kept_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.parametrize(
     "change",
-    [{"mode": "no such"}, {"charged_ns": {}}, {"accounts": {"a": {}}}, {"steps": [1]}],
+    [
+        {"mode": "no such"},
+        {"joining": "no such"},
+        {"charged_ns": {}},
+        {"accounts": {"a": {}}},
+        {"steps": [1]},
+    ],
 )
 def test_what_is_no_ledger_is_refused(change: dict[str, Any]):
     with pytest.raises(ValueError, match="got no ledger"):
         Ledger.from_json(Ledger().to_json() | change)
+
+
+def test_a_ledger_that_an_earlier_release_kept_is_taken():
+    kept = Ledger().to_json()
+    del kept["joining"]
+    ledger = Ledger.from_json(kept)
+    ledger.form(["a"], 0, at(10))
+    ledger.commit(1, at(15), {"compute": 1.0})
+    assert seconds(ledger) == {RESIZE: 4.0, PRODUCTIVE: 1.0}
 
 
 def test_every_cause_of_a_failure_has_a_cause_of_time():

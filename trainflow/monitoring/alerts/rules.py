@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from trainflow.monitoring import metrics
 from trainflow.monitoring.alerts.members_rules import MEMBERS
 from trainflow.monitoring.alerts.rule import AlertRule, Severity
+from trainflow.monitoring.metric import HOST_LABEL
 from trainflow.monitoring.promql import Queries
 
 _ASK = Queries()
@@ -18,7 +19,6 @@ _ASK = Queries()
 _LOSS_KINDS = 'kind=~"loss_.*"'
 _NOT_FINITE = 'kind="not_finite"'
 _NOT_STANDING_BY = 'cause!~"idle|start"'
-_SLOWEST, _MEDIAN = 'statistic="max"', 'statistic="p50"'
 _NORM_KINDS = 'kind=~"norm_.*"'
 _OLD_CHECKPOINT_S = 3600
 _LEAST_SKIPPED = 3
@@ -101,12 +101,12 @@ TRAINING = (
     AlertRule(
         "Straggler",
         Severity.WARNING,
-        f"{_ASK.latest(metrics.RANK_COMPUTE, where=_SLOWEST)} "
-        f"/ {_ASK.latest(metrics.RANK_COMPUTE, where=_MEDIAN)} > {_MOST_RISE:g}",
+        f"{_ASK.latest(metrics.STRAGGLER, HOST_LABEL)} > {_MOST_RISE:g}",
         600,
-        "{{ $labels.job }}: one rank holds the others up",
-        "The slowest rank computes {{ $value | humanize }} times as long as half of the others.",
-        "The dashboard *Cluster* names the node, and the event `straggler` the rank too. "
+        "{{ $labels.job }}: {{ $labels.host }} holds the others up",
+        "When it was found, its slowest rank computed {{ $value | humanize }} times as long as is "
+        "usual of what it is dealt; it does not keep up yet.",
+        "The event `straggler` names the rank, `straggler_over` says when it keeps up. "
         "`failures.replace_stragglers` gives its rank to a spare; else look at that node's clocks, "
         "temperature and neighbours.",
     ),

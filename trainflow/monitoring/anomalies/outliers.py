@@ -45,7 +45,8 @@ class Series:
         recent: newest values, in the log domain, without those that were extreme.
         residuals: newest residuals of the same.
         side: 1 while it is too high, -1 while it is too low, 0 while it is neither.
-        num_beyond: values in a row beyond the bound, on one side; negative if below.
+        num_beyond: values in a row beyond the bound, on one side; negative if below. While there is
+            something to tell of only those on its other side.
         num_calm: values in a row near what is usual, while there is something to tell of.
         num_open: values for which there has been.
     """
@@ -133,7 +134,15 @@ def _begin(series: Series, score: float, bound: float) -> Series:
 def _judge_open(
     series: Series, logged: float, score: float, bound: float, expected: float
 ) -> Judged:
-    """Take a value while there is something to tell of; only calm ones are learned from."""
+    """Take a value while there is something to tell of; only calm ones are learned from.
+
+    While values are too low, one that is too high counts as ever, so that they hide none.
+    """
+    is_high = series.side < 0 and score >= bound
+    series = replace(series, num_beyond=_count(series.num_beyond, score) if is_high else 0)
+    series = _begin(series, score, bound) if is_high else series
+    if is_high and series.side > 0:
+        return Judged(series, score, expected)
     num_open = series.num_open + 1
     if num_open >= ACCEPTED_AFTER:
         return Judged(Series(recent=(logged,)), score, expected, accepted=True)

@@ -78,13 +78,15 @@ _RANKS = (
     Panel(
         "What ranks compute in a step",
         "Does one rank hold the others up? Then max is far above p50; the event `straggler` names "
-        "it and its node. Four series, however many ranks there are.",
+        "it and its node. Of ranks that are dealt less than others as if they were dealt as much. "
+        "Four series, however many ranks there are.",
         curve(ASK.latest(metrics.RANK_COMPUTE, "statistic"), "{{statistic}}"),
         Look(unit=Unit.SECONDS),
     ),
     Panel(
         "How much the slowest costs",
-        "How many times as long as half of the others does the slowest rank take?",
+        "How many times as long as half of the others does the slowest rank take, if all were "
+        "dealt as much?",
         curve(
             ASK.latest(metrics.RANK_COMPUTE, where='statistic="max"')
             + " / "
@@ -98,7 +100,7 @@ _SLOWEST = (
     Panel(
         "The nodes that hold the others up",
         "Does the slowest rank of one node take longer than those of all others? Of the five nodes "
-        "where it takes longest.",
+        "where it takes longest, if all were dealt as much.",
         curve(f"{ASK.latest(metrics.SLOW_NODE_COMPUTE, 'place')} > 0", "place {{place}}"),
         Look(unit=Unit.SECONDS),
     ),

@@ -69,6 +69,7 @@ NORM_NOW = counted(ACTIVE, "kind", "norm_high")
 SKIPPED = shown("steps_skipped_total")
 SLOWEST = counted("rank_compute_seconds", "statistic", "max")
 MEDIAN = counted("rank_compute_seconds", "statistic", "p50")
+STRAGGLER = counted("straggler_ratio", "host", "10.0.0.7")
 WASTED = counted("badput_seconds_total", "cause", "wasted")
 IDLE = counted("badput_seconds_total", "cause", "idle")
 SLOW = shown("compression_slow_kernels")
@@ -187,9 +188,14 @@ CASES: Mapping[str, Case] = {
     ),
     "Straggler": Case(
         "20m",
-        {SLOWEST: "2x30", MEDIAN: "1x30"},
-        ({SLOWEST: "1.2x30", MEDIAN: "1x30"},),
+        {STRAGGLER: "_x5 2x30"},
+        (
+            {STRAGGLER: "1.3x30"},
+            {STRAGGLER: "2x9 _x20"},
+            {SLOWEST: "2x30", MEDIAN: "1x30"},  # of what not all are dealt alike
+        ),
         "2",
+        {"host": "10.0.0.7"},
     ),
     "GoodputLow": Case(
         "60m",

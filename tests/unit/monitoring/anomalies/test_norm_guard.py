@@ -56,6 +56,20 @@ def test_usual_steps_between_are_applied_and_so_are_low_norms():
     assert take(after(100), FAR, 1.0, FAR, 1.0)[1] == [True, False, True, False]
 
 
+def test_norms_that_are_far_off_after_low_ones_are_skipped():
+    limits = AnomaliesConfig(action="skip")
+    guard = NormGuard()
+    norms = [norm_of(step) for step in range(200)] + [0.1 * norm_of(step) for step in range(10)]
+    for norm in norms:
+        guard, odd = judge_norm(guard, norm, limits)
+        assert odd is None
+    assert guard.series.side == -1
+    for number in range(1, 6):
+        guard, odd = judge_norm(guard, 10_000.0, limits)
+        assert odd is not None
+        assert odd.num_in_a_row == number
+
+
 def test_nothing_is_skipped_before_norms_are_known():
     known = LOCAL + JUDGED_FROM
     assert take(after(known - 1), FAR)[1] == [False]

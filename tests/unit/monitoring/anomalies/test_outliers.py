@@ -92,6 +92,31 @@ def test_low_values_are_told_of_when_there_are_many_in_a_row():
     assert sides == [0] * (BEGIN_LOW_AFTER - 1) + [-1]
 
 
+def low_run() -> Run:
+    run = Run()
+    assert [run.usual(0.1).series.side for _ in range(BEGIN_LOW_AFTER + 2)][-1] == -1
+    return run
+
+
+def test_a_high_value_is_told_of_while_values_are_low():
+    run = low_run()
+    assert run.take(6.0).series.side == 1
+    assert [run.usual().series.side for _ in range(END_AFTER)][-1] == 0
+
+
+def test_while_values_are_low_one_that_is_less_high_is_told_of_if_the_next_is_too():
+    run = low_run()
+    sides = [run.take(value).series.side for value in (2.5, 0.2, 2.5, 2.0, 2.5, 2.5)]
+    assert sides == [-1] * 5 + [1]
+
+
+def test_low_values_are_accepted_whatever_single_ones_are_high():
+    run = low_run()
+    taken = [run.take(0.2 if n % 2 else 2.5) for n in range(ACCEPTED_AFTER - 3)]
+    assert {each.series.side for each in taken} == {-1}
+    assert run.take(0.2).accepted
+
+
 def test_high_and_low_values_in_turn_are_not_in_a_row():
     run = Run()
     assert {run.usual(factor).series.side for factor in (1.25, 0.8) * 10} == {0}
