@@ -397,8 +397,9 @@ def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
     shown.metrics.tick(3, 1)
     assert shown.value(metrics.CHECKPOINT_AGE) is None
     shown.tell("checkpoint", step=20, num_bytes_written=100)
+    made = (20, shown.clock.unix_s())
     shown.clock.now_s += 7.0
-    shown.metrics.tick(3, 1)
+    shown.metrics.tick(3, 1, made)
     assert shown.value(metrics.CHECKPOINT_AGE) == 7.0
     assert shown.value(metrics.CHECKPOINT_STEP) == 20
     assert shown.value(metrics.CHECKPOINTS) == 1
@@ -458,13 +459,21 @@ def test_a_new_coordinator_knows_for_how_long_no_step_was_committed(
     assert step_age(Shown(*events, stepped_at_s=stepped_at_s)) == age_s
 
 
-def test_a_new_coordinator_knows_how_old_the_checkpoint_is():
-    event = make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100)
-    shown = Shown(event, make_event("failure"))
-    shown.metrics.tick(3, 0)
-    assert shown.value(metrics.CHECKPOINT_AGE) == 10.0
-    assert shown.value(metrics.CHECKPOINT_STEP) == 20
-    assert shown.value(metrics.CHECKPOINTS) is None, "it did not make it itself"
+def test_a_checkpoint_that_is_gone_is_not_shown(shown: Shown):
+    now_s = shown.clock.unix_s()
+    shown.metrics.tick(3, 0, (20, now_s - 5.0))
+    shown.metrics.tick(3, 0, (10, now_s - 15.0))
+    assert shown.value(metrics.CHECKPOINT_STEP) == 10
+    assert shown.value(metrics.CHECKPOINT_AGE) == 15.0
+    shown.metrics.tick(3, 0, None)
+    shown.export.forget()
+    assert shown.value(metrics.CHECKPOINT_STEP) is None
+    assert shown.value(metrics.CHECKPOINT_AGE) is None
+
+
+def test_checkpoints_of_an_earlier_coordinator_are_not_counted():
+    shown = Shown(make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100))
+    assert shown.value(metrics.CHECKPOINTS) is None
 
 
 def test_a_checkpoint_that_is_skipped_is_counted(shown: Shown):
