@@ -19,6 +19,7 @@ from trainflow.coordination.epoch_former import (
     FormedEpoch,
     form_epoch,
     note_formed,
+    note_resumed,
     plan_once_parked,
     specify,
     tell_trouble,
@@ -382,17 +383,16 @@ class EpochControl:
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:
-        spec, base = formed.plan.spec, formed.plan.base
+        spec = formed.plan.spec
         self.members, self.epoch = spec.members, spec.epoch
         self._broken = self._member_lost = self._pausing = False
         self._forming = None
         self.attempts.succeed()
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
-        self._recovery.on_formed(formed)
+        recovering = self._recovery.on_formed(formed)
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        if formed.plan.goes_on_from_kept(formed.committed_step):
-            self._record.begin_after(base.step, str(formed.plan.stored), spec.epoch)
+        note_resumed(formed, self._record, recovering=recovering)
         if not self._recovery.is_under_way:
             self._settled.set()
         note_formed(self._job, formed, self._record)

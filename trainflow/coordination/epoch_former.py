@@ -164,6 +164,21 @@ def note_formed(job: JobConfig, formed: FormedEpoch, record: RunRecord) -> None:
         record.add_event("hierarchical_off", text, nodes=list(spec.nodes))
 
 
+def note_resumed(formed: FormedEpoch, record: RunRecord, *, recovering: bool) -> None:
+    """Record that an epoch goes on from what was kept, if it does, and how much that costs.
+
+    Args:
+        formed: the epoch.
+        record: of the run.
+        recovering: a loss led here, and the end of its recovery tells of the same steps.
+    """
+    plan = formed.plan
+    if plan.goes_on_from_kept(formed.committed_step):
+        lost = max(0, formed.committed_step - plan.base.step)
+        told = {"steps_lost": lost, "recovering": recovering}
+        record.begin_after(plan.base.step, str(plan.stored), plan.spec.epoch, **told)
+
+
 def tell_trouble(error: RayError) -> str:
     """Return in one line why an epoch was not formed."""
     cause = error.cause if isinstance(error, RayTaskError) else error

@@ -66,6 +66,7 @@ class RunMetrics:
         self._loads: Sequence[Load] = ()  # of a world as large as the newest
         self._stragglers: dict[str, tuple[str, float]] = {}  # by worker: where, and how slow
         self._work: WorkDescribed | None = None
+        self._rewound_to: int | None = None  # until it is told that training begins there
         self._failures = FailureCount()
         began_at_s = [each["at_s"] for each in events if each["kind"] in _BEGINNINGS]
         self._stepped_at_s = max([*began_at_s[-1:], stepped_at_s]) or clock.unix_s()
@@ -75,6 +76,7 @@ class RunMetrics:
             "epoch": self._on_epoch,
             "recovered": self._on_recovered,
             "rewound": self._on_rewound,
+            "resumed": self._on_resumed,
             "work": self._on_work_told,
             "anomaly": self._on_anomaly,
             "straggler": self._on_straggler,
@@ -188,6 +190,14 @@ class RunMetrics:
     def _on_rewound(self, event: Event) -> None:
         self._export.add(metrics.REWINDS)
         self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
+        self._rewound_to = event["data"]["to_step"]
+
+    def _on_resumed(self, event: Event) -> None:
+        """Count steps that no recovery and no going back tells of: those of an earlier attempt."""
+        data, rewound_to = event["data"], self._rewound_to
+        self._rewound_to = None
+        if not data.get("recovering", True) and data["step"] != rewound_to:
+            self._export.add(metrics.STEPS_LOST, data["steps_lost"])
 
     def _on_checkpoint(self, event: Event) -> None:
         self._export.add(metrics.CHECKPOINTS)

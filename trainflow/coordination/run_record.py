@@ -184,12 +184,12 @@ class RunRecord:
         later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)
 
-    def begin_after(self, step: int, source: str, epoch: EpochId) -> None:
+    def begin_after(self, step: int, source: str, epoch: EpochId, **told: int) -> None:
         """Training begins after ``step``, from what was kept; steps beyond it are done again."""
         self.last_step = step
         text = f"training begins after step {step}, from {source}"
         began_in = [epoch.incarnation, epoch.counter]
-        self.add_event("resumed", text, step=step, source=source, epoch=began_in)
+        self.add_event("resumed", text, step=step, source=source, epoch=began_in, **told)
 
     def add_report(
         self,

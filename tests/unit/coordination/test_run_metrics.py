@@ -345,6 +345,17 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
     assert shown.value(metrics.EPOCHS) == 1
 
 
+def test_steps_that_a_later_attempt_does_again_are_counted_once(shown: Shown):
+    resumed = {"step": 20, "source": "a checkpoint", "epoch": [1, 1]}
+    shown.tell("resumed", **resumed)
+    shown.tell("resumed", **resumed, steps_lost=3, recovering=True)
+    shown.tell("rewound", to_step=20, position=90, steps_lost=5)
+    shown.tell("resumed", **resumed, steps_lost=5, recovering=False)
+    assert shown.value(metrics.STEPS_LOST) == 5
+    shown.tell("resumed", **resumed, steps_lost=7, recovering=False)
+    assert shown.value(metrics.STEPS_LOST) == 12
+
+
 def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):
     shown.tell("recovered", **RECOVERED | {"committed_at_s": 10.0})
     assert shown.export.observed["recovery_duration_seconds|step"] == [0.0]
