@@ -329,7 +329,8 @@ class Coordinator:
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
             self._rewinding.tick()
-            self._monitor.tick(len(self._control.members), self._control.num_spares)
+            newest = self._checkpoints.newest
+            self._monitor.tick(len(self._control.members), self._control.num_spares, newest)
             self._silent.tick()
 
     async def _finish(self) -> None:

@@ -390,10 +390,11 @@ class EpochControl:
         self.attempts.succeed()
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
-        self._recovery.on_formed(formed)
+        recovering = self._recovery.on_formed(formed)
         if not self._recovery.is_under_way:
             self._settled.set()
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        note_formed(self._job, formed.plan, self._record, formed.committed_step)
+        before = formed.committed_step
+        note_formed(self._job, formed.plan, self._record, before, recovering=recovering)
         self.troubles.on_running(spec.epoch)
         self.advance()

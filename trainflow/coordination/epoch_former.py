@@ -142,7 +142,14 @@ def plan_once_parked(
     return plan
 
 
-def note_formed(job: JobConfig, plan: RecoveryPlan, record: RunRecord, committed_step: int) -> None:
+def note_formed(
+    job: JobConfig,
+    plan: RecoveryPlan,
+    record: RunRecord,
+    committed_step: int,
+    *,
+    recovering: bool = False,
+) -> None:
     """Record an epoch that has begun; say once that sums can't go by node, if that is asked for.
 
     Args:
@@ -150,10 +157,12 @@ def note_formed(job: JobConfig, plan: RecoveryPlan, record: RunRecord, committed
         plan: how the epoch has begun.
         record: takes it.
         committed_step: the newest step that was known to be committed right before.
+        recovering: a loss led here, and the end of its recovery tells of what is done again.
     """
     spec, base = plan.spec, plan.base
     if plan.goes_on_from_kept(committed_step):
-        record.begin_after(base.step, str(plan.stored), spec.epoch)
+        told = {"steps_lost": max(0, committed_step - base.step), "recovering": recovering}
+        record.begin_after(base.step, str(plan.stored), spec.epoch, **told)
     size = scale_step(job, spec.world_size)
     scaled = f", {size.num_samples} samples a step, learning rates times {size.lr_factor:.3g}"
     record.add_event(

@@ -41,12 +41,12 @@ class RecoveryLog:
             self._loss = Loss(self._clock.unix_s(), [])
         self._loss.causes.append(cause)
 
-    def on_formed(self, formed: FormedEpoch) -> None:
-        """An epoch has begun that may end the recovery."""
+    def on_formed(self, formed: FormedEpoch) -> bool:
+        """An epoch has begun that may end the recovery; returns whether one was under way."""
         self._epoch, early, self._early = formed.plan.spec.epoch, self._early, []
         loss = self._loss
         if loss is None:
-            return
+            return False
         base_step = formed.plan.base.step
         loss.asked_at_s, loss.begun_at_s = formed.asked_at_s, formed.begun_at_s
         loss.planned_at_s = formed.planned_at_s
@@ -58,6 +58,7 @@ class RecoveryLog:
         loss.awaited = frozenset(range(formed.plan.spec.world_size))
         for report, heard_at_s in early:
             self._take(report, heard_at_s)
+        return True
 
     def on_joined(self, report: StepReport) -> bool:
         """A rank has committed its first step of the epoch; True if it was the last to do so."""

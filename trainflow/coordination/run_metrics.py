@@ -60,13 +60,13 @@ class RunMetrics:
         self._job = job
         self._export = PacedExport(export, clock)
         self._clock = clock
-        self._checkpoint_at_s: float | None = None
         self._spread_at_s = self._usage_at_s = -_SPREAD_EVERY_S
         self._usages: dict[str, tuple[float, list[Usage]]] = {}  # by node: when heard, and what
         self._nodes: Sequence[int] = ()  # of the newest epoch, by rank; none if that isn't known
         self._loads: Sequence[Load] = ()  # of a world as large as the newest
         self._stragglers: dict[str, tuple[str, float]] = {}  # by worker: where, and how slow
         self._work: WorkDescribed | None = None
+        self._rewound_to: int | None = None  # until it is told that training begins there
         self._failures = FailureCount()
         began_at_s = [each["at_s"] for each in events if each["kind"] in _BEGINNINGS]
         self._stepped_at_s = max([*began_at_s[-1:], stepped_at_s]) or clock.unix_s()
@@ -76,6 +76,7 @@ class RunMetrics:
             "epoch": self._on_epoch,
             "recovered": self._on_recovered,
             "rewound": self._on_rewound,
+            "resumed": self._on_resumed,
             "work": self._on_work_told,
             "anomaly": self._on_anomaly,
             "straggler": self._on_straggler,
@@ -84,9 +85,7 @@ class RunMetrics:
         }
         for event in events:
             self._failures.take(event)  # those are counted, but for one that may yet be explained
-            if event["kind"] == "checkpoint":
-                self._show_checkpoint(event)
-            elif event["kind"] == "work":
+            if event["kind"] == "work":
                 self._on_work_told(event)
             elif event["kind"] in {"straggler", "straggler_over"}:
                 self._note_straggler(event)
@@ -97,8 +96,17 @@ class RunMetrics:
                 self._nodes = event["data"].get("nodes", ())
         self._show_stragglers()
 
-    def tick(self, world_size: int, num_spares: int) -> None:
-        """Show what changes with time alone, and who is there; called about twice a second."""
+    def tick(
+        self, world_size: int, num_spares: int, checkpoint: tuple[int, float] | None = None
+    ) -> None:
+        """Show what changes with time alone, and what is there; called about twice a second.
+
+        Args:
+            world_size: members at the moment.
+            num_spares: warm workers without a rank.
+            checkpoint: step of the newest that the run has made and that is there, and when it was
+                made, by CLOCK_REALTIME; None if there is none.
+        """
         workers = self._job.workers
         self._export.show(metrics.COORDINATOR_TIMESTAMP, self._clock.unix_s())
         self._export.show(metrics.WORLD_SIZE, world_size)
@@ -107,8 +115,10 @@ class RunMetrics:
         self._export.show(metrics.TARGET_SPARES, workers.spares)
         self._show_usage()
         self._export.show(metrics.STEP_AGE, self._age_s(self._stepped_at_s))
-        if self._checkpoint_at_s is not None:
-            self._export.show(metrics.CHECKPOINT_AGE, self._age_s(self._checkpoint_at_s))
+        step, made_at_s = (None, None) if checkpoint is None else checkpoint
+        age_s = None if made_at_s is None else self._age_s(made_at_s)
+        self._export.show_known(metrics.CHECKPOINT_STEP, step)
+        self._export.show_known(metrics.CHECKPOINT_AGE, age_s)
         self._export.tick()
 
     def _age_s(self, at_s: float) -> float:
@@ -180,11 +190,18 @@ class RunMetrics:
     def _on_rewound(self, event: Event) -> None:
         self._export.add(metrics.REWINDS)
         self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
+        self._rewound_to = event["data"]["to_step"]
+
+    def _on_resumed(self, event: Event) -> None:
+        """Count steps that no recovery and no going back tells of: those of an earlier attempt."""
+        data, rewound_to = event["data"], self._rewound_to
+        self._rewound_to = None
+        if not data.get("recovering", True) and data["step"] != rewound_to:
+            self._export.add(metrics.STEPS_LOST, data["steps_lost"])
 
     def _on_checkpoint(self, event: Event) -> None:
         self._export.add(metrics.CHECKPOINTS)
         self._export.add(metrics.CHECKPOINT_BYTES, event["data"]["num_bytes_written"])
-        self._show_checkpoint(event)
 
     def on_step(self, report: StepReport) -> None:
         """A committed step was recorded."""
@@ -293,7 +310,3 @@ class RunMetrics:
             took_s = max(0.0, end_s - begin_s)  # of clocks on several machines
             self._export.observe(metrics.RECOVERY_DURATION, took_s, phase=phase)
             self._export.add(metrics.RECOVERY_SECONDS, took_s, phase=phase)
-
-    def _show_checkpoint(self, event: Mapping[str, Any]) -> None:
-        self._checkpoint_at_s = event["at_s"]
-        self._export.show(metrics.CHECKPOINT_STEP, event["data"]["step"])

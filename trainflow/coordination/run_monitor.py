@@ -28,6 +28,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.sink_feed import SinkFeed
 from trainflow.coordination.webhook_feed import WebhookFeed
+from trainflow.epochs import StoredState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.detectors import Detector
 
@@ -105,11 +106,18 @@ class RunMonitor:
         if watch is not None:
             self._try("AnomalyWatch.go_on_from", lambda: watch.go_on_from(step, known))
 
-    def tick(self, world_size: int, num_spares: int) -> None:
-        """Look at what changes with time alone; called about twice a second."""
+    def tick(self, world_size: int, num_spares: int, newest: StoredState | None = None) -> None:
+        """Look at what changes with time alone; called about twice a second.
+
+        Args:
+            world_size: members at the moment.
+            num_spares: warm workers without a rank.
+            newest: what to go on from, if nobody holds the state any more.
+        """
         shown = self._metrics
         if shown is not None and not self._is_off(Detector.METRICS):
-            self._try("RunMetrics.tick", lambda: shown.tick(world_size, num_spares))
+            made = None if newest is None else self._find_made(newest.step)
+            self._try("RunMetrics.tick", lambda: shown.tick(world_size, num_spares, made))
         if self._gauges is not None:
             self._try("PacedExport.tick", self._gauges.tick)
         if self._goodput is not None and not self._is_off(Detector.GOODPUT):
@@ -161,6 +169,11 @@ class RunMonitor:
         await asyncio.gather(*waits)
         for number, feed in enumerate(feeds):
             self._try(f"{type(feed).__name__}.tell_end {number}", feed.tell_end)
+
+    def _find_made(self, step: int) -> tuple[int, float] | None:
+        """Return a checkpoint's step and when it was made; None of one of another run."""
+        at_s = self._record.told_at_s.get(("checkpoint", step))
+        return None if at_s is None else (step, at_s)
 
     def _is_off(self, detector: Detector) -> bool:
         """Whether it knows no more what happens; what it would show is wrong."""

@@ -75,6 +75,7 @@ class RunRecord:
         anomalies: those that are told of, in all attempts.
         hangs: what was judged to hang so far, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
+        told_at_s: when the newest event of a kind and a step was, by CLOCK_REALTIME.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
         contacts: how workers are reached.
     """
@@ -101,6 +102,7 @@ class RunRecord:
         self.losses = LossHistory()
         self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
+        self.told_at_s: dict[tuple[str, int], float] = {}
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
         self._evaluations: dict[str, dict[int, float]] = defaultdict(dict)
@@ -182,12 +184,12 @@ class RunRecord:
         later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)
 
-    def begin_after(self, step: int, source: str, epoch: EpochId) -> None:
+    def begin_after(self, step: int, source: str, epoch: EpochId, **told: int) -> None:
         """Training begins after ``step``, from what was kept; steps beyond it are done again."""
         self.last_step = step
         text = f"training begins after step {step}, from {source}"
         began_in = [epoch.incarnation, epoch.counter]
-        self.add_event("resumed", text, step=step, source=source, epoch=began_in)
+        self.add_event("resumed", text, step=step, source=source, epoch=began_in, **told)
 
     def add_report(
         self,
@@ -273,6 +275,7 @@ class RunRecord:
             ]
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
+            self.told_at_s[kind, data["step"]] = event["at_s"]
 
     def _forget_attempt(self, event: dict[str, Any]) -> None:
         """Begin anew with what goes by what has happened: the attempt before is over."""

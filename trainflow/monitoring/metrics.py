@@ -326,12 +326,17 @@ CHECKPOINTS_SKIPPED = Metric(
     "1",
     "Checkpoints that were due and not made: the store was slow, or memory short.",
 )
-CHECKPOINT_STEP = Metric("checkpoint_step", Kind.GAUGE, "1", "Step of the newest checkpoint.")
+CHECKPOINT_STEP = Metric(
+    "checkpoint_step",
+    Kind.GAUGE,
+    "1",
+    "Step of the newest checkpoint that this run has made and that is there; absent if none is.",
+)
 CHECKPOINT_AGE = Metric(
     "checkpoint_age_seconds",
     Kind.GAUGE,
     "seconds",
-    "Seconds since the newest checkpoint was made; absent before the first.",
+    "Seconds since it was made.",
 )
 CHECKPOINT_BYTES = Metric(
     "checkpoint_written_bytes_total",

@@ -10,10 +10,21 @@ import pytest
 from tests.distributed.jobs import BATCH, make_job
 from tests.unit.coordination.fakes import Method, settle
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.epoch_former import FormedEpoch, note_formed, plan_once_parked
+from trainflow.coordination.epoch_former import (
+    FormedEpoch,
+    note_formed,
+    plan_once_parked,
+)
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.worker_pool import WorkerEntry
-from trainflow.epochs import INITIAL_VERSION, EpochId, EpochSpec, MemberReport, RecoveryPlan
+from trainflow.epochs import (
+    INITIAL_VERSION,
+    EpochId,
+    EpochSpec,
+    MemberReport,
+    RecoveryPlan,
+    StoredState,
+)
 
 TWO = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0, nodes=(0, 1))
 
@@ -41,6 +52,17 @@ def test_an_epoch_says_what_its_steps_are(
     assert (event["data"]["samples"], event["data"]["lr_factor"]) == (samples, lr_factor)
     assert event["text"] == told
     assert event["data"]["nodes"] == [0, 1]
+
+
+def test_steps_that_are_done_again_from_a_checkpoint_are_told_of(tmp_path: Path):
+    record = RunRecord(tmp_path, SYSTEM_CLOCK)
+    base = StoredState("/store", 4)
+    plan = RecoveryPlan(TWO, base.version, stored=base)
+    note_formed(make_job(world=2), plan, record, 7, recovering=False)
+    event, _ = record.events_since(0)
+    assert (event["kind"], event["data"]["step"]) == ("resumed", 4)
+    assert (event["data"]["steps_lost"], event["data"]["recovering"]) == (3, False)
+    assert record.last_step == 4
 
 
 def test_who_is_superseded_as_those_who_leave_stand_plans_nothing():

@@ -345,6 +345,17 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
     assert shown.value(metrics.EPOCHS) == 1
 
 
+def test_steps_that_a_later_attempt_does_again_are_counted_once(shown: Shown):
+    resumed = {"step": 20, "source": "a checkpoint", "epoch": [1, 1]}
+    shown.tell("resumed", **resumed)
+    shown.tell("resumed", **resumed, steps_lost=3, recovering=True)
+    shown.tell("rewound", to_step=20, position=90, steps_lost=5)
+    shown.tell("resumed", **resumed, steps_lost=5, recovering=False)
+    assert shown.value(metrics.STEPS_LOST) == 5
+    shown.tell("resumed", **resumed, steps_lost=7, recovering=False)
+    assert shown.value(metrics.STEPS_LOST) == 12
+
+
 def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):
     shown.tell("recovered", **RECOVERED | {"committed_at_s": 10.0})
     assert shown.export.observed["recovery_duration_seconds|step"] == [0.0]
@@ -397,8 +408,9 @@ def test_a_checkpoint_grows_older_until_the_next(shown: Shown):
     shown.metrics.tick(3, 1)
     assert shown.value(metrics.CHECKPOINT_AGE) is None
     shown.tell("checkpoint", step=20, num_bytes_written=100)
+    made = (20, shown.clock.unix_s())
     shown.clock.now_s += 7.0
-    shown.metrics.tick(3, 1)
+    shown.metrics.tick(3, 1, made)
     assert shown.value(metrics.CHECKPOINT_AGE) == 7.0
     assert shown.value(metrics.CHECKPOINT_STEP) == 20
     assert shown.value(metrics.CHECKPOINTS) == 1
@@ -458,13 +470,21 @@ def test_a_new_coordinator_knows_for_how_long_no_step_was_committed(
     assert step_age(Shown(*events, stepped_at_s=stepped_at_s)) == age_s
 
 
-def test_a_new_coordinator_knows_how_old_the_checkpoint_is():
-    event = make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100)
-    shown = Shown(event, make_event("failure"))
-    shown.metrics.tick(3, 0)
-    assert shown.value(metrics.CHECKPOINT_AGE) == 10.0
-    assert shown.value(metrics.CHECKPOINT_STEP) == 20
-    assert shown.value(metrics.CHECKPOINTS) is None, "it did not make it itself"
+def test_a_checkpoint_that_is_gone_is_not_shown(shown: Shown):
+    now_s = shown.clock.unix_s()
+    shown.metrics.tick(3, 0, (20, now_s - 5.0))
+    shown.metrics.tick(3, 0, (10, now_s - 15.0))
+    assert shown.value(metrics.CHECKPOINT_STEP) == 10
+    assert shown.value(metrics.CHECKPOINT_AGE) == 15.0
+    shown.metrics.tick(3, 0, None)
+    shown.export.forget()
+    assert shown.value(metrics.CHECKPOINT_STEP) is None
+    assert shown.value(metrics.CHECKPOINT_AGE) is None
+
+
+def test_checkpoints_of_an_earlier_coordinator_are_not_counted():
+    shown = Shown(make_event("checkpoint", at_s=990.0, step=20, num_bytes_written=100))
+    assert shown.value(metrics.CHECKPOINTS) is None
 
 
 def test_a_checkpoint_that_is_skipped_is_counted(shown: Shown):

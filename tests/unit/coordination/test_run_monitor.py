@@ -22,7 +22,7 @@ from trainflow.coordination.run_metrics import RunMetrics
 from trainflow.coordination.run_monitor import RunMonitor
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import INITIAL_EPOCH, Phase
+from trainflow.epochs import INITIAL_EPOCH, Phase, StoredState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
 from trainflow.monitoring.usage import Usage
@@ -69,6 +69,34 @@ def look(monitor: RunMonitor, clock: FakeClock, export: NotedExport) -> set[str]
     clock.now_s += 1.0
     monitor.tick(world_size=2, num_spares=0)
     return active(export)
+
+
+def test_the_newest_checkpoint_is_shown_however_much_was_recorded_since(tmp_path: Path):
+    clock, export = FakeClock(), NotedExport()
+    record = RunRecord(tmp_path, clock)
+    made_at_s = clock.unix_s()
+    record.add_event("checkpoint", "of step 4", step=4, num_bytes_written=9)
+    for number in range(1100):
+        record.add_event("evaluated", "", name="loss", step=number, value=1.0)
+    clock.now_s += 60.0
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), RunRecord(tmp_path, clock), clock)
+    monitor.tick(2, 0, StoredState("/store", 4))
+    assert export.value(metrics.CHECKPOINT_STEP) == 4
+    assert export.value(metrics.CHECKPOINT_AGE) == clock.unix_s() - made_at_s == 60.0
+
+
+@pytest.mark.parametrize("newest", [None, StoredState("/elsewhere", 5)])
+def test_of_another_runs_checkpoint_and_of_none_nothing_is_shown(
+    tmp_path: Path, newest: StoredState | None
+):
+    clock, export = FakeClock(), NotedExport()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    record.add_event("checkpoint", "of step 4", step=4, num_bytes_written=9)
+    monitor.tick(2, 0, newest)
+    assert export.value(metrics.CHECKPOINT_STEP) is None
 
 
 def _beat() -> Heartbeat:

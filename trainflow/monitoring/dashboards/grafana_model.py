@@ -136,6 +136,8 @@ def _describe_panel(panel: Panel) -> Json:
 
 def _describe_targets(panel: Panel) -> Iterator[Json]:
     chart = panel.look.chart
+    # Of a range the newest that there is would be shown, of a run that is gone as well.
+    is_newest = chart in {Chart.NUMBER, Chart.BARS}
     for letter, each in zip("ABCDEFGH", panel.curves, strict=False):
         yield {
             "refId": letter,
@@ -143,8 +145,8 @@ def _describe_targets(panel: Panel) -> Iterator[Json]:
             "expr": each.query,
             "legendFormat": each.legend,
             "format": "heatmap" if chart is Chart.DENSITY else "time_series",
-            "range": chart is not Chart.BARS,
-            "instant": chart is Chart.BARS,
+            "range": not is_newest,
+            "instant": is_newest,
         }
 
 
@@ -179,7 +181,7 @@ def _describe_options(look: Look) -> Json:
             return {"legend": legend | {"calcs": []}, "tooltip": tooltip}
         case Chart.NUMBER:
             colour = "none" if look.limits is None else "value"
-            return {"reduceOptions": _NEWEST, "colorMode": colour, "graphMode": "area"}
+            return {"reduceOptions": _NEWEST, "colorMode": colour, "graphMode": "none"}
         case Chart.BARS:
             drawn = {"orientation": "horizontal", "displayMode": "basic"}
             return drawn | {"reduceOptions": _NEWEST, "showUnfilled": True}

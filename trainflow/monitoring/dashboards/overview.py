@@ -49,7 +49,7 @@ _PROGRESS = (
     ),
     Panel(
         "Steps a second",
-        "How fast does each job go, recoveries included? A gap is one.",
+        "How fast does each job go, recoveries included? A dip is one.",
         curve(ASK.rate(metrics.STEPS_COMMITTED)),
     ),
 )

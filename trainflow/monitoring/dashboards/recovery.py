@@ -98,7 +98,7 @@ _GOODPUT = (
     ),
     Panel(
         "Cost so far, by cause",
-        "Which cause has cost most workers' time since the run began?",
+        "Which cause has cost most workers' time since this head began?",
         curve(f"sort_desc({ASK.total(metrics.BADPUT, 'cause')})", "{{cause}}"),
         Look(Chart.BARS, Unit.SECONDS),
     ),

@@ -17,7 +17,7 @@ from trainflow.monitoring.alerts.rules import ALL_RULES
 from trainflow.monitoring.dashboards.catalog import DASHBOARDS
 from trainflow.monitoring.dashboards.cluster import RAY_METRICS
 from trainflow.monitoring.dashboards.grafana_model import describe_dashboard
-from trainflow.monitoring.dashboards.panel import WIDTH, Dashboard, Panel
+from trainflow.monitoring.dashboards.panel import WIDTH, Chart, Dashboard, Panel
 from trainflow.monitoring.deployment_files import DASHBOARDS_FOLDER, render_files
 from trainflow.monitoring.metric import Kind
 from trainflow.monitoring.metrics import METRICS
@@ -146,6 +146,17 @@ def test_a_source_and_a_job_are_chosen_at_the_top(dashboard: Dashboard):
     assert (source["name"], source["type"], job["name"]) == ("datasource", "datasource", "job")
     used = {p["datasource"]["uid"] for p in described["panels"] if "datasource" in p}
     assert used == {"${datasource}"}
+
+
+def test_what_is_told_as_a_number_is_asked_of_now_alone():
+    """Of a range the newest value would stand there, however long ago the run has gone."""
+    for dashboard in DASHBOARDS:
+        drawn = {p["title"]: p for p in describe_dashboard(dashboard)["panels"]}
+        for panel in dashboard.panels:
+            is_newest = panel.look.chart in {Chart.NUMBER, Chart.BARS}
+            for target in drawn[panel.title]["targets"]:
+                assert (target["instant"], target["range"]) == (is_newest, not is_newest)
+            assert drawn[panel.title]["options"].get("graphMode", "none") == "none"
 
 
 def test_low_is_red_where_low_is_bad():
