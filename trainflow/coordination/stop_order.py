@@ -75,12 +75,11 @@ class StopOrder:
     async def _carry_out(self) -> None:
         """Ask for a stop with the next commit, and wait for it: who hangs meanwhile is found.
 
-        Without that commit nobody makes its checkpoint: what is on its way is waited for alone.
+        Without that commit nobody makes its checkpoint. What else is on its way is waited for when
+        the run is closed.
         """
         if self.control.request_stop():
             patience_s = self.response.stop_patience_s
             if await self.pool.wait_trained(self.control.members, patience_s):
                 await self.kept.wait_stored()
-            else:
-                await self.kept.wait_coming()
         self.superior.end(STOPPED)
