@@ -222,7 +222,7 @@ def test_a_job_is_erased_with_the_coordinator_that_could_begin_it_anew(service: 
     service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
     service.ask("DELETE", f"/v1/jobs/{job_id}", 204)
-    assert find_actors("Coordinator") == []
+    wait_until(lambda: not find_actors("Coordinator"), lambda: find_actors("Coordinator"))
 
 
 def test_another_host_and_no_token_are_refused_through_serve(service: Service):
