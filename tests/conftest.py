@@ -15,12 +15,12 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-_exit_code = pytest.ExitCode.INTERNAL_ERROR
+_exit_codes: list[int] = [pytest.ExitCode.INTERNAL_ERROR]  # the last one counts
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    global _exit_code  # noqa: PLW0603  what is left for the last moment
-    _exit_code = exitstatus
+    """Note what the process is to leave with."""
+    _exit_codes.append(exitstatus)
 
 
 def _leave_at_once(pid: int) -> None:
@@ -28,7 +28,7 @@ def _leave_at_once(pid: int) -> None:
     if "ray" in sys.modules and os.getpid() == pid:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_code)
+        os._exit(_exit_codes[-1])
 
 
 atexit.register(_leave_at_once, os.getpid())  # as the first, so that it comes after all others

@@ -64,10 +64,8 @@ async def test_a_resumed_job_that_waits_for_the_attempt_before_can_be_stopped(
         assert (await client.post(f"/v1/jobs/{job_id}/stop")).status_code == 202
         job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["state"], job["attempt"], job["exit_code"]) == ("stopped", 2, 7)
-    assert (
-        not (run_directory(job_id) / "result.json").exists()
-        or "stopped" not in (run_directory(job_id) / "result.json").read_text()
-    )
+    result = json.loads((run_directory(job_id) / "result.json").read_text())
+    assert result["state"] == "failed", "that of the attempt before stays"
 
 
 async def test_a_driver_that_ray_does_not_know_to_stop_yet_is_asked_again(
