@@ -6,7 +6,7 @@ an older call is under way, and the older one then fails. ``begin`` releases the
 into the formed epoch. The training side makes one call: ``park``.
 
 Process: every worker.
-Thread: control calls form, begin, request, wait_standing, close; training calls park.
+Thread: control calls form, begin, request, wait_standing, close; training calls park, leave.
 """
 
 import threading
@@ -122,7 +122,8 @@ class EpochGate:
                 that no step is abandoned.
 
         Raises:
-            CoordinationError: a newer epoch is already being formed, or the session is closed.
+            CoordinationError: a newer epoch is already being formed, or training has left for
+                good, or the session is closed.
             CommunicationError: the members could not be connected.
         """
         start_s = time.monotonic()
@@ -267,3 +268,9 @@ class EpochGate:
                 raise SessionClosed
             assignment, self._assignment = self._assignment, None
             return assignment
+
+    def leave(self) -> None:
+        """Take part in no epoch any more; its group stays, as others may yet read from it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

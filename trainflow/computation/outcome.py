@@ -66,7 +66,7 @@ def describe_step(
         wire_bytes=outcome.wire_bytes,
         sums=outcome.sums,
         scalars=outcome.scalars,
-        pausing=bool(decision.flags & Flag.PAUSE),
+        pausing=decision.flags & (Flag.PAUSE | Flag.STOP) == Flag.PAUSE,
         copy_lag=copy_lag,
         phases_s=tell_waiting_apart(phases_s, waited_s),
         digest=f"{decision.digest:016x}" if decision.digest else None,

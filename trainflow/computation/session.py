@@ -308,6 +308,7 @@ class Session:
             number, epoch = outcome.committed.number, group.spec.epoch
             self._context.report(TensorDigests(number, epoch, outcome.tensor_digests))
         if outcome.decision.flags & Flag.STOP:
+            self._context.gate.leave()
             raise SessionClosed
 
     def _join_epoch(self) -> Iterator[Step]:

@@ -32,6 +32,7 @@ from trainflow.coordination.ray_drains import LivingNode, find_alive_nodes
 from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.staffing import Staffing
+from trainflow.coordination.stop_order import STOPPING
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool, ask_description
 from trainflow.epochs import INITIAL_EPOCH, EpochSpec
 from trainflow.errors import CoordinationError
@@ -181,17 +182,17 @@ async def adopt(
         if description.standing is not None and description.standing.finished:
             control.on_finished(description.worker_id)
     newest = _find_newest(descriptions, pool, record)
-    lost = {
-        worker_id: RETURNED
-        for worker_id, description in descriptions.items()
-        if description.returned
-    }
+    returned = {each.worker_id for each in descriptions.values() if each.returned}
+    left = returned if record.has(STOPPING) else set[str]()
+    for worker_id in left & pool.entries.keys():
+        pool.entries[worker_id].has_left = True
+    lost = dict.fromkeys(returned - left, RETURNED)
     if newest is not None:
         unknown = _find_unknown(newest, descriptions, pool)
         lost |= dict.fromkeys(unknown, "it did not answer the new coordinator")
         there = pool.entries.keys() - unknown
         intact = all(
-            member in there and _may_train(newest, descriptions.get(member))
+            member in there and (member in left or _may_train(newest, descriptions.get(member)))
             for member in newest.members
         )
         told = (each.plan for each in descriptions.values() if each.spec == newest and each.plan)

@@ -298,9 +298,9 @@ class Coordinator:
                 self._job, self._pool, self._nodes, self._record
             )
             await adoption.take_office(self._nodes, self._control, SYSTEM_CLOCK)
+        self._stop_order.permit()
         if not self._ending.done():
             self._control.open()
-        self._stop_order.permit()
 
     async def _adopt(self, found: dict[str, Any]) -> None:
         text = "a new coordinator looks for its workers"
@@ -312,9 +312,8 @@ class Coordinator:
         self._raised.begin(estate.raised)
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)
-        if not self._stop_order.is_given:
-            for worker_id, cause in estate.lost.items():
-                self._on_gone(worker_id, cause)
+        for worker_id, cause in estate.lost.items():
+            self._on_gone(worker_id, cause)
         members_live = not self._pool.entries.keys().isdisjoint(self._control.members)
         await self._kept.find_stored_again(members_live=members_live)
         self._late.wait_for(estate.unheard)
@@ -344,7 +343,7 @@ class Coordinator:
         """End the run; the first ending counts."""
         if not self._ending.done():
             self._ending.set_result(ending)
-            self._losses.replaces = False
+            self._losses.end()
 
     # What happens
 

@@ -181,7 +181,7 @@ class EpochControl:
 
     def on_gone(self, entry: WorkerEntry, text: str) -> None:
         """A worker was lost."""
-        if entry.worker_id in self.members and entry.worker_id not in self._finished:
+        if entry.worker_id in self.training and not entry.has_left:
             self._broken = self._member_lost = True
             self._notice(text)
         self.advance()
@@ -198,12 +198,11 @@ class EpochControl:
     def end_at_boundary(self, epoch: EpochId) -> None:
         """Members stop between two steps, as they were asked to: form the next epoch there."""
         if epoch == self.epoch and self.is_whole:
-            members = self.candidacy.next_at_boundary(self._lineup)
-            self._start_forming(members, at_boundary=True)
+            self._start_forming(self.candidacy.next_at_boundary(self._lineup), at_boundary=True)
 
     def advance(self) -> None:
         """Look at the situation and do what follows from it."""
-        if not self.is_open or self._stop_asked or self.all_finished():
+        if not self.is_open or self._pool.have_left(self.members) or self.all_finished():
             return
         if self._forming is not None:
             if all(member in self._pool.entries for member in self.attempts.members):
@@ -219,7 +218,7 @@ class EpochControl:
                 available=self._available(),
                 minimum=self.candidacy.num_needed(self.members, self._finished),
                 target=self.candidacy.at_most(lineup),
-                pausing=self._pausing,
+                pausing=self._pausing or self._stop_asked,
                 group_size=self._job.group_size,
             )
         )
@@ -249,10 +248,9 @@ class EpochControl:
 
     def pause(self) -> bool:
         """Have members stop at the next step boundary, and plan anew there; False if not now."""
-        if self.may_pause:
+        if may_pause := self.may_pause:
             self._pause()
-            return True
-        return False
+        return may_pause
 
     @property
     def may_pause(self) -> bool:
@@ -274,12 +272,11 @@ class EpochControl:
     # Stopping
 
     def request_stop(self) -> bool:
-        """Ask the members to stop with their next commit; False if none is running."""
+        """Have members stop with their next commit, of this epoch or the next; False: none will."""
         self._stop_asked = True
-        if self.epoch is None or not self.is_whole:
-            return False
-        self._request.begin(Flag.STOP, self.members)
-        return True
+        if self.epoch is not None and self.is_whole:
+            self._request.begin(Flag.STOP, self.members)
+        return self.epoch is not None and bool(self._pool.entries)
 
     async def wait_settled(self) -> None:
         """Wait until no recovery is under way, or none is possible without more workers."""
@@ -292,7 +289,8 @@ class EpochControl:
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
-        if epoch != self.epoch or self._broken or not self.is_open or self._stop_asked:
+        is_over = self._broken or self._pool.have_left(self.members)
+        if epoch != self.epoch or is_over or not self.is_open:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
         self.superior.spend(text)
@@ -396,5 +394,7 @@ class EpochControl:
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
         before = formed.committed_step
         note_formed(self._job, formed.plan, self._record, before, recovering=recovering)
+        if self._stop_asked:
+            self.request_stop()
         self.troubles.on_running(spec.epoch)
         self.advance()

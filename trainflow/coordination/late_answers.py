@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from trainflow.coordination.background import Background
 from trainflow.coordination.messages import Crashed, Finished, Ready, WorkerMessage
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.stop_order import STOPPING
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -52,7 +53,7 @@ class LateAnswers:
         if description.raised is not None:
             self._take(worker_id, Crashed(description.raised))
             return
-        if description.returned and not self._record.has("stopping"):
+        if description.returned and not self._record.has(STOPPING):
             self._superior.lose([worker_id], RETURNED)
             return
         if description.ready:

@@ -21,7 +21,8 @@ class Losses:
     """Who goes, and what follows.
 
     Attributes:
-        replaces: others are started for those that are lost; false once the run comes to its end.
+        replaces: others are started for those that are lost; false once the run is to stop, but for
+            those without whom it can't come to the commit with which it does.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Losses:
         superior: Superior,
     ):
         self.replaces = True
+        self._is_over = False
         self._pool = pool
         self._record = record
         self._control = control
@@ -72,6 +74,10 @@ class Losses:
         """Start a worker in a bundle that has none, when that is of use and does no harm."""
         self._background.start(self._replace(bundle))
 
+    def end(self) -> None:
+        """Start nobody any more."""
+        self.replaces, self._is_over = False, True
+
     async def _replace(self, bundle: int) -> None:
         """Wait until training goes on, so as not to compete with its recovery, and for the node."""
         await self._control.wait_settled()
@@ -83,4 +89,5 @@ class Losses:
 
     def _is_there(self, bundle: int) -> bool:
         """Whether a worker of this bundle is to be replaced at all."""
-        return self.replaces and bundle in self._pool.bundles.numbers()
+        is_needed = not self._is_over and self._control.state is RunState.WAITING
+        return (self.replaces or is_needed) and bundle in self._pool.bundles.numbers()

@@ -40,6 +40,7 @@ class WorkerEntry:
         description: what it said when it became ready; None before.
         described_at_s: CLOCK_REALTIME when it said that.
         compute_s: that it computes in a step, over the newest ones; None before any as a member.
+        has_left: its training is over, as it was asked to stop.
     """
 
     worker_id: str
@@ -47,6 +48,7 @@ class WorkerEntry:
     description: WorkerDescription | None = None
     described_at_s: float = 0.0
     compute_s: float | None = None
+    has_left: bool = False
 
     @property
     def bundle(self) -> int:
@@ -201,11 +203,24 @@ class WorkerPool:
         if entry is not None:
             ray.kill(entry.actor, no_restart=True)
 
-    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> bool:
-        """Wait until each of these that lives has left its training function; whether all have."""
+    async def wait_left(self, worker_id: str) -> None:
+        """Wait until a worker has left its training function, and note it, or until it is gone."""
+        while (entry := self.entries.get(worker_id)) is not None:
+            try:
+                await entry.actor.wait_trained.remote()
+            except ActorUnavailableError as error:
+                logger.info("%s is not reached: %s", worker_id, error)
+            except RayError:
+                return
+            else:
+                entry.has_left = True
+                return
+            await asyncio.sleep(_ASK_AGAIN_AFTER_S)
+
+    def have_left(self, worker_ids: Iterable[str]) -> bool:
+        """Whether there are any of these, and all have left their training function."""
         entries = [self.entries[each] for each in worker_ids if each in self.entries]
-        waits = [asyncio.ensure_future(entry.actor.wait_trained.remote()) for entry in entries]
-        return not waits or not (await asyncio.wait(waits, timeout=timeout_s))[1]
+        return bool(entries) and all(entry.has_left for entry in entries)
 
     async def close(self, timeout_s: float) -> None:
         """End every worker, gently within ``timeout_s``, and give the bundles back.

@@ -279,6 +279,21 @@ def test_closing_frees_training_and_lets_it_into_no_further_epoch(gate, connect,
         gate.form(spec(2))
 
 
+@pytest.mark.parametrize("is_forming", [True, False])
+def test_who_has_left_for_good_takes_part_in_no_epoch_and_keeps_its_group(
+    gate, connect, call, is_forming
+):
+    enter(gate, call, 1)
+    forming = call(gate.form, spec(2)) if is_forming else None
+    if is_forming:
+        assert connect.begun[2].wait(TIMEOUT_S)
+    gate.leave()
+    with pytest.raises(CoordinationError):
+        gate.form(spec(3)) if forming is None else forming.result(TIMEOUT_S)
+    if forming is None:
+        assert connect.groups[1].failure is None, "others may yet read what it has sent"
+
+
 def test_closing_ends_a_forming_under_way(gate, connect, call):
     forming = call(gate.form, spec(1))
     assert connect.begun[1].wait(TIMEOUT_S)

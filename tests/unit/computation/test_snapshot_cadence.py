@@ -20,6 +20,7 @@ from trainflow.computation.snapshot_cadence import SnapshotCadence
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.job import SnapshotConfig
 from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, RecoveryPlan, Version
+from trainflow.errors import CoordinationError
 
 stamp, context, begin = alone.stamp, alone.context, alone.begin
 
@@ -91,12 +92,14 @@ def train(context: RankContext, begin: alone.Begin) -> Train:
                     for batch in step.microbatches():
                         step.backward(mean_loss(model, batch), weight=batch.num_targets)
                     if step.number == stop_at:
-                        context.gate.request(Flag.STOP)
+                        context.gate.request(Flag.STOP | Flag.PAUSE)
                     step.commit()
                     if album.steps and album.steps[-1] == step.number:
                         assert torch.equal(album.weights[-1], model.weight), "not the new state"
         except SessionClosed:
             assert stop_at is not None
+            with pytest.raises(CoordinationError, match="out of date"):
+                context.gate.form(alone.spec(2))
         return album
 
     return run

@@ -87,12 +87,16 @@ class Method:
 
 
 class FakeWorker:
-    """A worker that parks and connects at once; ``stuck`` makes it wait for ever in ``form``."""
+    """A worker that parks and connects at once; ``stuck`` makes it wait for ever in ``form``.
+
+    ``stops``: it does so as soon as that is waited for, by whomever it is asked.
+    """
 
     def __init__(self, worker_id: str, version: Version | None):
         self.worker_id = worker_id
         self.version = version
         self.stuck = False
+        self.stops = True
         self.formed: list[EpochSpec] = []
         self.plans: list[RecoveryPlan] = []
         self.requested: list[Flag] = []
@@ -176,9 +180,15 @@ class FakePool:
         entry = self.entries.get(worker_id)
         return None if entry is None else await entry.actor.describe.remote()
 
-    async def wait_trained(self, worker_ids: Iterable[str], timeout_s: float) -> bool:
-        """All have."""
-        return True
+    async def wait_left(self, worker_id: str) -> None:
+        """It has, if it has been asked to; see `FakeWorker.stops`."""
+        entry = self.entries.get(worker_id)
+        if entry is not None and entry.actor.stops:
+            entry.has_left = True
+
+    def have_left(self, worker_ids: Iterable[str]) -> bool:
+        entries = [self.entries[each] for each in worker_ids if each in self.entries]
+        return bool(entries) and all(entry.has_left for entry in entries)
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:

@@ -414,6 +414,15 @@ def test_a_worker_whose_training_is_over_is_lost(scene: Scene):
     assert scene.control.state is RunState.RECOVERING
 
 
+def test_members_that_have_left_as_they_were_asked_to_stop_are_not_lost(scene: Scene):
+    scene.record.add_event("stopping", "asked to stop")
+    for worker in scene.workers[:2]:
+        worker.description = running(worker.worker_id, returned=True)
+    assert not adopt(scene, FakeNodes([1, 1, 1])).lost
+    assert scene.control.is_whole
+    assert [entry.has_left for entry in scene.pool.entries.values()] == [True, True, False]
+
+
 def test_a_bundle_without_a_worker_is_vacant(scene: Scene):
     del scene.workers[1]
     assert adopt(scene, FakeNodes([1, 1, 1])).vacant == {1}

@@ -20,7 +20,6 @@ from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import coordinator as module
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.hang_detection import Progress
-from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.messages import Crashed, Finished, GroupFailed
 from trainflow.coordination.rewinding import Rewinding
@@ -333,54 +332,6 @@ def test_detectors_that_fail_leave_the_run_alone(play: Play):
             lambda: {each["detector"] for each in guard.describe()} == {"silence", "isolation"}
         )
         assert not stage.pool.closed.is_set()
-
-    play(act)
-
-
-@pytest.mark.parametrize("all_stopped", [True, False])
-def test_a_stop_that_a_member_did_not_live_to_follow_waits_for_what_is_on_its_way_alone(
-    play: Play, *, all_stopped: bool
-):
-    """The others wait for its commit, and nobody makes the checkpoint of that step."""
-
-    async def act(stage: Stage) -> None:
-        async def wait_trained(*_: Any) -> bool:
-            return all_stopped
-
-        async def note(what: str) -> None:
-            waited_for.append(what)
-
-        waited_for: list[str] = []
-        coordinator = stage.start()
-        await train(stage, coordinator)
-        any_pool: Any = stage.pool
-        any_pool.wait_trained = wait_trained
-        any_kept: Any = coordinator._kept
-        any_kept.wait_stored = lambda: note("its own checkpoint")
-        any_kept.wait_coming = lambda: note("others")
-        await coordinator.stop()
-        await until(stage.pool.closed.is_set)
-        assert waited_for == [*(["its own checkpoint"] if all_stopped else []), "others"]
-        assert stage.result()["state"] == "stopped"
-
-    play(act)
-
-
-def test_a_stop_is_waited_for_also_where_hangs_can_t_be_judged(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-):
-    def fail(_: HangWatch) -> float:
-        raise KeyError("unforeseen")
-
-    monkeypatch.setattr(HangWatch, "stop_patience_s", property(fail))
-
-    async def act(stage: Stage) -> None:
-        coordinator = stage.start()
-        await train(stage, coordinator)
-        await coordinator.stop()
-        await until(stage.pool.closed.is_set)
-        assert stage.result()["state"] == "stopped"
-        assert "detector_off" in stage.kinds()
 
     play(act)
 

@@ -22,6 +22,7 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.isolation_watch import IsolationWatch
 from trainflow.coordination.losses import Losses
 from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import RunState
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.worker_pool import WorkerEntry
@@ -136,7 +137,7 @@ def test_one_that_is_given_up_before_it_began_is_told_of_and_is_no_failure(scene
     assert (scene.pool.entries, scene.record.num_failures) == ({}, 0)
 
 
-@pytest.mark.parametrize("outcome", ["goes on", "ends"])
+@pytest.mark.parametrize("outcome", ["goes on", "is to stop", "is needed", "ends"])
 def test_a_replacement_waits_for_a_node_that_is_well(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, outcome: str
 ):
@@ -151,7 +152,8 @@ def test_a_replacement_waits_for_a_node_that_is_well(
         return None
 
     async def act() -> None:
-        control: Any = SimpleNamespace(wait_settled=settled, incarnation=1)
+        state = RunState.WAITING if outcome == "is needed" else RunState.RUNNING
+        control: Any = SimpleNamespace(wait_settled=settled, incarnation=1, state=state)
         superior: Any = None
         background = Background(pytest.fail)
         parts = (scene.pool, scene.record, control, scene.staffing, background, superior)
@@ -160,11 +162,13 @@ def test_a_replacement_waits_for_a_node_that_is_well(
         await until(lambda: len(looks) > 3)
         assert scene.spawned == []
         lost.replaces = outcome == "goes on"
+        if outcome == "ends":
+            lost.end()
         scene.placed[1] = "c"
         await until(lambda: not background._tasks)
 
     asyncio.run(act())
-    assert scene.spawned == ([1] if outcome == "goes on" else [])
+    assert scene.spawned == ([1] if outcome in {"goes on", "is needed"} else [])
 
 
 def lose(scene: Scene, worker_id: str, node_id: str | None) -> None:

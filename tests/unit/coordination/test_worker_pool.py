@@ -54,27 +54,44 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
 
 @pytest.mark.parametrize(
     ("second", "all_have"),
-    [("has trained", True), ("has died", True), ("trains", False), ("is gone", True)],
+    [
+        ("has left", True),
+        ("has died", False),
+        ("trains", False),
+        ("is gone", True),
+        ("is reached again", True),
+    ],
 )
-def test_it_is_told_whether_all_that_live_have_trained(
+def test_it_is_told_whether_all_that_live_have_left(
     monkeypatch: pytest.MonkeyPatch, second: str, *, all_have: bool
 ):
     monkeypatch.setattr(worker_watch, "wait_gone", _wait_for_ever)
+    monkeypatch.setattr(module, "_ASK_AGAIN_AFTER_S", 0.0)
+    trouble = {
+        "has died": [ActorDiedError()],
+        "is reached again": [ActorUnavailableError("connection reset", None)],
+    }
+    errors: list[Exception] = [*trouble.get(second, [])]
 
     async def wait_trained() -> None:
         if second == "trains":
             await _wait_for_ever()
-        if second == "has died":
-            raise ActorDiedError
+        if errors:
+            raise errors.pop()
 
     async def act() -> bool:
         pool = _make_pool()
+        assert not pool.have_left([STARTING]), "it isn't there"
         for worker_id, waits in ((STARTING, lambda: None), (WARM, wait_trained)):
             actor = SimpleNamespace(wait_exit=Method(_wait_for_ever), wait_trained=Method(waits))
             pool.adopt(worker_id, actor)
         if second == "is gone":
             pool.entries.pop(WARM)
-        return await pool.wait_trained([STARTING, WARM], 0.05)
+        waits = [asyncio.ensure_future(pool.wait_left(each)) for each in (STARTING, WARM)]
+        await settle()
+        assert pool.have_left([STARTING])
+        assert waits[1].done() is (second != "trains")
+        return pool.have_left([STARTING, WARM])
 
     assert asyncio.run(act()) is all_have
 

@@ -1,0 +1,165 @@
+"""A run is told to stop: with the next commit, whatever befalls its members before."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination.fakes import settle, until
+from tests.unit.coordination.stage import Play, Stage, make_play, train
+from trainflow.coordination import stop_order
+from trainflow.coordination.coordinator import Coordinator
+from trainflow.coordination.hang_watch import HangWatch
+from trainflow.coordination.messages import Ready
+from trainflow.coordination.run_state import RunState
+from trainflow.epochs import Flag
+
+OWN, OTHERS = "its own checkpoint", "others"
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    monkeypatch.setattr(stop_order, "_LOOK_EVERY_S", 0.005)
+    return make_play(tmp_path, monkeypatch)
+
+
+class Trained:
+    """Members of a run that trains, until they are let go."""
+
+    def __init__(self, stage: Stage):
+        self.stage = stage
+        self.waited_for: list[str] = []
+        self.coordinator = stage.start()
+        self.may_leave = asyncio.Event()
+        self.ids: list[str] = []
+
+    async def begin(self) -> Coordinator:
+        any_kept: Any = self.coordinator._kept
+        any_kept.wait_stored = lambda: self._note(OWN)
+        any_kept.wait_coming = lambda: self._note(OTHERS)
+        any_pool: Any = self.stage.pool
+        any_pool.wait_left = self._wait_left
+        self.ids = await train(self.stage, self.coordinator)
+        return self.coordinator
+
+    def lose(self, worker_id: str) -> None:
+        self.coordinator.lose([worker_id], "killed")
+
+    def asked(self, worker_id: str) -> list[Flag]:
+        return self.stage.pool.entries[worker_id].actor.requested
+
+    async def _note(self, what: str) -> None:
+        self.waited_for.append(what)
+
+    async def _wait_left(self, worker_id: str) -> None:
+        await self.may_leave.wait()
+        if worker_id in self.stage.pool.entries:
+            self.stage.pool.entries[worker_id].has_left = True
+
+
+Act = Callable[[Trained], Awaitable[None]]
+
+
+def stop(play: Play, act: Act) -> tuple[Trained, Stage]:
+    """Stop a run that trains, act, and see it closed."""
+    seen: list[Any] = []
+
+    async def main(stage: Stage) -> None:
+        trained = Trained(stage)
+        seen.extend((trained, stage))
+        coordinator = await trained.begin()
+        await coordinator.stop()
+        await act(trained)
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+
+    play(main)
+    return seen[0], seen[1]
+
+
+def test_it_ends_once_all_have_left_and_their_checkpoint_is_made(play: Play):
+    async def act(trained: Trained) -> None:
+        await settle()
+        assert not trained.waited_for
+        assert trained.asked(trained.ids[0]) == [Flag.STOP]
+        trained.may_leave.set()
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert "stop_given_up" not in stage.kinds()
+
+
+def test_a_member_that_does_not_live_to_follow_it_takes_no_checkpoint_with_it(play: Play):
+    async def act(trained: Trained) -> None:
+        await until(lambda: trained.asked(trained.ids[0]))
+        trained.lose(trained.ids[2])
+        await until(lambda: len(trained.coordinator._control.members) == 2)
+        await until(lambda: len(trained.asked(trained.ids[0])) == 2)
+        assert not trained.waited_for, "the run had ended without its last commit"
+        trained.may_leave.set()
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert stage.kinds().count("epoch") == 2
+    assert len(stage.pool.spawned) == 3, "another was started though the run was to stop"
+
+
+def test_with_too_few_left_to_come_to_a_commit_another_is_started(play: Play):
+    async def act(trained: Trained) -> None:
+        for lost in trained.ids[1:]:
+            trained.lose(lost)
+        await until(lambda: len(trained.stage.pool.spawned) > 3)
+        new = trained.stage.pool.spawned[-1][0]
+        entry = trained.stage.pool.entries[new]
+        await trained.coordinator.report(new, [Ready(await entry.actor.describe.remote())])
+        await until(lambda: new in trained.coordinator._control.members)
+        trained.may_leave.set()
+
+    trained, _ = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+
+
+def test_who_dies_after_that_commit_changes_nothing(play: Play):
+    async def act(trained: Trained) -> None:
+        trained.may_leave.set()
+        await until(lambda: trained.waited_for)
+        trained.lose(trained.ids[1])
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert stage.kinds().count("epoch") == 1
+
+
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.RECOVERING])
+def test_members_that_do_not_stop_in_time_are_left_and_that_is_said(
+    play: Play, monkeypatch: pytest.MonkeyPatch, state: RunState
+):
+    """Nobody makes the checkpoint of that step, and none is waited for."""
+    monkeypatch.setattr(stop_order, "START_LIMIT_S", 0.05)
+    monkeypatch.setattr(HangWatch, "stop_patience_s", property(lambda _: 0.05))
+
+    async def act(trained: Trained) -> None:
+        if state is RunState.RECOVERING:
+            trained.stage.pool.entries[trained.ids[0]].actor.stuck = True
+            trained.lose(trained.ids[2])
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OTHERS]
+    assert stage.kinds().count("stop_given_up") == 1
+
+
+def test_hangs_that_can_t_be_judged_do_not_keep_it_from_ending(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(_: HangWatch) -> float:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(HangWatch, "stop_patience_s", property(fail))
+
+    async def act(trained: Trained) -> None:
+        trained.may_leave.set()
+
+    _, stage = stop(play, act)
+    assert "detector_off" in stage.kinds()
