@@ -83,13 +83,3 @@ def test_a_member_and_the_coordinator_killed_between_the_order_and_the_commit(st
     status = expect_stopped_with_checkpoint(run)
     assert len(events_of(status, "coordinator_restarted")) == 1
     assert len(events_of(status, "stopping")) == 1
-
-
-def test_a_stop_that_comes_as_the_world_is_about_to_grow(start: Any) -> None:
-    """Members have been asked to pause at the boundary at which they are to stop."""
-    run = start(spares=0, minimum=1)
-    run.kill(2)
-    run.wait(lambda status: bool(events_of(status, "recovered")))
-    run.wait(lambda status: status["spares"] == 1)  # another has come, and is to have the rank
-    stop(run)
-    expect_stopped_with_checkpoint(run)
