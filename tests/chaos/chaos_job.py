@@ -4,7 +4,8 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.chaos.deaths import Death, DieAt
 from trainflow import Session
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.aborted import StepAborted
+from trainflow.computation.epoch_gate import SessionClosed
 from trainflow.computation.shards import local_part
 from trainflow.computation.step import Step
 from trainflow.data.batch import Batch
@@ -56,6 +58,8 @@ class Args(BaseModel):
     """Step from which on it does in each microbatch of the process that has rank 1 then."""
     hold_after_loop: int | None = None
     """Rank that holds in the code after the loop."""
+    hold_when_stopped: int | None = None
+    """Rank that holds when the run is stopped, before its training function ends."""
 
 
 class Waves:
@@ -180,6 +184,17 @@ def hold(work_dir: Path) -> None:
         SYSTEM_CLOCK.sleep(0.02)
 
 
+@contextmanager
+def holding_when_stopped(session: Session, args: Args) -> Generator[None]:
+    """Hold where the job is to as the steps are left for good."""
+    try:
+        yield
+    except SessionClosed:
+        if session.rank == args.hold_when_stopped:
+            hold(args.work_dir)
+        raise
+
+
 def find_factor(session: Session, args: Args, step: int, batch: Batch) -> float:
     """Return what a loss is multiplied by: 1, but where the job is to have an odd one."""
     if step in args.nan_at and session.rank == 1:
@@ -208,6 +223,11 @@ def own_indices(batch: Batch) -> tuple[int, ...]:
 
 
 def train(session: Session, args: Args) -> None:
+    with holding_when_stopped(session, args):
+        train_on_record(session, args)
+
+
+def train_on_record(session: Session, args: Args) -> None:
     (args.work_dir / f"frozen-{os.getpid()}").write_text(str(gc.get_freeze_count()))
     model = session.prepare(
         lambda: build_model(args.hidden), lambda p: torch.optim.AdamW(p, lr=1e-3)

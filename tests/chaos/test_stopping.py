@@ -40,7 +40,7 @@ def expect_stopped_with_checkpoint(run: RunUnderTest) -> dict[str, Any]:
     status = run.finish()
     assert status["state"] == "stopped", status["ending"]
     assert status["step"] < run.job.training.max_steps
-    assert CheckpointStore(str(run.job.checkpoint.url)).committed_steps() == [status["step"]]
+    assert CheckpointStore(str(run.job.checkpoint.url)).committed_steps()[-1] == status["step"]
     assert not events_of(status, "stop_given_up")
     assert run.used_samples() == find_expected(run.job, status["step"])
     return status
@@ -83,3 +83,36 @@ def test_a_member_and_the_coordinator_killed_between_the_order_and_the_commit(st
     status = expect_stopped_with_checkpoint(run)
     assert len(events_of(status, "coordinator_restarted")) == 1
     assert len(events_of(status, "stopping")) == 1
+
+
+@pytest.mark.parametrize("phase", ["optimizer", "snapshot"])
+def test_a_member_killed_in_that_commit_before_it_has_copied_the_state(
+    start: Any, phase: str
+) -> None:
+    """The others have applied it; its checkpoint would lack a share."""
+    last = LONG["sleep_from"] + 1
+    die_at = {"rank": 1, "step": last, "phase": phase}
+    run = start(spares=1, minimum=3, die_at=die_at)
+    stop(run)
+    status = expect_stopped_with_checkpoint(run)
+    (stopping,), (failure,) = events_of(status, "stopping"), events_of(status, "failure")
+    assert stopping["number"] < failure["number"]
+    assert status["step"] == last + 1
+    assert not events_of(status, "checkpoint_failed")
+
+
+def test_a_member_killed_once_all_have_copied_the_state_is_not_missed(start: Any) -> None:
+    run = start(spares=1, minimum=3, hold_when_stopped=1)
+    stop(run)
+    run.wait_file("holding-*")
+    run.kill(1)
+    status = expect_stopped_with_checkpoint(run)
+    assert not events_of(status, "failure")
+    assert len(events_of(status, "epoch")) == 1
+
+
+def test_a_member_that_hangs_between_the_order_and_the_commit(start: Any) -> None:
+    run = start(spares=1, minimum=3, hang_at=LONG["sleep_from"] + 1)
+    stop(run)
+    status = expect_stopped_with_checkpoint(run)
+    assert len(events_of(status, "hang")) == 1

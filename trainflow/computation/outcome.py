@@ -10,7 +10,12 @@ from trainflow.communication.commit_record import CommitDecision
 from trainflow.communication.group import Group
 from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.phase_times import tell_waiting_apart
-from trainflow.computation.reports import GradientSums, RanksDiffer, StepReport
+from trainflow.computation.reports import (
+    CompressionChosen,
+    GradientSums,
+    RanksDiffer,
+    StepReport,
+)
 from trainflow.computation.training_state import Committed, TrainingState
 from trainflow.epochs import Flag
 from trainflow.monitoring.anomalies.norm_guard import OddNorm
@@ -18,7 +23,10 @@ from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 @dataclass(frozen=True)
 class Outcome:
-    """A commit with what the coordinator wants to know of it."""
+    """A commit with what the coordinator wants to know of it.
+
+    ``stops``: every rank has what its last checkpoint is made of, and leaves its steps.
+    """
 
     committed: Committed
     committed_at_s: float
@@ -32,6 +40,7 @@ class Outcome:
     odd_norm: OddNorm | None
     consumed_samples: int
     tensor_digests: dict[str, str]
+    stops: bool = False
 
 
 def describe_step(
@@ -66,7 +75,8 @@ def describe_step(
         wire_bytes=outcome.wire_bytes,
         sums=outcome.sums,
         scalars=outcome.scalars,
-        pausing=decision.flags & (Flag.PAUSE | Flag.STOP) == Flag.PAUSE,
+        pausing=bool(decision.flags & Flag.PAUSE) and not outcome.stops,
+        stopping=outcome.stops,
         copy_lag=copy_lag,
         phases_s=tell_waiting_apart(phases_s, waited_s),
         digest=f"{decision.digest:016x}" if decision.digest else None,
@@ -81,6 +91,23 @@ def describe_difference(decision: CommitDecision, group: Group, step: int) -> Ra
     if not ranks:
         return None
     return RanksDiffer(step, group.spec.epoch, ranks, in_spot_check=bool(decision.miscomputing))
+
+
+def keep_choices(state: TrainingState, step: int) -> list[CompressionChosen]:
+    """Make how a step was summed part of the state that it has made; return what is new of it."""
+    chosen: list[CompressionChosen] = []
+    for name, model in state.models.items():
+        auto = model.reducer.auto
+        choice = None if auto is None else auto.keep()
+        if choice is not None:
+            rate = choice.link.bytes_per_s
+            chosen.append(CompressionChosen(step, name, choice.name, choice.predicted_s, rate))
+    return chosen
+
+
+def describe_scaling(state: TrainingState) -> dict[str, float]:
+    """Say by what losses are multiplied, where they are."""
+    return {} if state.loss_scaler is None else {"loss_scale": state.loss_scaler.scale}
 
 
 def describe_sums(

@@ -102,6 +102,7 @@ class StepReport:
         wire_bytes: bytes this rank sent for gradients.
         scalars: mean over ranks of logged values.
         pausing: all ranks stop at this step's boundary and wait for another epoch.
+        stopping: all have copied what its checkpoint takes, and leave their steps for good.
         joined: given in the first step after the rank joined the epoch.
         sums: what it took to sum the gradients.
         compute_by_rank: seconds that each rank computed until it had but to wait for the others.
@@ -132,6 +133,7 @@ class StepReport:
     wire_bytes: int
     scalars: dict[str, float] = field(default_factory=dict[str, float])
     pausing: bool = False
+    stopping: bool = False
     joined: Joined | None = None
     sums: GradientSums | None = None
     copy_lag: int | None = None

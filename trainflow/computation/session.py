@@ -307,7 +307,7 @@ class Session:
         if outcome.tensor_digests:
             number, epoch = outcome.committed.number, group.spec.epoch
             self._context.report(TensorDigests(number, epoch, outcome.tensor_digests))
-        if outcome.decision.flags & Flag.STOP:
+        if outcome.stops:
             self._context.gate.leave()
             raise SessionClosed
 

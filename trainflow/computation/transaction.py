@@ -8,6 +8,7 @@ Fails: `StepAborted` on entry to microbatches, backward and commit, never inside
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,9 +23,14 @@ from trainflow.communication.reduced_gradients import ReducedGradients
 from trainflow.computation.aborted import StepAborted, StepMode
 from trainflow.computation.evaluation import gather_numbers
 from trainflow.computation.optimizer_update import Scales, update_models
-from trainflow.computation.outcome import Outcome, describe_difference, describe_sums
+from trainflow.computation.outcome import (
+    Outcome,
+    describe_difference,
+    describe_scaling,
+    describe_sums,
+    keep_choices,
+)
 from trainflow.computation.rank_context import RankContext
-from trainflow.computation.reports import CompressionChosen
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
@@ -225,30 +231,38 @@ class Transaction:
                 m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
             ),
             sums=describe_sums(self._state, self._group, gradients, decision.flags),
-            scalars=self._scaling() | decision.scalars,
+            scalars=describe_scaling(self._state) | decision.scalars,
             odd_norm=verdict.odd,
             consumed_samples=self._state.consumed_samples,
             tensor_digests=tensor_digests,
         )
-        self._keep_choices()
+        choices = keep_choices(self._state, self.number)
+        if self._group.rank == 0:
+            for choice in choices:
+                self._context.report(choice)
         self._snapshot(decision.flags)
-        if self._is_sharded:
-            self._wait_until_copied()
+        self._wait_until_copied(decision.flags)
         self._stamp(Phase.USER)
         if self._mode is StepMode.REHEARSAL:
             self._state.begin_overwrite()
             raise StepAborted
         return committed
 
-    def _wait_until_copied(self) -> None:
-        """Wait until every rank has copied its shards: only then is a step safe, and committed."""
-        context = self._context
+    def _wait_until_copied(self, flags: Flag) -> None:
+        """Wait until all ranks have copied: only then may they stop, or is a sharded step safe."""
+        context, outcome = self._context, self.outcome
+        if not (self._is_sharded or flags & Flag.STOP):
+            return
         try:
             gather_numbers([1.0], self._group, context.device, context.stamps)
-        except StepAborted:  # it may have to come again: what counts is read back
-            self._state.begin_overwrite()
+        except StepAborted:
+            if not self._is_sharded:
+                return  # the step stays, and all stop with the next
+            self._state.begin_overwrite()  # it may have to come again: what counts is read back
             self.outcome = None
             raise
+        if outcome is not None and flags & Flag.STOP:
+            self.reached = self.outcome = replace(outcome, stops=True)
 
     def _share_buffers(self) -> bool:
         models = self._state.models.values()
@@ -333,21 +347,6 @@ class Transaction:
     @property
     def _next_version(self) -> Version:
         return Version(self.number, self._group.spec.epoch)
-
-    def _scaling(self) -> dict[str, float]:
-        scaler = self._state.loss_scaler
-        return {} if scaler is None else {"loss_scale": scaler.scale}
-
-    def _keep_choices(self) -> None:
-        """Make how this step was summed part of the state that it has made."""
-        for name, model in self._state.models.items():
-            auto = model.reducer.auto
-            choice = None if auto is None else auto.keep()
-            if choice is not None and self._group.rank == 0:
-                rate = choice.link.bytes_per_s
-                self._context.report(
-                    CompressionChosen(self.number, name, choice.name, choice.predicted_s, rate)
-                )
 
     def _snapshot(self, flags: Flag) -> None:
         """Copy the new state out, if that is due."""

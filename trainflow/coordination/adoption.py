@@ -184,8 +184,7 @@ async def adopt(
     newest = _find_newest(descriptions, pool, record)
     returned = {each.worker_id for each in descriptions.values() if each.returned}
     left = returned if record.has(STOPPING) else set[str]()
-    for worker_id in left & pool.entries.keys():
-        pool.entries[worker_id].has_left = True
+    pool.left |= left
     lost = dict.fromkeys(returned - left, RETURNED)
     if newest is not None:
         unknown = _find_unknown(newest, descriptions, pool)

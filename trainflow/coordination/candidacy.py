@@ -147,7 +147,7 @@ class Candidacy:
         return tuple(
             Candidate(entry.worker_id, entry.description.node_id)
             for entry in self._pool.entries.values()
-            if entry.description is not None and not entry.has_left
+            if entry.description is not None and entry.worker_id not in self._pool.left
         )
 
     def _find_fit(

@@ -352,6 +352,7 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
+                self._stop_order.on_step(message)
                 self._control.on_step(message)
                 self._detectors.on_step(message)
                 self._staffing.starts.on_step()

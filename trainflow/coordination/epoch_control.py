@@ -39,7 +39,7 @@ from trainflow.coordination.membership import (
 from trainflow.coordination.recovery_log import RecoveryLog
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.run_state import Ending, RunState, tell_stopped
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
@@ -181,7 +181,7 @@ class EpochControl:
 
     def on_gone(self, entry: WorkerEntry, text: str) -> None:
         """A worker was lost."""
-        if entry.worker_id in self.training and not entry.has_left:
+        if entry.worker_id in self.training - self._pool.left:
             self._broken = self._member_lost = True
             self._notice(text)
         self.advance()
@@ -202,14 +202,13 @@ class EpochControl:
 
     def advance(self) -> None:
         """Look at the situation and do what follows from it."""
-        if not self.is_open or self._pool.have_left(self.members) or self.all_finished():
+        if not self.is_open or self._pool.have_stopped(self.members) or self.all_finished():
             return
         if self._forming is not None:
             if all(member in self._pool.entries for member in self.attempts.members):
                 return
             self._forming.cancel()
-            self._forming = None
-            self._broken = True
+            self._forming, self._broken = None, True
         lineup = self._lineup if self.members else ()
         move = decide_move(
             Situation(
@@ -289,7 +288,7 @@ class EpochControl:
 
     def break_epoch(self, epoch: EpochId | None, text: str) -> None:
         """Form a new epoch of the same members, unless the broken one is past already."""
-        is_over = self._broken or self._pool.have_left(self.members)
+        is_over = self._broken or self._pool.have_stopped(self.members)
         if epoch != self.epoch or is_over or not self.is_open:
             return
         self._record.add_event("failure", text, epoch=str(epoch))
@@ -355,7 +354,8 @@ class EpochControl:
         """Every rank that held a state is gone; before the first commit nothing is lost by that."""
         self._forming = None
         if self._record.last_step > 0:
-            self.superior.end(Ending(RunState.FAILED, str(error), 1))
+            failed = Ending(RunState.FAILED, str(error), 1)
+            self.superior.end(tell_stopped(str(error)) if self._stop_asked else failed)
             return
         cause = "it holds no state, and no step is committed: another one begins anew"
         self.superior.lose(spec.members, cause)
@@ -376,8 +376,7 @@ class EpochControl:
             text = f"{what}, and it is tried on for {why}"
             self._record.add_event("forming_fails", text, members=list(spec.members))
         await asyncio.sleep(attempts.pause_s)
-        self._forming = None
-        self._broken = True
+        self._forming, self._broken = None, True
         self.advance()
 
     def _on_formed(self, formed: FormedEpoch) -> None:

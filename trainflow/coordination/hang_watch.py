@@ -18,6 +18,7 @@ from trainflow.coordination.hang_detection import (
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
+    COPY_LIMIT_S,
     NUM_STEPS,
     Hindsight,
     Limit,
@@ -26,7 +27,7 @@ from trainflow.coordination.timeout_budget import (
     stall_limit_s,
 )
 from trainflow.coordination.worker_pool import WorkerPool
-from trainflow.epochs import EpochId
+from trainflow.epochs import EpochId, Phase
 
 _SLOWEST_OF = 50
 _STOPS_WITHIN_S, _STEPS_A_STOP = 2.0, 3.0
@@ -56,9 +57,15 @@ class HangWatch:
 
     @property
     def stop_patience_s(self) -> float:
-        """How long a commit is waited for in which all are to stop: who hangs is found before."""
+        """How long a commit is waited for in which all are to stop: who hangs is found before.
+
+        Who copies the state out may wait for the store to have taken what was copied before.
+        """
         slowest_s = max(self._record.step_times_s(_SLOWEST_OF), default=1.0)
-        return _STOPS_WITHIN_S + max(_STEPS_A_STOP * slowest_s, self.timeout_s)
+        progress = self._nodes.progress_of(set(self._pool.entries))
+        copies = any(each.phase is Phase.SNAPSHOT for each in progress.values())
+        stands_s = max(self.timeout_s, COPY_LIMIT_S) if copies else self.timeout_s
+        return _STOPS_WITHIN_S + _STEPS_A_STOP * slowest_s + stands_s
 
     @property
     def timeout_s(self) -> float:

@@ -45,6 +45,8 @@ class Losses:
 
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:
         """Get rid of workers that are gone or useless, and start others in their places."""
+        for each in self._pool.left.intersection(worker_ids):
+            self._pool.drop(each)  # its work is done
         known = [self._pool.entries[each] for each in worker_ids if each in self._pool.entries]
         incarnation = self._control.incarnation
         # Before an epoch is taken over, only the record knows who is a member.

@@ -164,7 +164,8 @@ class RunRecord:
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
-        del line["joined"], line["pausing"], line["compute_by_rank"]
+        for name in ("joined", "pausing", "stopping", "compute_by_rank"):
+            del line[name]
         line["epoch"] = str(report.epoch)
         if report.odd_norm is None:
             del line["odd_norm"]

@@ -45,6 +45,12 @@ SUCCESS = Ending(RunState.SUCCEEDED, "every step is done", 0)
 STOPPED = Ending(RunState.STOPPED, "stopped on request", 7)
 
 
+def tell_stopped(without: str) -> Ending:
+    """Return the ending of a run that was asked to stop, and why it has no last checkpoint."""
+    reason = f"{STOPPED.reason}, without a checkpoint of its last step: {without}"
+    return Ending(STOPPED.state, reason, STOPPED.exit_code)
+
+
 @dataclass
 class Loss:
     """A recovery under way, for the record.

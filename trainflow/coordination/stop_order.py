@@ -4,8 +4,9 @@ A coordinator may be given it before it has found the workers of the one before.
 then, the run would leave them behind, training with nobody over them. So the order waits for them;
 it is on record, and would be carried out by the next coordinator too.
 
-Members stop with a commit, whose checkpoint is the run's last. One that dies before it takes the
-others' step with it: they recover as at any other time, and stop with the commit that follows.
+Members stop with a commit, whose checkpoint is the run's last. One that dies before all have copied
+what that takes keeps the others from stopping: they recover as at any other time, and stop with the
+commit that follows.
 
 Process: coordinator.  Thread: its event loop.
 """
@@ -13,6 +14,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 from dataclasses import dataclass, field
 
+from trainflow.computation.reports import StepReport
 from trainflow.coordination.background import Background
 from trainflow.coordination.changes import Changes
 from trainflow.coordination.epoch_control import EpochControl
@@ -20,7 +22,7 @@ from trainflow.coordination.hang_response import HangResponse
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.losses import Losses
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.run_state import STOPPED, RunState
+from trainflow.coordination.run_state import STOPPED, RunState, tell_stopped
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.worker_pool import WorkerPool
@@ -57,7 +59,12 @@ class StopOrder:
     _is_permitted: bool = field(default=False, init=False)
     _is_begun: bool = field(default=False, init=False)
     _followed: set[str] = field(default_factory=set[str], init=False)
+    _heard: set[str] = field(default_factory=set[str], init=False)
     _changes: Changes = field(default_factory=Changes, init=False)
+
+    def __post_init__(self) -> None:
+        """Start nobody, if it was given to an earlier coordinator; it may be long until it acts."""
+        self.losses.replaces = not self.is_given
 
     @property
     def is_given(self) -> bool:
@@ -75,6 +82,11 @@ class StopOrder:
         self._is_permitted = True
         self._begin()
 
+    def on_step(self, report: StepReport) -> None:
+        """A member committed a step; with that one all may stop."""
+        if report.stopping and report.epoch == self.control.epoch:
+            self.pool.left.update(self.control.members)
+
     def _begin(self) -> None:
         if not self.is_given:
             return
@@ -89,39 +101,68 @@ class StopOrder:
         Without that commit nobody makes one. What else is on its way is waited for when the run is
         closed.
         """
-        if has_members and await self._wait_left():
+        trouble = await self._wait_stopped() if has_members else "no worker was left"
+        if self.pool.have_stopped(self.control.members):
+            self.control.close()
             await self.kept.wait_stored()
+        elif self._loses_steps():
+            ending = tell_stopped(trouble)
+            self.record.add_event(_GIVEN_UP, ending.reason, step=self.record.last_step)
+            self.superior.end(ending)
         self.superior.end(STOPPED)
 
-    async def _wait_left(self) -> bool:
-        """Wait until all members that live have left their steps; False if that takes too long.
+    async def _wait_stopped(self) -> str:
+        """Wait until all members that live have left their steps; returns why they haven't.
 
         Who hangs meanwhile is found. Each epoch, and each recovery, may take its time.
         """
         now_s = asyncio.get_running_loop().time
-        stage, since_s = None, now_s()
-        while not self.pool.have_left(self.control.members):
-            if stage != (self.control.epoch, self.control.state):
-                stage, since_s = (self.control.epoch, self.control.state), now_s()
+        last, since_s, patience_s = None, now_s(), 0.0
+        while self.control.is_open and not self._have_all_left():
+            stage = (self.control.epoch, self.control.state)
+            if stage != last:
+                last, since_s, patience_s = stage, now_s(), 0.0
             for member in set(self.control.members) - self._followed:
                 self._followed.add(member)
                 self.background.start(self._follow(member))
-            if now_s() - since_s > self._patience_s:
-                text = (
-                    f"members did not stop within {self._patience_s:.0f} s of being "
-                    f"{self.control.state}: the run ends without a checkpoint of its last step"
-                )
-                self.record.add_event(_GIVEN_UP, text, step=self.record.last_step)
-                return False
+            patience_s = max(patience_s, self._patience_s)
+            if now_s() - since_s > patience_s or self._has_nothing_to_wait_for():
+                return f"its members have been {self.control.state} for {now_s() - since_s:.0f} s"
             await self._changes.wait(_LOOK_EVERY_S)
-        return True
+        return ""
 
     async def _follow(self, member: str) -> None:
         await self.pool.wait_left(member)
+        self._heard.add(member)
         self._changes.tell()
+
+    def _have_all_left(self) -> bool:
+        members = self.control.members
+        living = self.pool.entries.keys() & set(members)
+        return self.pool.have_stopped(members) and living <= self._heard
+
+    def _has_nothing_to_wait_for(self) -> bool:
+        """Whether a recovery would make no checkpoint."""
+        return self.kept.checkpoints.url is None and not self.control.is_whole
+
+    def _loses_steps(self) -> bool:
+        """Whether a run that trained ends without a checkpoint that is to be had otherwise."""
+        checkpoints = self.kept.checkpoints
+        newest = checkpoints.newest
+        steps = (0 if newest is None else newest.step, checkpoints.last_coming or 0)
+        is_over = self.control.all_finished() or not self.control.is_open
+        has_steps = checkpoints.url is not None and self.record.last_step > max(steps)
+        return has_steps and self.control.epoch is not None and not is_over
 
     @property
     def _patience_s(self) -> float:
-        patience_s = self.response.stop_patience_s
-        is_recovering = self.control.state is RunState.RECOVERING
-        return max(patience_s, START_LIMIT_S) if is_recovering else patience_s
+        """How long the stage of things may last: as a start, where somebody starts or heals."""
+        nodes, state = self.pool.bundle_nodes(), self.control.state
+        starts = any(
+            entry.description is None and entry.bundle in nodes
+            for entry in self.pool.entries.values()
+        )
+        heals = not self.control.is_whole or self.record.fresh_epoch is not None
+        takes_a_start = starts if state is RunState.WAITING else heals
+        at_least_s = START_LIMIT_S if takes_a_start else 0.0
+        return max(self.response.stop_patience_s, at_least_s)

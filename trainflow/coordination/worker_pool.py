@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainflow.clock import SYSTEM_CLOCK
@@ -40,7 +40,6 @@ class WorkerEntry:
         description: what it said when it became ready; None before.
         described_at_s: CLOCK_REALTIME when it said that.
         compute_s: that it computes in a step, over the newest ones; None before any as a member.
-        has_left: its training is over, as it was asked to stop.
     """
 
     worker_id: str
@@ -48,7 +47,6 @@ class WorkerEntry:
     description: WorkerDescription | None = None
     described_at_s: float = 0.0
     compute_s: float | None = None
-    has_left: bool = False
 
     @property
     def bundle(self) -> int:
@@ -66,6 +64,7 @@ class WorkerPool:
     Attributes:
         entries: by worker id.
         bundles: where they are.
+        left: ids of those that have left their steps, as they were asked to stop.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class WorkerPool:
             watch: tells of those that die.
         """
         self.entries: dict[str, WorkerEntry] = {}
+        self.left: set[str] = set()
         self._job_id = job_id
         self._job = job
         self._import_paths = import_paths
@@ -204,23 +204,27 @@ class WorkerPool:
             ray.kill(entry.actor, no_restart=True)
 
     async def wait_left(self, worker_id: str) -> None:
-        """Wait until a worker has left its training function, and note it, or until it is gone."""
+        """Wait until a worker has left its training function, and note it, or until it is gone.
+
+        What it has told of its last step is heard by then.
+        """
         while (entry := self.entries.get(worker_id)) is not None:
             try:
                 await entry.actor.wait_trained.remote()
             except ActorUnavailableError as error:
                 logger.info("%s is not reached: %s", worker_id, error)
-            except RayError:
+            except RayActorError:
                 return
+            except RayError:
+                logger.exception("%s can't say whether its training is over", worker_id)
             else:
-                entry.has_left = True
+                self.left.add(worker_id)
                 return
             await asyncio.sleep(_ASK_AGAIN_AFTER_S)
 
-    def have_left(self, worker_ids: Iterable[str]) -> bool:
-        """Whether there are any of these, and all have left their training function."""
-        entries = [self.entries[each] for each in worker_ids if each in self.entries]
-        return bool(entries) and all(entry.has_left for entry in entries)
+    def have_stopped(self, members: Iterable[str]) -> bool:
+        """Whether members of an epoch have stopped: one leaves only once all may."""
+        return not self.left.isdisjoint(members)
 
     async def close(self, timeout_s: float) -> None:
         """End every worker, gently within ``timeout_s``, and give the bundles back.

@@ -151,6 +151,7 @@ class FakePool:
     def __init__(self, workers: Sequence[FakeWorker] = (), num_bundles: int = 4):
         self._num_bundles = num_bundles
         self.bundles: Any = self
+        self.left: set[str] = set()
         self.entries = {
             each.worker_id: WorkerEntry(each.worker_id, each, describe(each.worker_id))
             for each in workers
@@ -184,11 +185,10 @@ class FakePool:
         """It has, if it has been asked to; see `FakeWorker.stops`."""
         entry = self.entries.get(worker_id)
         if entry is not None and entry.actor.stops:
-            entry.has_left = True
+            self.left.add(worker_id)
 
-    def have_left(self, worker_ids: Iterable[str]) -> bool:
-        entries = [self.entries[each] for each in worker_ids if each in self.entries]
-        return bool(entries) and all(entry.has_left for entry in entries)
+    def have_stopped(self, members: Iterable[str]) -> bool:
+        return not self.left.isdisjoint(members)
 
     def describe(self, description: WorkerDescription) -> None:
         if description.worker_id in self.entries:

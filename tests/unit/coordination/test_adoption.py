@@ -420,7 +420,7 @@ def test_members_that_have_left_as_they_were_asked_to_stop_are_not_lost(scene: S
         worker.description = running(worker.worker_id, returned=True)
     assert not adopt(scene, FakeNodes([1, 1, 1])).lost
     assert scene.control.is_whole
-    assert [entry.has_left for entry in scene.pool.entries.values()] == [True, True, False]
+    assert scene.pool.left == {*IDS[:2]}
 
 
 def test_a_bundle_without_a_worker_is_vacant(scene: Scene):

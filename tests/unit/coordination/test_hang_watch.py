@@ -92,15 +92,19 @@ def test_a_limit_of_the_job_s_own_that_is_below_its_steps_is_told_once(record: R
     assert "got 1, while 99% of 10 steps took at most 1.20 s" in tight[0]["text"]
 
 
-def test_a_stop_waits_for_a_step_as_long_as_for_one_that_hangs(record: RunRecord):
-    parts: Any = FakePool()
-    watch = HangWatch(make_job(), parts, parts, record)
+def test_a_stop_waits_until_who_hangs_in_the_steps_until_then_is_found(record: RunRecord):
+    pool: Any = FakePool()
+    seen = {"w0": Progress(1, 5, NEW, Phase.COMPUTE, progress_age_s=1.0, pulse_age_s=0.0)}
+    nodes: Any = SimpleNamespace(progress_of=lambda _: dict(seen))
+    watch = HangWatch(make_job(), pool, nodes, record)
     assert watch.stop_patience_s > 120.0, "the first step may load and compile"
     do_steps(record, *[0.1] * 10)
-    assert watch.stop_patience_s == pytest.approx(12.0)
-    slow = HangWatch(make_job(failures={"hang_timeout_s": 5.0}), parts, parts, record)
+    assert watch.stop_patience_s == pytest.approx(12.3)
+    slow = HangWatch(make_job(failures={"hang_timeout_s": 5.0}), pool, nodes, record)
     do_steps(record, 30.0)
-    assert slow.stop_patience_s == pytest.approx(92.0)
+    assert slow.stop_patience_s == pytest.approx(97.0)
+    seen["w0"] = replace(seen["w0"], phase=Phase.SNAPSHOT)
+    assert slow.stop_patience_s == pytest.approx(332.0), "the store may have one before to take"
 
 
 def begin_epoch(record: RunRecord, epoch: EpochId, world_size: int = 2) -> None:

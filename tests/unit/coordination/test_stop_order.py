@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 
 from tests.unit.coordination.fakes import settle, until
 from tests.unit.coordination.stage import Play, Stage, make_play, train
+from tests.unit.coordination.test_run_record import STEP
 from trainflow.coordination import stop_order
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_watch import HangWatch
-from trainflow.coordination.messages import Ready
+from trainflow.coordination.messages import Finished, Ready
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import Flag
 
@@ -28,10 +30,11 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 class Trained:
     """Members of a run that trains, until they are let go."""
 
-    def __init__(self, stage: Stage):
+    def __init__(self, stage: Stage, *, has_store: bool):
         self.stage = stage
         self.waited_for: list[str] = []
-        self.coordinator = stage.start()
+        url = str(stage.directory / "checkpoints") if has_store else None
+        self.coordinator = stage.start(checkpoint={"url": url})
         self.may_leave = asyncio.Event()
         self.ids: list[str] = []
 
@@ -42,7 +45,14 @@ class Trained:
         any_pool: Any = self.stage.pool
         any_pool.wait_left = self._wait_left
         self.ids = await train(self.stage, self.coordinator)
+        await self.commit(1)
         return self.coordinator
+
+    async def commit(self, step: int, **others: Any) -> None:
+        epoch = self.coordinator._control.epoch
+        assert epoch is not None
+        report = replace(STEP, step=step, epoch=epoch, rank=0, **others)
+        await self.coordinator.report(self.coordinator._control.members[0], [report])
 
     def lose(self, worker_id: str) -> None:
         self.coordinator.lose([worker_id], "killed")
@@ -56,24 +66,36 @@ class Trained:
     async def _wait_left(self, worker_id: str) -> None:
         await self.may_leave.wait()
         if worker_id in self.stage.pool.entries:
-            self.stage.pool.entries[worker_id].has_left = True
+            self.stage.pool.left.add(worker_id)
 
 
 Act = Callable[[Trained], Awaitable[None]]
 
 
-def stop(play: Play, act: Act) -> tuple[Trained, Stage]:
+async def nothing(_: Trained) -> None:
+    """Happens."""
+
+
+def stop(
+    play: Play,
+    act: Act,
+    *,
+    before: Act = nothing,
+    has_store: bool = True,
+    state: str = "stopped",
+) -> tuple[Trained, Stage]:
     """Stop a run that trains, act, and see it closed."""
     seen: list[Any] = []
 
     async def main(stage: Stage) -> None:
-        trained = Trained(stage)
+        trained = Trained(stage, has_store=has_store)
         seen.extend((trained, stage))
         coordinator = await trained.begin()
+        await before(trained)
         await coordinator.stop()
         await act(trained)
         await until(stage.pool.closed.is_set)
-        assert stage.result()["state"] == "stopped"
+        assert stage.result()["state"] == state
 
     play(main)
     return seen[0], seen[1]
@@ -163,3 +185,50 @@ def test_hangs_that_can_t_be_judged_do_not_keep_it_from_ending(
 
     _, stage = stop(play, act)
     assert "detector_off" in stage.kinds()
+
+
+def test_the_commit_with_which_all_stop_is_the_last_whoever_dies_after_it(play: Play):
+    async def act(trained: Trained) -> None:
+        await trained.commit(2, stopping=True)
+        for lost in trained.ids:
+            trained.lose(lost)
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert "failure" not in stage.kinds(), "its work was done"
+    assert stage.kinds().count("epoch") == 1
+
+
+def test_without_a_store_nothing_is_waited_for_that_recovers(play: Play):
+    async def act(trained: Trained) -> None:
+        trained.stage.pool.entries[trained.ids[0]].actor.stuck = True
+        trained.lose(trained.ids[2])
+
+    trained, stage = stop(play, act, has_store=False)
+    assert trained.waited_for == [OTHERS]
+    assert "stop_given_up" not in stage.kinds()
+
+
+def test_a_run_whose_last_step_is_done_has_succeeded_though_it_was_to_stop(play: Play):
+    async def act(trained: Trained) -> None:
+        for worker_id in trained.ids:
+            await trained.coordinator.report(worker_id, [Finished()])
+
+    trained, stage = stop(play, act, state="succeeded")
+    assert trained.waited_for == [OWN]
+    assert "stop_given_up" not in stage.kinds()
+
+
+def test_where_no_worker_is_left_that_is_said(play: Play):
+    async def act(trained: Trained) -> None:
+        """It has been given already."""
+
+    async def lose_all(trained: Trained) -> None:
+        for lost in trained.ids:
+            trained.lose(lost)
+        assert not trained.stage.pool.entries
+
+    trained, stage = stop(play, act, before=lose_all)
+    assert trained.waited_for == [OTHERS]
+    assert "no worker was left" in stage.result()["reason"]
+    assert stage.kinds().count("stop_given_up") == 1

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.coordination.fakes import FakePool, FakeWorker, settle
 from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from trainflow.coordination.run_state import RunState
 from trainflow.epochs import EpochId, Flag
 
 Play = Callable[[Callable[[Scene], Awaitable[None]]], Scene]
@@ -84,24 +85,50 @@ def test_without_a_worker_there_is_nobody_to_stop(play: Play):
     play(act)
 
 
-def test_members_that_have_left_are_in_no_further_epoch_and_their_deaths_break_none(play: Play):
+def test_once_members_have_stopped_nothing_makes_another_epoch(play: Play):
     async def act(scene: Scene) -> None:
         assert scene.control.request_stop()
-        for worker_id in scene.ids[:2]:
-            scene.pool.entries[worker_id].has_left = True
+        scene.pool.left.add(scene.ids[0])
         scene.lose(0)
         assert scene.control.is_whole
+        scene.lose(1)
+        assert not scene.control.is_whole
         scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
+        scene.control.advance()
         assert scene.control.epoch is not None
         scene.control.break_epoch(scene.control.epoch, "a collective failed on the third")
         await settle()
-        assert scene.control.members == ("slot3-1.3", scene.ids[2])
-        for entry in scene.pool.entries.values():
-            entry.has_left = True
-        scene.control.break_epoch(scene.control.epoch, "its members have left")
+
+    scene = play(act)
+    assert scene.control.epoch == EpochId(1, 1)
+    assert not scene.superior.failures
+
+
+def test_one_that_has_left_another_epoch_takes_no_rank(play: Play):
+    async def act(scene: Scene) -> None:
+        spare = "slot3-1.3"
+        scene.pool.entries |= FakePool([FakeWorker(spare, None)]).entries
+        scene.pool.left.add(spare)
+        scene.lose(2)
+        await settle()
+
+    assert play(act).control.members == ("slot0-1.0", "slot1-1.1")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_without_a_state_a_run_that_was_to_stop_has_stopped(play: Play, *, asked: bool):
+    async def act(scene: Scene) -> None:
+        if asked:
+            scene.control.request_stop()
+        for number in range(3):
+            scene.lose(number)
+        spares = [FakeWorker(f"slot{number}-1.{number}", None) for number in (3, 4)]
+        scene.pool.entries |= FakePool(spares).entries
         scene.control.advance()
         await settle()
 
     scene = play(act)
-    assert scene.control.epoch == EpochId(1, 2)
-    assert scene.superior.failures == ["a collective failed on the third"]
+    (ending,) = scene.superior.endings
+    assert ending.state is (RunState.STOPPED if asked else RunState.FAILED)
+    assert ending.exit_code == (7 if asked else 1)
+    assert "holds a whole state" in ending.reason

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import Method, describe, settle, until
@@ -53,47 +53,47 @@ def test_only_who_has_started_is_closed_gently_and_all_are_ended(
 
 
 @pytest.mark.parametrize(
-    ("second", "all_have"),
+    ("how", "has_left"),
     [
         ("has left", True),
         ("has died", False),
         ("trains", False),
-        ("is gone", True),
+        ("is gone", False),
         ("is reached again", True),
+        ("answers again", True),
     ],
 )
-def test_it_is_told_whether_all_that_live_have_left(
-    monkeypatch: pytest.MonkeyPatch, second: str, *, all_have: bool
+def test_it_is_told_whether_members_have_stopped(
+    monkeypatch: pytest.MonkeyPatch, how: str, *, has_left: bool
 ):
     monkeypatch.setattr(worker_watch, "wait_gone", _wait_for_ever)
     monkeypatch.setattr(module, "_ASK_AGAIN_AFTER_S", 0.0)
     trouble = {
         "has died": [ActorDiedError()],
         "is reached again": [ActorUnavailableError("connection reset", None)],
+        "answers again": [GetTimeoutError("no answer")],
     }
-    errors: list[Exception] = [*trouble.get(second, [])]
+    errors: list[Exception] = [*trouble.get(how, [])]
 
     async def wait_trained() -> None:
-        if second == "trains":
+        if how == "trains":
             await _wait_for_ever()
         if errors:
             raise errors.pop()
 
     async def act() -> bool:
         pool = _make_pool()
-        assert not pool.have_left([STARTING]), "it isn't there"
-        for worker_id, waits in ((STARTING, lambda: None), (WARM, wait_trained)):
-            actor = SimpleNamespace(wait_exit=Method(_wait_for_ever), wait_trained=Method(waits))
-            pool.adopt(worker_id, actor)
-        if second == "is gone":
+        actor = SimpleNamespace(wait_exit=Method(_wait_for_ever), wait_trained=Method(wait_trained))
+        pool.adopt(WARM, actor)
+        if how == "is gone":
             pool.entries.pop(WARM)
-        waits = [asyncio.ensure_future(pool.wait_left(each)) for each in (STARTING, WARM)]
+        waits = asyncio.ensure_future(pool.wait_left(WARM))
         await settle()
-        assert pool.have_left([STARTING])
-        assert waits[1].done() is (second != "trains")
-        return pool.have_left([STARTING, WARM])
+        assert waits.done() is (how != "trains")
+        assert not pool.have_stopped([STARTING])
+        return pool.have_stopped([STARTING, WARM])
 
-    assert asyncio.run(act()) is all_have
+    assert asyncio.run(act()) is has_left
 
 
 class SilentHead:
