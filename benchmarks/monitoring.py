@@ -44,7 +44,6 @@ from benchmarks.turn_costs import (
     TURNS_A_QUAD,
     Quad,
     Reading,
-    find_agents,
     follow_turns,
     join_quads,
 )
@@ -59,7 +58,6 @@ from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.monitoring.metric import JOB_LABEL
 from trainflow.monitoring.metrics import METRICS
 
-NUM_SIMULATED = (10, 1000)
 _NUM_DEATHS = 2
 _WITHIN_S = 1200.0
 _ENDS_WITHIN_S = 60.0
@@ -74,14 +72,16 @@ class Plan:
         num_rounds: each with two pairs of jobs of its own.
         num_quads: of each pair; the first and the last don't count.
         steps_a_block: of a turn, of which the first doesn't count.
+        num_simulated: ranks of each run whose series are counted.
     """
 
     num_rounds: int
     num_quads: int
     steps_a_block: int
+    num_simulated: tuple[int, ...] = (10, 1000)
 
 
-FULL, QUICK = Plan(6, 7, 8), Plan(1, 3, 2)
+FULL, QUICK = Plan(7, 7, 8), Plan(1, 3, 2, num_simulated=(10, 100))
 
 
 def make_side(args: Args, webhook_url: str) -> JobConfig:
@@ -167,9 +167,8 @@ def measure_pair(args: Args, sides: tuple[str, str], num_quads: int, started: in
             places = (started, 1 - started)
             by_place = {place: start_run(make_side(both[place], url)) for place in places}
             runs = [by_place[place] for place in range(len(sides))]
-            agents = find_agents(cluster.head.tree())
             readings: list[Reading] = []
-            for each in follow_turns(turns, runs, agents, num_quads, _WITHIN_S):
+            for each in follow_turns(turns, runs, cluster.head.tree, num_quads, _WITHIN_S):
                 readings.append(each)
                 if is_scraped(len(readings) - 1):
                     scrape()
@@ -275,7 +274,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round")
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else FULL
-    rows = [asyncio.run(count_series(num_workers)) for num_workers in NUM_SIMULATED]
+    rows = [asyncio.run(count_series(num_workers)) for num_workers in plan.num_simulated]
     bound = sum(metric.num_series for metric in METRICS)
     rows.append(Row("trainflow", "series_bound", bound, "series"))
     rows += [time_usage_read(), *measure_costs(plan)]
@@ -287,6 +286,7 @@ def main() -> None:
         "steps_a_block": plan.steps_a_block,
         "sinks": ["tensorboard"],
         "webhook": "local",
+        "scraped": "once a quad",
         "simulated_deaths": _NUM_DEATHS,
     }
     publish("monitoring", conditions, rows, quick=arguments.quick)

@@ -7,7 +7,7 @@ Process: the harness.  Blocks: until the last turn.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -109,14 +109,25 @@ def read_cpu_s(pid: int) -> float:
 
 
 def find_agents(processes: Sequence[psutil.Process]) -> list[int]:
-    """Return the ids of those that take metrics from all others of a node and show them."""
-    return [
+    """Return the ids of those that take metrics from all others of a node and show them.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    found = [
         each.pid for each in processes if any("dashboard/agent.py" in w for w in each.cmdline())
     ]
+    if not found:
+        raise RuntimeError("Ray's agent is not there, so that what it computes is not known")
+    return found
 
 
 def follow_turns(
-    turns: Turns, runs: Sequence[Run], agents: Sequence[int], num_quads: int, within_s: float
+    turns: Turns,
+    runs: Sequence[Run],
+    list_processes: Callable[[], Sequence[psutil.Process]],
+    num_quads: int,
+    within_s: float,
 ) -> Iterator[Reading]:
     """Yield what has been computed as each turn begins, from the second quad's to the last quad's.
 
@@ -126,7 +137,7 @@ def follow_turns(
     Args:
         turns: whose it is.
         runs: those that take turns.
-        agents: ids of Ray's agents.
+        list_processes: of the head, Ray's agent among them.
         num_quads: that are run.
         within_s: how long that may take.
 
@@ -135,7 +146,7 @@ def follow_turns(
     """
     deadline_s = SYSTEM_CLOCK.monotonic_s() + within_s
     _wait_turn(turns, 1, runs, deadline_s)  # from then on all processes are there
-    processes = [JobProcesses(run) for run in runs]
+    processes, agents = [JobProcesses(run) for run in runs], find_agents(list_processes())
     for turn in range(TURNS_A_QUAD, TURNS_A_QUAD * (num_quads - 1) + 1):
         _wait_turn(turns, turn, runs, deadline_s)
         SYSTEM_CLOCK.sleep(_SETTLES_S)

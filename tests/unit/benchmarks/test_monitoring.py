@@ -80,6 +80,20 @@ class _Run:
         return [{"node_id": "node-1", "pid": self._number + 2}]
 
 
+class _Listed:
+    """A process."""
+
+    def __init__(self, pid: int, *words: str):
+        self.pid = pid
+        self._words = words
+
+    def cmdline(self) -> list[str]:
+        return [*self._words]
+
+
+AGENT = _Listed(30, "python", "-u", "/site-packages/ray/dashboard/agent.py", "--node-id=1")
+
+
 def test_what_all_compute_is_read_where_turns_begin_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,7 +108,8 @@ def test_what_all_compute_is_read_where_turns_begin_that_count(
     monkeypatch.setattr(turn_costs, "_SETTLES_S", 0.0)
     monkeypatch.setattr(turn_costs.SYSTEM_CLOCK, "sleep", lambda s: go_on(s) if s else None)
     runs: Any = [_Run(10), _Run(20)]
-    readings = list(follow_turns(turns, runs, [30], num_quads=3, within_s=60.0))
+    listed: Any = [AGENT]
+    readings = list(follow_turns(turns, runs, lambda: listed, num_quads=3, within_s=60.0))
     assert turns.block == 8
     assert len(readings) == 5, "of the first quad nothing counts, and of the last the begin does"
     one = readings[1].spent[1].since(readings[0].spent[1])
@@ -226,14 +241,11 @@ def test_rounds_that_differ_widen_the_interval():
 
 
 def test_an_agent_is_known_by_what_it_runs():
-    class Listed:
-        def __init__(self, pid: int, *words: str):
-            self.pid = pid
-            self._words = words
+    listed: Any = [_Listed(7, "raylet"), AGENT, _Listed(9)]
+    assert find_agents(listed) == [AGENT.pid]
 
-        def cmdline(self) -> list[str]:
-            return [*self._words]
 
-    agent = Listed(8, "python", "-u", "/site-packages/ray/dashboard/agent.py", "--node-id=1")
-    listed: Any = [Listed(7, "raylet"), agent, Listed(9)]
-    assert find_agents(listed) == [8]
+def test_nothing_is_measured_without_an_agent():
+    listed: Any = [_Listed(7, "raylet")]
+    with pytest.raises(RuntimeError, match="agent"):
+        find_agents(listed)
