@@ -117,7 +117,7 @@ bench-streaming: $(STAMP) ## what copies of shards to other nodes cost a step; a
 bench-overhead: $(STAMP) ## time of a step without failures, beside bare DDP
 	$(BIN)/python -m benchmarks.overhead
 
-bench-monitoring: $(STAMP) ## what monitoring costs a step, with and without by turns; a quarter of an hour
+bench-monitoring: $(STAMP) ## what monitoring costs a step, with and without by turns; 17 minutes
 	$(BIN)/python -m benchmarks.monitoring
 
 bench-checkpoint: $(STAMP) ## what a checkpoint costs, beside torch.save, DCP and torch_checkpointing

@@ -4,13 +4,13 @@
 
 Two jobs of two ranks each run the same steps by turns on one Ray cluster, both under TrainFlow. One
 is monitored by all there is: metrics, ledger, anomalies, curves for TensorBoard, and a webhook,
-which a server of this process answers. The other has ``monitoring.enabled: false``. Turns are short
-and go A B B A; four of them, a quad, give one ratio of step times, and one of what each job's
-processes computed. There are many rounds, each with processes of its own, by turns with another job
-started first and another having the first turn: two equal jobs differ by a percent for as long as
-their processes live, which turns can't show. The figure is the median of the ratios, with the
-interval that holds it in 95% of bootstrap samples of rounds, and of quads in them. Series are
-counted at the coordinator of a simulated cluster.
+which a server of this process answers; the node is scraped as Prometheus would. The other has
+``monitoring.enabled: false``. Turns are short and go A B B A; four of them are a quad. Before or
+after that, on another cluster, two jobs do the same of which neither is monitored: the control, by
+which is known what Ray's agent computes without monitoring. There are several rounds of both, by
+turns with another job started first and another having the first turn: two equal jobs differ by a
+percent for as long as their processes live, which turns can't show. What follows from the readings
+is in `monitoring_costs`. Series are counted at the coordinator of a simulated cluster.
 
 Process: the harness.
 """
@@ -22,37 +22,46 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Generator, Sequence
+import time
+import urllib.request
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import chain
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
+import ray
+
 from benchmarks.coordinator_scale import WORKERS_A_NODE, make_job, measure_deaths
-from benchmarks.monitoring_job import NUM_RANKS, SIDES, Args
+from benchmarks.monitoring_costs import BLOCKS_A_QUAD, Round, find_costs, tabulate
+from benchmarks.monitoring_job import CONTROL, MEASURED, NUM_RANKS, Args
 from benchmarks.overhead_job import SIZES
-from benchmarks.report import Row, interval_over_rounds, publish
+from benchmarks.report import Row, publish
 from benchmarks.series import NotedSeries
 from benchmarks.simulated_cluster import simulated
-from benchmarks.turn_costs import Quad, find_agents, follow_quads, join_quads, read_cpu_s
+from benchmarks.turn_costs import (
+    TURNS_A_QUAD,
+    Quad,
+    Reading,
+    follow_turns,
+    join_quads,
+)
 from benchmarks.turns import Turns
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.usage_meter import UsageMeter
 from trainflow.config.job import JobConfig
 from trainflow.config.webhook import KINDS
 from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.monitoring.metric import JOB_LABEL
 from trainflow.monitoring.metrics import METRICS
 
-_COUNTED = slice(1, None)  # in the first quad both warm up
-NUM_SIMULATED = (10, 1000)
 _NUM_DEATHS = 2
-_BLOCKS_A_QUAD = 2  # of each job
 _WITHIN_S = 1200.0
 _ENDS_WITHIN_S = 60.0
+_SCRAPED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,17 +69,19 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        num_rounds: each with jobs of its own.
-        num_quads: of each round; the first and the last don't count.
+        num_rounds: each with two pairs of jobs of its own.
+        num_quads: of each pair; the first and the last don't count.
         steps_a_block: of a turn, of which the first doesn't count.
+        num_simulated: ranks of each run whose series are counted.
     """
 
     num_rounds: int
     num_quads: int
     steps_a_block: int
+    num_simulated: tuple[int, ...] = (10, 1000)
 
 
-FULL, QUICK = Plan(12, 7, 8), Plan(1, 3, 3)
+FULL, QUICK = Plan(7, 7, 8), Plan(1, 3, 2, num_simulated=(10,))
 
 
 def make_side(args: Args, webhook_url: str) -> JobConfig:
@@ -131,36 +142,62 @@ def answering() -> Generator[str]:
         server.server_close()
 
 
-def measure_round(
-    args: Args, num_quads: int, agents_s: list[float], *, plain_is_first: bool
-) -> list[Quad]:
-    """Run both jobs once; returns the quads that count, with the monitored job's figures first.
+def measure_pair(args: Args, sides: tuple[str, str], num_quads: int, started: int) -> list[Quad]:
+    """Run two jobs by turns; returns the quads that count.
 
     Args:
-        args: of both; says which begins.
+        args: of both; says whether the first of them has the first turn.
+        sides: both, by their names.
         num_quads: that are run.
-        plain_is_first: the job that is not monitored is started first.
-        agents_s: is given the CPU-seconds of Ray's agent, which serves both jobs.
+        started: which of them is started first.
+
+    Raises:
+        RuntimeError: one failed, or the first was monitored and nobody was told of it, or it was
+            not and somebody was.
     """
     os.environ["TRAINFLOW_HOME"] = str(args.work_dir / "home")
-    sides = [
+    both = [
         args.model_copy(update={"system": system, "begins": begins})
-        for system, begins in zip(SIDES, (args.begins, not args.begins), strict=True)
+        for system, begins in zip(sides, (args.begins, not args.begins), strict=True)
     ]
-    with answering() as url, LocalCluster.start(head_cpus=NUM_RANKS * len(SIDES)) as cluster:
+    turns = Turns(args.work_dir / "turns")
+    with answering() as url, LocalCluster.start(head_cpus=NUM_RANKS * len(sides)) as cluster:
         connect(cluster.address)
         try:
-            order = reversed(sides) if plain_is_first else sides
-            started = {side.system: start_run(make_side(side, url)) for side in order}
-            runs = [started[system] for system in SIDES]
-            turns = Turns(args.work_dir / "turns")
-            readings = list(follow_quads(turns, runs, num_quads, _WITHIN_S))
-            agents_s.append(sum(map(read_cpu_s, find_agents(cluster.head.tree()))))
+            places = (started, 1 - started)
+            by_place = {place: start_run(make_side(both[place], url)) for place in places}
+            runs = [by_place[place] for place in range(len(sides))]
+            readings: list[Reading] = []
+            for each in follow_turns(turns, runs, cluster.head.tree, num_quads, _WITHIN_S):
+                readings.append(each)
+                if is_scraped(len(readings) - 1):
+                    scrape()
+            shown = scrape()
             for run in runs:
                 _wait_ended(run)
         finally:
             disconnect()
-    return join_quads(args.work_dir, SIDES, readings)[_COUNTED]
+    for run, side in zip(runs, sides, strict=True):
+        is_shown = f'{JOB_LABEL}="{run.job_id}"' in shown
+        if is_shown != (side == "monitored"):
+            raise RuntimeError(f"{side}: shown to Prometheus, or not, is {is_shown}")
+    return join_quads(args.work_dir, sides, int(not args.begins), readings)
+
+
+def is_scraped(turn: int) -> bool:
+    """Whether the node is scraped in a turn: once a quad, by turns in either job's turn."""
+    quad, place = divmod(turn, TURNS_A_QUAD)
+    return place == quad % 2
+
+
+def scrape() -> str:
+    """Read all that nodes show to Prometheus."""
+    pages: list[str] = []
+    for node in ray.nodes():
+        url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        with urllib.request.urlopen(url, timeout=_SCRAPED_WITHIN_S) as answer:
+            pages.append(answer.read().decode())
+    return "".join(pages)
 
 
 def _wait_ended(run: Run) -> None:
@@ -172,79 +209,49 @@ def _wait_ended(run: Run) -> None:
     run.retire()
 
 
-def measure_cost(plan: Plan) -> list[Row]:
-    """Measure what steps take, and what both jobs' processes compute."""
-    rounds: list[list[Quad]] = []
-    agents_s: list[float] = []
+def measure_costs(plan: Plan) -> list[Row]:
+    """Measure what steps take, and what both jobs' processes and Ray's agent compute."""
+    rounds: list[Round] = []
     for number in range(plan.num_rounds):
-        work_dir = Path(tempfile.mkdtemp(prefix="monitoring-"))
-        args = Args(
-            work_dir=work_dir,
-            size="demo",
-            num_blocks=_BLOCKS_A_QUAD * plan.num_quads,
-            steps_a_block=plan.steps_a_block,
-            system="monitored",
-            begins=number % 2 == 0,
-        )
-        try:
-            plain_is_first = number // 2 % 2 == 1  # four rounds have all there is
-            quads = measure_round(args, plan.num_quads, agents_s, plain_is_first=plain_is_first)
-            rounds.append(quads)
-            if not list((work_dir / "curves").rglob("events.out.tfevents*")):
-                raise RuntimeError("nothing was told: there are no curves")
-        finally:
-            shutil.rmtree(work_dir, ignore_errors=True)
-        print(f"round {number}: {find_ratios(rounds[-1])}", flush=True)
+        pairs = {MEASURED: [], CONTROL: []} if number % 2 == 0 else {CONTROL: [], MEASURED: []}
+        for sides in pairs:
+            pairs[sides] = _measure_in_folder(plan, sides, number)
+        rounds.append(Round(pairs[MEASURED], pairs[CONTROL]))
+        print(f"round {number}: {find_costs(pairs[MEASURED], plan.steps_a_block)}", flush=True)
     if not Posts.num_taken:
         raise RuntimeError("nothing was told: there are no posts")
-    steps_a_round = len(SIDES) * _BLOCKS_A_QUAD * (plan.num_quads - 1) * plan.steps_a_block
-    agent_s = sum(agents_s) / (len(agents_s) * steps_a_round)
-    return [*tabulate(rounds, plan.steps_a_block), Row("ray", "agent_cpu_s", agent_s, "s a step")]
+    posts = Row("monitored", "posts", Posts.num_taken, "posts")
+    return [*tabulate(rounds, plan.steps_a_block), posts]
 
 
-def find_ratios(quads: Sequence[Quad]) -> dict[str, list[float]]:
-    """Return what monitoring costs by each quad.
+def _measure_in_folder(plan: Plan, sides: tuple[str, str], number: int) -> list[Quad]:
+    work_dir = Path(tempfile.mkdtemp(prefix="monitoring-"))
+    args = Args(
+        work_dir=work_dir,
+        size="demo",
+        num_blocks=BLOCKS_A_QUAD * plan.num_quads,
+        steps_a_block=plan.steps_a_block,
+        system="plain",
+        begins=number % 2 == 0,
+    )
+    try:
+        # Of four rounds each has another order of starts and turns.
+        quads = measure_pair(args, sides, plan.num_quads, int(number % 4 in {1, 2}))
+        has_curves = bool(list((work_dir / "curves").rglob("events.out.tfevents*")))
+        if has_curves != ("monitored" in sides):
+            raise RuntimeError(f"{sides}: that there are curves is {has_curves}")
+        return quads
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
 
-    ``step``: of step times; ``cpu``: of CPU-seconds of all processes; ``more``: what the
-    coordinator computes more, as a share of what all processes of the other job do.
-    """
-    return {
-        "step": [monitored / plain for monitored, plain in (each.step_s for each in quads)],
-        "cpu": [each.spent[0].all_s / each.spent[1].all_s for each in quads],
-        "more": [
-            (each.spent[0].coordinator_s - each.spent[1].coordinator_s) / each.spent[1].all_s
-            for each in quads
-        ],
-    }
 
-
-def tabulate(rounds: Sequence[Sequence[Quad]], steps_a_block: int) -> list[Row]:
-    """Return all figures of all rounds."""
-    ratios = [find_ratios(quads) for quads in rounds]
-    rows: list[Row] = []
-    for name, metric, figure in (
-        ("step", "overhead_ratio", median),
-        ("cpu", "cpu_ratio", median),
-        ("more", "coordinator_more_ratio", fmean),
-    ):
-        by_round = [each[name] for each in ratios]
-        low, high = interval_over_rounds(by_round, figure)
-        value = figure(list(chain.from_iterable(by_round)))
-        figures = {metric: value, f"{metric}_low": low, f"{metric}_high": high}
-        rows += [Row("monitored", key, each, "1") for key, each in figures.items()]
-    quads = list(chain.from_iterable(rounds))
-    rows.append(Row("monitored", "quads", len(quads), "quads"))
-    rows.append(Row("monitored", "posts", Posts.num_taken, "posts"))
-    steps_a_quad = _BLOCKS_A_QUAD * steps_a_block
-    for side, system in enumerate(SIDES):
-        step_s = median(each.step_s[side] for each in quads) / _BLOCKS_A_QUAD
-        rows.append(Row(system, "step_s", step_s, "s"))
-        for metric, spent_s in (
-            ("coordinator_cpu_s", [each.spent[side].coordinator_s for each in quads]),
-            ("cpu_s", [each.spent[side].all_s for each in quads]),
-        ):
-            rows.append(Row(system, metric, fmean(spent_s) / steps_a_quad, "s a step"))
-    return rows
+def time_usage_read() -> Row:
+    """Return what a rank's reading of what it takes of the machine takes, every few seconds."""
+    meter, num_reads = UsageMeter({}), 1000
+    begun_s = time.process_time()
+    for _ in range(num_reads):
+        meter.read()
+    return Row("rank", "usage_read_s", (time.process_time() - begun_s) / num_reads, "s")
 
 
 async def count_series(num_workers: int) -> Row:
@@ -267,10 +274,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round")
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else FULL
-    rows = [asyncio.run(count_series(num_workers)) for num_workers in NUM_SIMULATED]
+    rows = [asyncio.run(count_series(num_workers)) for num_workers in plan.num_simulated]
     bound = sum(metric.num_series for metric in METRICS)
     rows.append(Row("trainflow", "series_bound", bound, "series"))
-    rows += measure_cost(plan)
+    rows += [time_usage_read(), *measure_costs(plan)]
     conditions = {
         "ranks": NUM_RANKS,
         "threads_a_rank": 1,
@@ -279,6 +286,7 @@ def main() -> None:
         "steps_a_block": plan.steps_a_block,
         "sinks": ["tensorboard"],
         "webhook": "local",
+        "scraped": "once a quad",
         "simulated_deaths": _NUM_DEATHS,
     }
     publish("monitoring", conditions, rows, quick=arguments.quick)

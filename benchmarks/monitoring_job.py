@@ -1,4 +1,4 @@
-"""Both sides of the benchmark of monitoring: the same steps, of which one side is monitored.
+"""Both sides of the benchmark of monitoring: the same steps, one side monitored, or none.
 
 Process: every rank.  A rank runs a block of steps when it is its side's turn.
 """
@@ -12,8 +12,8 @@ from trainflow import Session
 
 NUM_RANKS = overhead_job.NUM_RANKS
 
-SIDES = ("monitored", "plain")
-"""Their names."""
+MEASURED, CONTROL = ("monitored", "plain"), ("control", "plain")
+"""Names of both sides, where one is monitored, and where neither is."""
 
 
 class Args(overhead_job.Args):
@@ -23,7 +23,7 @@ class Args(overhead_job.Args):
         begins: it has the first turn.
     """
 
-    system: Literal["monitored", "plain"]
+    system: Literal["monitored", "control", "plain"]
     begins: bool
 
 

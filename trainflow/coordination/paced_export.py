@@ -4,7 +4,9 @@ Ray's agent is told of a process's metrics each second at most (``metrics_report
 by default), while a run moves some thirty of them with each step. And what is not set again the
 agent drops after two of its intervals, 20 s; a step may take longer, and a detector may be off for
 days. So gauges are set again each second for as long as they hold, and counters are given what has
-come together since. A histogram has to see each value.
+come together since. A histogram has to see each value; it gets those of a second together, which
+costs a fraction of what they cost one by one: Python that runs once a step finds nothing of itself
+in the processor's caches.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
@@ -26,6 +28,7 @@ class PacedExport:
         self._clock = clock
         self._gauges: dict[Series, float] = {}
         self._sums: dict[Series, float] = {}
+        self._observed: list[tuple[Metric, float, dict[str, str]]] = []
         self._told_at_s = -_EVERY_S
 
     def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
@@ -34,8 +37,8 @@ class PacedExport:
         self._sums[series] = self._sums.get(series, 0.0) + amount
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Put a value into a histogram, at once."""
-        self._export.observe(metric, value, **labels)
+        """Put a value into a histogram."""
+        self._observed.append((metric, value, labels))
 
     def show(self, metric: Metric, value: float, **labels: str) -> None:
         """Set a gauge until it is set anew, or hidden."""
@@ -63,5 +66,8 @@ class PacedExport:
         sums, self._sums = self._sums, {}
         for (metric, labels), amount in sums.items():
             self._export.add(metric, amount, **dict(labels))
+        observed, self._observed = self._observed, []
+        for metric, value, named in observed:
+            self._export.observe(metric, value, **named)
         for (metric, labels), value in self._gauges.items():
             self._export.show(metric, value, **dict(labels))

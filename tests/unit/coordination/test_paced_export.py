@@ -76,12 +76,16 @@ def test_one_that_is_not_known_any_more_is_not_shown_again(scene: Scene):
     assert scene.export.value(metrics.LOSS) == 3
 
 
-def test_a_counter_is_given_each_amount_once_and_a_histogram_each_value_at_once(scene: Scene):
+def test_a_counter_is_given_each_amount_once_and_a_histogram_each_value_in_its_order(scene: Scene):
+    scene.tick(passed_s=0.0)
     scene.paced.add(metrics.EPOCHS)
     scene.paced.observe(metrics.STEP_DURATION, 0.5)
+    scene.paced.observe(metrics.PHASE_DURATION, 0.125, phase="commit")
     scene.paced.observe(metrics.STEP_DURATION, 0.25)
-    assert scene.export.observed == {"step_duration_seconds": [0.5, 0.25]}
-    scene.tick(passed_s=1.0)
-    assert scene.export.value(metrics.EPOCHS) == 1
-    scene.tick(passed_s=1.0)
-    assert scene.export.value(metrics.EPOCHS) is None
+    scene.tick(passed_s=0.5)
+    assert scene.export.observed == {}, "no more often than all else"
+    shown = {"step_duration_seconds": [0.5, 0.25], "phase_duration_seconds|commit": [0.125]}
+    for amount in (1, None):
+        scene.tick(passed_s=1.0)
+        assert scene.export.value(metrics.EPOCHS) == amount
+        assert scene.export.observed == shown, "each once"

@@ -188,4 +188,5 @@ def _judge_stall(level: Level, stalled_after: int) -> Level:
     since = level.num_steps - level.mark_at
     patience = max(stalled_after, round(PATIENCE_SHARE * level.num_steps))
     is_late = level.num_blocks >= JUDGED_FROM and since >= patience and not level.rise
-    return replace(level, is_stalled=level.is_frozen or is_late)
+    is_stalled = level.is_frozen or is_late
+    return level if is_stalled == level.is_stalled else replace(level, is_stalled=is_stalled)

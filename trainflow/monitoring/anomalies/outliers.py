@@ -58,12 +58,14 @@ class Series:
     num_calm: int = 0
     num_open: int = 0
 
-    @property
-    def spread(self) -> float | None:
-        """Return the spread of residuals; None while too few are known."""
+    def find_usual(self) -> tuple[float, float] | None:
+        """Return the median of residuals and their spread; None while too few are known."""
         if len(self.residuals) < JUDGED_FROM:
             return None
-        return max(LEAST_SPREAD, find_spread(self.residuals, find_median(self.residuals)))
+        # Of what is sorted, the median is found at once, and distances from it fall and then rise.
+        ordered = sorted(self.residuals)
+        center = find_median(ordered)
+        return center, max(LEAST_SPREAD, find_spread(ordered, center))
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,19 @@ def judge(series: Series, value: float, bound: float, *, low_is_fine: bool = Fal
         return Judged(replace(series, recent=(*series.recent, logged)))
     typical = find_median(series.recent)
     residual = logged - typical
-    spread = series.spread
-    if spread is None:
+    usual = series.find_usual()
+    if usual is None:
         return Judged(_learn(series, logged, residual))
-    center = find_median(series.residuals)
+    center, spread = usual
     score, expected = (residual - center) / spread, from_log(typical + center)
     if series.side:
         return _judge_open(series, logged, score, bound, expected)
     is_extreme = score >= bound or (score <= -bound and not low_is_fine)
     learned = series if is_extreme else _learn(series, logged, residual)
-    counted = replace(learned, num_beyond=_count(series.num_beyond, score) if is_extreme else 0)
-    return Judged(_begin(counted, score, bound), score, expected)
+    num_beyond = _count(series.num_beyond, score) if is_extreme else 0
+    if num_beyond != learned.num_beyond:  # as a rule it is 0, and a copy costs as much as judging
+        learned = replace(learned, num_beyond=num_beyond)
+    return Judged(_begin(learned, score, bound), score, expected)
 
 
 def _learn(series: Series, logged: float, residual: float) -> Series:

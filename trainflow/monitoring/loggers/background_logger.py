@@ -2,7 +2,8 @@
 
 What waits for it is bounded. What it has no room for, and what it raises at, is dropped, counted,
 and told by whoever asks. One that raises again and again is left alone for a while and opened anew:
-a disk that was full, say, is not for ever.
+a disk that was full, say, is not for ever. Its thread wakes once a second, and takes what has come
+by then: to wake for each step costs several times what a point costs.
 
 Process: coordinator.  Thread: its own, which ends with the process at the latest.
 """
@@ -21,6 +22,8 @@ LEFT_AFTER = 20
 """Points in a row that a logger raises at, after which it is left alone for `REST_S`."""
 
 REST_S = 60.0
+PAUSE_S = 1.0
+"""For so long points come together before they are taken, unless half of those that may wait do."""
 
 
 class BackgroundLogger:
@@ -30,17 +33,25 @@ class BackgroundLogger:
         name: for messages.
     """
 
-    def __init__(self, name: str, open_logger: Callable[[], RunLogger], rest_s: float = REST_S):
+    def __init__(
+        self,
+        name: str,
+        open_logger: Callable[[], RunLogger],
+        rest_s: float = REST_S,
+        pause_s: float = PAUSE_S,
+    ):
         """Begin; the logger is opened on its thread, since that may take long, and may fail.
 
         Args:
             name: for messages.
             open_logger: opens it, also once more; what it was given before is there.
             rest_s: for how long one that fails is left alone.
+            pause_s: for how long points come together, once all before are taken.
         """
         self.name = name
         self._open = open_logger
         self._rest_s = rest_s
+        self._pause_s = pause_s
         self._waiting: deque[Point] = deque()
         self._changed = threading.Condition()
         self._is_closing = False
@@ -65,7 +76,7 @@ class BackgroundLogger:
             return self._trouble
 
     def log(self, point: Point) -> None:
-        """Have a point taken soon; never waits."""
+        """Have a point taken within a second or so; never waits."""
         with self._changed:
             if self._is_closing:
                 self._num_dropped += 1
@@ -73,7 +84,8 @@ class BackgroundLogger:
                 self._drop(f"it is slow: {MOST_WAITING} points wait for it")
             else:
                 self._waiting.append(point)
-                self._changed.notify_all()
+                if len(self._waiting) in {1, MOST_WAITING // 2}:  # see `_wait_for_points`
+                    self._changed.notify_all()
 
     def begin_closing(self, outcome: Outcome) -> None:
         """Have it end once it has taken what waits, and write what the run came to; never waits."""
@@ -138,12 +150,19 @@ class BackgroundLogger:
     def _take(self) -> Point | None:
         """Wait for the next point; None once there are no more."""
         with self._changed:
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
+            if not self._waiting:
+                self._wait_for_points()
             if not self._waiting:
                 return None
             self._num_unsure += 1
             return self._waiting.popleft()
+
+    def _wait_for_points(self) -> None:
+        """Wait until there is one, and then for what comes soon after it, unless it is to end."""
+        self._changed.wait_for(lambda: self._waiting or self._is_closing)
+        self._changed.wait_for(
+            lambda: len(self._waiting) >= MOST_WAITING // 2 or self._is_closing, self._pause_s
+        )
 
     def _pass_on(self, opened: RunLogger, point: Point) -> bool:
         try:

@@ -46,7 +46,7 @@ def test_usual_values_are_not_told_of():
 
 def test_nothing_is_judged_before_enough_is_known():
     run = Run(LEARNED - 1)
-    assert (run.take(1e6).series.side, run.series.spread is None) == (0, False)
+    assert (run.take(1e6).series.side, run.series.find_usual() is None) == (0, False)
     run = Run(LEARNED)
     assert run.take(1e6).series.side == 1
 

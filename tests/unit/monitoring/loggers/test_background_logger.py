@@ -59,6 +59,30 @@ def test_points_are_taken_in_their_order_on_another_thread():
     assert (logger.num_dropped, logger.trouble) == (0, "")
 
 
+def test_points_are_taken_together_unless_many_wait(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(background_logger, "MOST_WAITING", 10)
+    has_taken = threading.Event()
+    notes = Notes(lambda _: has_taken.set())
+    logger = BackgroundLogger("test", lambda: notes, pause_s=3600.0)
+    for step in range(4):
+        logger.log(point(step))
+    assert not has_taken.wait(0.2)
+    logger.log(point(4))
+    assert has_taken.wait(WITHIN_S)
+    logger.begin_closing(Outcome.SUCCEEDED)
+    assert logger.wait_closed(WITHIN_S)
+    assert (notes.steps, logger.num_dropped) == ([0, 1, 2, 3, 4], 0)
+
+
+def test_what_comes_together_is_taken_at_once_if_it_ends():
+    notes = Notes()
+    logger = BackgroundLogger("test", lambda: notes, pause_s=3600.0)
+    logger.log(point(1))
+    logger.begin_closing(Outcome.SUCCEEDED)
+    assert logger.wait_closed(WITHIN_S)
+    assert notes.steps == [1]
+
+
 def test_one_that_blocks_loses_what_it_has_no_room_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(background_logger, "MOST_WAITING", 10)
     goes_on, is_stuck = threading.Event(), threading.Event()
