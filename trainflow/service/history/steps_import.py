@@ -33,8 +33,8 @@ class StepsImport:
     """One pass over what is new of a run's steps.
 
     Attributes:
-        must_reread: points of several steps are void in part; all that is known was forgotten, and
-            the file is to be read from its beginning.
+        must_reread: points of several steps are void in part, or some were left out that count; all
+            that is known was forgotten, and the file is to be read from its beginning.
         num_unreadable: lines that say nothing.
     """
 
@@ -59,10 +59,12 @@ class StepsImport:
             self.num_unreadable += read.num_unreadable
             for line in read.objects:
                 self._take(line)
+        self._flush()
+        if read is None or not read.has_more:
+            self._drop_unfounded_cuts()
         if self.must_reread:
             forget_steps(self._connection, self._draft)
             return
-        self._flush()
         for merge in plan_merges(self._draft.farthest_step, self._draft.last_step):
             self._merge(merge)
 
@@ -94,6 +96,24 @@ class StepsImport:
         if self._connection.execute(left).first() is not None:
             self.must_reread = True
         self._find_newest()
+
+    def _drop_unfounded_cuts(self) -> None:
+        """Where a line had told of going back that has been torn since, the run has not gone back.
+
+        All is read: each such line that is there has given a point, or another cut has taken it.
+        """
+        draft = self._draft
+        if not draft.cuts or self.must_reread:
+            return
+        of_events = read_cuts(self._connection, draft.job_id)
+        for epoch, step in [cut for cut in draft.cuts if cut not in of_events]:
+            if any(later > epoch and base <= step for later, base in draft.cuts):
+                continue
+            is_it = (_T.first_step <= step + 1) & (_T.last_step > step) & (_T.last_epoch >= epoch)
+            query = select(_T.last_step).where((_T.job_id == draft.job_id) & is_it).limit(1)
+            if self._connection.execute(query).first() is None:
+                draft.cuts.remove((epoch, step))
+                self.must_reread = True
 
     def _find_newest(self) -> None:
         query = select(_T.last_step, _T.last_epoch).where(_T.job_id == self._draft.job_id)

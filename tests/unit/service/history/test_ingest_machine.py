@@ -137,6 +137,7 @@ def settle(ingester: Ingester) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @example([(0, 1), (3, 1), (6, 1)])  # of a step that was read, and is torn later
+@example([(0, 22), (8, 1), (3, 13), (6, 1)])  # the same, when points of several steps were void
 @given(acts)
 def test_many_passes_come_to_the_same_as_one(
     pair: tuple[History, History], plan: list[tuple[int, int]]
