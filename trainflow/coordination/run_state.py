@@ -45,6 +45,14 @@ SUCCESS = Ending(RunState.SUCCEEDED, "every step is done", 0)
 STOPPED = Ending(RunState.STOPPED, "stopped on request", 7)
 
 
+LOST = "lost"
+"""What became of an attempt that its cluster's death has ended; no state that a run tells."""
+
+LOST_REASON = "its cluster died before it had ended"
+RESUMING = "resuming"
+"""Kind of the event that the service writes once nobody else does: nothing was heard of the job."""
+
+
 @dataclass
 class Loss:
     """A recovery under way, for the record.
