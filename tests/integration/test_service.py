@@ -58,6 +58,9 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
     attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
     assert [each["state"] for each in attempts] == ["stopped", "stopped"]
+    printed = read_log()  # what was before an attempt its driver does not tell again
+    assert printed.count(f"submitted: job {job_id}") == 2
+    assert printed.count("attempt: attempt 2 of the job begins") == 1
     events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
     resumed = [event for event in events if event["kind"] == "resumed"]
