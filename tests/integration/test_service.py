@@ -218,6 +218,35 @@ def test_a_resumed_job_begins_once_all_of_the_attempt_before_is_closed(service: 
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
 
 
+def test_a_later_attempt_is_refused_after_the_one_before_has_told_its_end(service: Service):
+    folder = service.ground.folder.with_name("changed")
+    shutil.copytree(service.ground.folder, folder)
+    body = {"config": service.ground.endless_job(), "working_directory": str(folder)}
+    job_id = service.ask("POST", "/v1/jobs", 201, json=body)["job_id"]
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
+    (keeper,) = find_actors("Keeper")
+    keeper.suspend()  # so that closing lasts
+    try:
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+        service.wait_job(job_id, lambda job: job["state"] == "stopped")
+        (folder / "my_training.py").write_text("")
+        service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)
+        failed = service.wait_job(job_id, lambda job: job["state"] == "failed")
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            keeper.resume()
+    assert failed["attempt"] == 2
+    assert "my_training" in failed["reason"]
+    attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+    assert [(each["state"], each["exit_code"]) for each in attempts] == [
+        ("stopped", 7),
+        ("failed", 2),
+    ]
+    events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["kind"] for event in events[-3:]] == ["stopped", "attempt", "failed"]
+
+
 def test_a_job_is_erased_with_the_coordinator_that_could_begin_it_anew(service: Service):
     job_id = service.submit(service.ground.endless_job())
     service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)

@@ -78,6 +78,9 @@ class FakeRun:
     def status(self, since_event: int | None = 0, since_step: int = 0) -> Answer:
         return self._answer("status", self.answers)
 
+    def is_ending(self) -> bool:
+        return False
+
     def stop(self) -> None:
         self._answer("stop", self.stop_answers)
 
