@@ -151,6 +151,9 @@ def test_what_was_known_is_known_after_the_head_died_and_the_job_is_gone_on_with
         assert [event["number"] for event in events] == list(range(1, len(events) + 1))
         resumed = [event["data"]["step"] for event in events if event["kind"] == "resumed"]
         assert resumed[-1] >= max(kept)
+        lost, _ = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+        assert (lost["state"], lost["exit_code"]) == ("lost", None)
+        assert lost["ended_at_s"] == pytest.approx(job["published_at_s"], abs=2)
 
 
 def test_a_job_goes_on_by_itself_on_the_next_cluster_if_it_says_so(ground: Ground):
@@ -164,5 +167,9 @@ def test_a_job_goes_on_by_itself_on_the_next_cluster_if_it_says_so(ground: Groun
         events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
         told = [event["data"] for event in events if event["kind"] == "resuming"]
         assert told == [{"attempt": 2, "times": 1, "at_most": 1}]
+        lost, _ = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+        (at_s,) = (event["at_s"] for event in events if event["kind"] == "resuming")
+        assert lost["state"] == "lost"
+        assert lost["ended_at_s"] < at_s - 50
         service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
         service.wait_job(job_id, lambda job: job["state"] == "stopped")

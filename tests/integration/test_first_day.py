@@ -190,5 +190,5 @@ def test_the_first_day_of_a_new_user(tmp_path: Path):
             day.wait_job(lambda job: job["attempt"] == 3 and job["last_step"] > stopped_at + 10)
             day.second.run("trainflow stop $ID")
             day.wait_job(lambda job: job["state"] == "stopped")
-            attempts = [each["number"] for each in day.ask("/attempts")]
-            assert attempts == [1, 2, 3], json.dumps(attempts)
+            attempts = [(each["number"], each["state"]) for each in day.ask("/attempts")]
+            assert attempts == [(1, "stopped"), (2, "lost"), (3, "stopped")], json.dumps(attempts)

@@ -1,7 +1,10 @@
 """The service on a real cluster: a job's life over HTTP."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +16,15 @@ import psutil
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from tests.integration.served import Ground, Service, serving, tiny_job, wait_until
+from tests.integration.served import (
+    WITHIN_S,
+    Ground,
+    Service,
+    serving,
+    tiny_job,
+    wait_until,
+)
+from trainflow.coordination.run_state import STOPPED
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -58,6 +69,9 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
     attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
     assert [each["state"] for each in attempts] == ["stopped", "stopped"]
+    printed = read_log()  # what was before an attempt its driver does not tell again
+    assert printed.count(f"submitted: job {job_id}") == 2
+    assert printed.count("attempt: attempt 2 of the job begins") == 1
     events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
     resumed = [event for event in events if event["kind"] == "resumed"]
@@ -213,6 +227,68 @@ def test_a_resumed_job_begins_once_all_of_the_attempt_before_is_closed(service: 
             keeper.resume()
     service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
+
+
+def test_a_later_attempt_is_refused_after_the_one_before_has_told_its_end(service: Service):
+    folder = service.ground.folder.with_name("changed")
+    shutil.copytree(service.ground.folder, folder)
+    body = {"config": service.ground.endless_job(), "working_directory": str(folder)}
+    job_id = service.ask("POST", "/v1/jobs", 201, json=body)["job_id"]
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
+    (keeper,) = find_actors("Keeper")
+    keeper.suspend()  # so that closing lasts
+    try:
+        service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+        service.wait_job(job_id, lambda job: job["state"] == "stopped")
+        (folder / "my_training.py").write_text("")
+        service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)
+        failed = service.wait_job(job_id, lambda job: job["state"] == "failed")
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            keeper.resume()
+    assert failed["attempt"] == 2
+    assert "my_training" in failed["reason"]
+    attempts = service.ask("GET", f"/v1/jobs/{job_id}/attempts")
+    assert [(each["state"], each["exit_code"]) for each in attempts] == [
+        ("stopped", 7),
+        ("failed", 2),
+    ]
+    events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["kind"] for event in events[-3:]] == ["stopped", "attempt", "failed"]
+
+
+def test_a_job_that_another_cluster_is_closing_is_neither_resumed_nor_erased(service: Service):
+    ground = service.ground
+    job_file = ground.folder / "elsewhere.json"
+    job_file.write_text(json.dumps(ground.endless_job() | {"name": "elsewhere"}))
+    environment = {**os.environ, "TRAINFLOW_HOME": str(ground.home)}
+    command = [sys.executable, "-m", "trainflow", "run", str(job_file)]  # with a head of its own
+    with (ground.home / "elsewhere.log").open("wb") as log:
+        run = subprocess.Popen(command, cwd=ground.folder, env=environment, stdout=log, stderr=log)
+    try:
+
+        def find() -> list[dict[str, Any]]:
+            found = service.ask("GET", "/v1/jobs?name=elsewhere&state=running")["jobs"]
+            return [job for job in found if job["last_step"] > 20]
+
+        wait_until(lambda: bool(find()), (ground.home / "elsewhere.log").read_text)
+        job = f"/v1/jobs/{find()[0]['job_id']}"
+        (keeper,) = find_actors("Keeper")
+        keeper.suspend()  # so that closing lasts
+        try:
+            run.send_signal(signal.SIGTERM)
+            service.wait_job(job.rpartition("/")[2], lambda job: job["state"] == "stopped")
+            for refused in (("POST", f"{job}/resume"), ("DELETE", job)):
+                assert "on another cluster" in service.ask(*refused, 409)["detail"]
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                keeper.resume()
+        assert run.wait(WITHIN_S) == STOPPED.exit_code
+        service.ask("DELETE", job, 204)
+    finally:
+        run.terminate()
+        run.wait(WITHIN_S)
 
 
 def test_a_job_is_erased_with_the_coordinator_that_could_begin_it_anew(service: Service):

@@ -20,7 +20,7 @@ SILENT_AT_MOST_S = 60.0
 class FollowedRun(Protocol):
     """What following needs of `trainflow.coordination.driver.Run`."""
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> Answer:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> Answer:
         """Return where the run stands."""
         ...
 

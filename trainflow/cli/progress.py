@@ -52,9 +52,9 @@ class Progress:
         return cls(unit, job.monitoring.log_every_steps)
 
     @property
-    def last_event(self) -> int:
-        """Number of the newest event heard of."""
-        return self.events[-1]["number"] if self.events else 0
+    def last_event(self) -> int | None:
+        """Number of the newest event heard of; None before the first: the attempt's are to come."""
+        return self.events[-1]["number"] if self.events else None
 
     @property
     def last_step(self) -> int:

@@ -6,7 +6,7 @@ Process: driver.  Thread: main.  Blocks: until the run has ended.
 import math
 import os
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +93,36 @@ def run_checked(job: JobConfig, address: str | None, attempt: Attempt | None = N
         ConflictError: a head is needed, and one runs already; or the job runs already.
         CoordinationError: a head is needed, and doesn't come up.
     """
+    reached = _own_cluster(job) if address is None else _connected(ReachedCluster(address))
+    return _run(reached, lambda: job, attempt)
+
+
+def run_at_rest(check: Callable[[], JobConfig], address: str, attempt: Attempt) -> int:
+    """Go on with a job on a cluster that may run it yet; return the exit code.
+
+    First all that the attempt before ran is closed, then the job is checked: so a refusal is told
+    once that attempt has told its own end, and of this one.
+
+    Args:
+        check: returns the job; whatever it raises ends the attempt.
+        address: the cluster to run it on.
+        attempt: which; not the first.
+
+    Raises:
+        TrainFlowError: as `run_checked`, and what ``check`` raises.
+    """
+    return _run(_connected(ReachedCluster(address)), check, attempt)
+
+
+def _run(
+    reached: AbstractContextManager[ReachedCluster],
+    check: Callable[[], JobConfig],
+    attempt: Attempt | None,
+) -> int:
     with StopSignals() as signals:
         try:
-            with _reach_cluster(job, address) as cluster:
-                return _run_on(cluster, job, signals, attempt)
+            with reached as cluster:
+                return _run_on(cluster, check, signals, attempt)
         except KeyboardInterrupt:
             say("trainflow: left at once", err=True)
             return ExitCode.DETACHED
@@ -115,16 +141,18 @@ def require_places(job: JobConfig) -> None:
 
 
 @contextmanager
-def _reach_cluster(job: JobConfig, address: str | None) -> Generator[ReachedCluster]:
-    with ExitStack() as exits:
-        if address is None:
-            refuse_second_head()
-            say("starting a head on this machine")
-            own = exits.enter_context(own_head(job.workers))
+def _own_cluster(job: JobConfig) -> Generator[ReachedCluster]:
+    refuse_second_head()
+    say("starting a head on this machine")
+    with own_head(job.workers) as own:
+        cluster = ReachedCluster(own.address, lambda: require_whole(own), math.inf)
+        with _connected(cluster):
+            yield cluster
 
-            cluster = ReachedCluster(own.address, lambda: require_whole(own), math.inf)
-        else:
-            cluster = ReachedCluster(address)
+
+@contextmanager
+def _connected(cluster: ReachedCluster) -> Generator[ReachedCluster]:
+    with ExitStack() as exits:
         exits.callback(_leave, cluster)
         driver.connect(cluster.address)
         yield cluster
@@ -142,12 +170,16 @@ def _leave(cluster: ReachedCluster) -> None:
 
 
 def _run_on(
-    cluster: ReachedCluster, job: JobConfig, signals: StopSignals, attempt: Attempt | None
+    cluster: ReachedCluster,
+    check: Callable[[], JobConfig],
+    signals: StopSignals,
+    attempt: Attempt | None,
 ) -> int:
     signals.install()  # also what connecting to Ray may have taken
     if attempt is not None and not signals.received:
         driver.make_room(attempt.job_id, is_in_vain=lambda: signals.received > 0)
-    if signals.received:
+    job = None if signals.received else _check_interruptibly(check, signals)
+    if job is None or signals.received:
         say("stopped before the run began", err=True)
         return ExitCode.STOPPED
     run = driver.start_run(job, attempt=attempt)
@@ -156,6 +188,14 @@ def _run_on(
     if attempt is None and is_ray_submission(os.environ):
         return _stay_kept(attached, signals)
     return _stay(attached, signals)
+
+
+def _check_interruptibly(check: Callable[[], JobConfig], signals: StopSignals) -> JobConfig:
+    """Return the job; a second signal doesn't wait for a store that is silent."""
+    signals.second_interrupts = True
+    job = check()
+    signals.second_interrupts = False
+    return job
 
 
 def _stay_kept(attached: _Attached, signals: StopSignals) -> int:

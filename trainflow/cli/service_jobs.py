@@ -20,7 +20,7 @@ from trainflow.errors import ConfigError, JobNotFoundError
 
 if TYPE_CHECKING:
     from trainflow.client import TrainFlowClient
-    from trainflow.service.documents import JobDetails, JobDocument
+    from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
 
 JOB_COLUMNS = {
     "JOB_ID": "job_id",
@@ -30,6 +30,14 @@ JOB_COLUMNS = {
     "STALE_S": "stale_s",
     "CREATED": "created",
     "ENDED": "ended",
+}
+EARLIER_COLUMNS = {
+    "EARLIER": "attempt",
+    "STATE": "state",
+    "BEGAN": "began",
+    "ENDED": "ended",
+    "EXIT_CODE": "exit_code",
+    "REASON": "reason",
 }
 STALE_AFTER_S = 5.0
 LOST_AFTER_S = 60.0
@@ -83,7 +91,11 @@ class ServiceJobs:
     def status(self, job_id: str | None) -> Shown:
         """Tell what a job's coordinator published last."""
         job = self.client.get(self.choose(job_id))
-        return Shown(job.model_dump(mode="json"), describe_status(job), describe_age(job.stale_s))
+        attempts = self.client.attempts(job.job_id)
+        listed = [each.model_dump(mode="json") for each in attempts]
+        answer = job.model_dump(mode="json") | {"attempts": listed}
+        lines = [describe_status(job), *describe_earlier(attempts)]
+        return Shown(answer, "\n".join(lines), describe_age(job.stale_s))
 
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
@@ -187,6 +199,24 @@ def describe_status(job: "JobDetails") -> str:
     lines = [f"{key.ljust(width)}  {format_value(value)}" for key, value in figures.items()]
     reason = (job.reason or "").strip().splitlines()
     return "\n".join([*lines, *(f"  {format_value(line)}" for line in reason)])
+
+
+def describe_earlier(attempts: Sequence["AttemptDocument"]) -> list[str]:
+    """Return of each attempt but the newest a line that says how it ended."""
+    if len(attempts) < 2:  # noqa: PLR2004  the newest is told above
+        return []
+    rows = [
+        {
+            "attempt": each.number,
+            "state": None if each.state is None else str(each.state),
+            "began": _time(each.started_at_s),
+            "ended": _time(each.ended_at_s),
+            "exit_code": each.exit_code,
+            "reason": next(iter((each.reason or "").strip().splitlines()), None),
+        }
+        for each in attempts[:-1]
+    ]
+    return ["", *format_table(rows, EARLIER_COLUMNS).splitlines()]
 
 
 def describe_age(stale_s: float | None) -> str:

@@ -6,7 +6,7 @@ in the job's folder: what is printed, and a refusal as the job's result.
 Process: driver, mostly of Ray's job submission.  Thread: main.  Blocks: until the run has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,13 +38,21 @@ def run_submitted(
     directory = require_attempt(attempt)
     with keep_output(directory / DRIVER_LOG):
         try:
-            job = _check(job_file, settings, attempt)
-            from trainflow.cli.run_command import run_checked  # noqa: PLC0415  loads Ray
-
-            return run_checked(job, address, attempt)
+            return _run(lambda: _check(job_file, settings, attempt), address, attempt)
         except TrainFlowError as error:
             say(f"trainflow: {error}", err=True)
             return error.exit_code
+
+
+def _run(check: Callable[[], JobConfig], address: str | None, attempt: Attempt) -> int:
+    if attempt.number == 1 or address is None:  # nobody has run it on that cluster before
+        job = check()
+        from trainflow.cli.run_command import run_checked  # noqa: PLC0415  a bad job needs no Ray
+
+        return run_checked(job, address, attempt)
+    from trainflow.cli.run_command import run_at_rest  # noqa: PLC0415
+
+    return run_at_rest(check, address, attempt)
 
 
 def require_attempt(attempt: Attempt) -> Path:

@@ -67,7 +67,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
 from trainflow.coordination.silent_nodes import SilentNodes
 from trainflow.coordination.stall_watch import StallWatch
-from trainflow.coordination.status import build_status, list_workers
+from trainflow.coordination.status import build_status, list_news, list_workers
 from trainflow.coordination.status_file import StatusFile
 from trainflow.coordination.step_detectors import StepDetectors
 from trainflow.coordination.stop_order import StopOrder
@@ -179,12 +179,9 @@ class Coordinator:
 
     # Calls from drivers and people
 
-    async def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
-        """Return where the run stands, with the events and steps after the given ones."""
-        status = self._describe()
-        status["events"] = self._record.events_since(since_event)
-        status["steps"] = self._record.steps_since(since_step)
-        return status
+    async def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
+        """Return where the run stands, with the events and steps after those; see `list_news`."""
+        return self._describe() | list_news(self._record, since_event, since_step)
 
     def _describe(self) -> dict[str, Any]:
         status = build_status(

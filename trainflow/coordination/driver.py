@@ -134,7 +134,7 @@ class Run:
         self.job_id = job_id
         self._coordinator = coordinator
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         """Return where the run stands; see `Coordinator.status`."""
         return self._ask(self._coordinator.status.remote(since_event, since_step))
 

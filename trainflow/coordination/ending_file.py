@@ -32,8 +32,11 @@ def write_ending(directory: Path, job_id: str, ending: Ending, at_s: float) -> N
 def read_ending(directory: Path) -> Ending | None:
     """Return how a run ended, if it has: one that comes back must not begin anew."""
     path = directory / FILE
-    if not path.exists():
-        return None
+    return read_ending_at(path) if path.exists() else None
+
+
+def read_ending_at(path: Path) -> Ending:
+    """Return how a run ended, from a file that is there; one that is damaged tells a failure."""
     try:
         result = json.loads(path.read_text())
         return Ending(RunState(result["state"]), result["reason"], result["exit_code"])

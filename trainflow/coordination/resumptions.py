@@ -9,14 +9,13 @@ from trainflow.clock import Clock
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import run_directory
 from trainflow.coordination.run_record import RunRecord
-
-_KIND = "resuming"
+from trainflow.coordination.run_state import RESUMING
 
 
 def count_resumptions(job_id: str) -> int:
     """Return how often the service has gone on with a job by itself."""
     lines = read_lines(run_directory(job_id) / "events.jsonl")
-    return sum(line.get("kind") == _KIND for line in lines)
+    return sum(line.get("kind") == RESUMING for line in lines)
 
 
 def record_resumption(job_id: str, attempt: int, at_most: int, clock: Clock) -> None:
@@ -37,6 +36,6 @@ def record_resumption(job_id: str, attempt: int, at_most: int, clock: Clock) -> 
         f"the {times}. of at most {at_most} times (failures.max_lost_clusters)"
     )
     record = RunRecord(run_directory(job_id), clock)
-    record.add_event(_KIND, text, attempt=attempt, times=times, at_most=at_most)
+    record.add_event(RESUMING, text, attempt=attempt, times=times, at_most=at_most)
     if count_resumptions(job_id) < times:
         raise OSError(f"{record.directory}: events.jsonl does not take another event")

@@ -9,7 +9,6 @@ the next coordinator alone (`worker_contacts`).
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
-import contextlib
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from trainflow.computation.reports import (
 from trainflow.config.job import JobConfig
 from trainflow.coordination import ending_file
 from trainflow.coordination.anomaly_history import AnomalyHistory
+from trainflow.coordination.attempt_ends import Past, conclude_attempt
 from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.hang_history import HangHistory
 from trainflow.coordination.job_record import JobRecord, write_job_record
@@ -40,7 +40,7 @@ from trainflow.coordination.messages import Event
 from trainflow.coordination.profile_list import describe_outcome
 from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
-from trainflow.coordination.run_state import Ending
+from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import EpochId, Version
 
@@ -57,6 +57,7 @@ _LASTING = frozenset(
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
 _EVENTS = "events.jsonl"
+_ENDS = tuple(str(state) for state in RunState if state.is_terminal)
 
 
 def has_record(directory: Path) -> bool:
@@ -116,16 +117,16 @@ class RunRecord:
     def begin_attempt(self, attempt: int) -> None:
         """Begin a job anew that has ended, or whose coordinator is gone for good.
 
-        What the attempt before it came to is kept as ``result-a1.json``. Again after a crash, or by
-        a coordinator that comes back, this changes nothing.
+        What the attempt before it came to is told, and kept as ``result-a1.json``. Again after a
+        crash, or by a coordinator that comes back, this changes nothing.
         """
         if attempt <= self.attempt:
             return
-        with contextlib.suppress(FileNotFoundError):
-            (self.directory / ending_file.FILE).rename(
-                self.directory / f"result-a{self.attempt}.json"
-            )
-        self.add_event("attempt", f"attempt {attempt} of the job begins", attempt=attempt)
+        past = Past(self.attempt, any(map(self.has, _ENDS)), self._events, self.newest_step)
+        before = conclude_attempt(self.directory, past)
+        told: dict[str, Any] = {} if before is None else {"before": before}
+        text = f"attempt {attempt} of the job begins"
+        self.add_event("attempt", text, attempt=attempt, **told)
 
     @property
     def newest_incarnation(self) -> int:

@@ -50,6 +50,13 @@ def tell_stopped(without: str) -> Ending:
     reason = f"{STOPPED.reason}, without a checkpoint of its last step: {without}"
     return Ending(STOPPED.state, reason, STOPPED.exit_code)
 
+LOST = "lost"
+"""What became of an attempt that its cluster's death has ended; no state that a run tells."""
+
+LOST_REASON = "its cluster died before it had ended"
+RESUMING = "resuming"
+"""Kind of the event that the service writes once nobody else does: nothing was heard of the job."""
+
 
 @dataclass
 class Loss:

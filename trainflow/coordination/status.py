@@ -42,6 +42,35 @@ def build_status(
     }
 
 
+def list_news(record: RunRecord, since_event: int | None, since_step: int) -> dict[str, Any]:
+    """Return the events and steps after the given ones, as JSON; steps of the newest attempt alone.
+
+    Args:
+        record: of the run.
+        since_event: number of an event; None: all since the newest attempt began.
+        since_step: number of a step.
+    """
+    began = _find_beginning(record)
+    return {
+        "events": record.events_since(began - 1 if since_event is None else since_event),
+        "steps": [
+            line for line in record.steps_since(since_step) if line.get("after_event", 0) >= began
+        ],
+    }
+
+
+def _find_beginning(record: RunRecord) -> int:
+    """Return the number of the event that began the newest attempt; 0 of the first.
+
+    If it is no longer in memory, then that of the oldest one that is.
+    """
+    if record.attempt == 1:
+        return 0
+    events = record.events_since(0)
+    begun = [each["number"] for each in events if each["kind"] == "attempt"]
+    return begun[-1] if begun else events[0]["number"]
+
+
 def list_workers(
     pool: WorkerPool, members: tuple[str, ...], nodes: NodeWatch
 ) -> list[dict[str, Any]]:

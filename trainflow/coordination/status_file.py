@@ -4,8 +4,8 @@
 has changed, and at least once a second as a sign of life. How old it is says ``as_of_s``. A full or
 slow disk stops nothing: what could not be written is followed by the next.
 
-Process: coordinator.  Thread: its event loop; the disk is waited for in another.
-Blocks: never.  Fails: never; the log tells.
+Process: coordinator; whoever reads it.  Thread: the coordinator's event loop; the disk is waited
+for in another.  Blocks: never, but who reads.  Fails: never; the log tells.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainflow.checkpointing.whole_files import PART_PREFIX
 from trainflow.clock import Clock
@@ -121,6 +121,15 @@ def without_ages(value: Any) -> Any:  # noqa: ANN401  JSON
     if isinstance(value, list):
         return [without_ages(each) for each in value]
     return value
+
+
+def read_published(directory: Path) -> Document | None:
+    """Return the status that was published last; None if there is none, or it is damaged."""
+    try:
+        status = json.loads((directory / STATUS_FILE).read_bytes())["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return cast("Document", status) if isinstance(status, dict) else None
 
 
 def _write(path: Path, document: Document) -> None:

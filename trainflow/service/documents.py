@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainflow.coordination.run_state import RunState
-from trainflow.service.history.records import Job, JobStatus
+from trainflow.service.history.records import AttemptState, Job, JobStatus
 
 GREATEST = 2**53 - 1
 """The greatest number of an event, a step or a byte: whoever reads JSON counts so far exactly."""
@@ -147,13 +147,13 @@ class AttemptDocument(Document):
     """When its coordinator began."""
 
     ended_at_s: float | None
-    """When it ended."""
+    """When it ended; of a lost one, when it was last heard of."""
 
-    state: RunState | None
-    """How it ended."""
+    state: AttemptState | None
+    """How it ended; `lost`: its cluster died. Told once a later attempt begins."""
 
     exit_code: int | None
-    """What `trainflow run` left with."""
+    """What `trainflow run` left with; null of a lost one."""
 
     reason: str | None
     """Why it ended."""

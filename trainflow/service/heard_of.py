@@ -3,10 +3,12 @@
 The service asks its own cluster alone, and runs' records lie where several write: a `trainflow run`
 with a head of its own, or a cluster that the service was on before. A coordinator publishes each
 second, and one that is restarted is back within some: what was not heard of for a minute, and isn't
-on the service's cluster either, is gone.
+on the service's cluster either, is gone. It publishes as long as it closes what it ran, too, when
+its record says already how the job has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainflow.service.history.records import Attempt, Job
 
@@ -34,3 +36,16 @@ def is_heard_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> bool:
     """
     is_begun = any(each.started_at_s is not None for each in attempts[-1:])
     return is_begun and find_silence_s(job, now_s) < SILENT_S
+
+
+def is_closing(status: Mapping[str, Any] | None, now_s: float) -> bool:
+    """Whether a job that has ended was told of lately by a coordinator that is not done with it.
+
+    Args:
+        status: that was published last; None if none was.
+        now_s: CLOCK_REALTIME.
+    """
+    if status is None or status.get("ending") is not None:
+        return False
+    as_of_s = status.get("as_of_s")
+    return isinstance(as_of_s, int | float) and abs(now_s - as_of_s) < SILENT_S

@@ -327,7 +327,9 @@ class JobDesk:
             UnreachableError: the cluster doesn't answer.
         """
         with suppress(JobNotFoundError):  # what an erased one has left is removed all the same
-            if self.history.jobs.get(job_id).job.is_finished:
+            job = self.history.jobs.get(job_id).job
+            if job.is_finished:
+                self._rest.require_closed(job)
                 self.cluster.clear_job(job_id)
         erase_job(self.history, job_id)
 

@@ -13,9 +13,10 @@ from trainflow.clock import Clock
 from trainflow.coordination import names
 from trainflow.coordination.ending_file import read_ending
 from trainflow.coordination.run_state import RunState
+from trainflow.coordination.status_file import read_published
 from trainflow.errors import ConflictError
 from trainflow.service.cluster import Cluster, DriverState
-from trainflow.service.heard_of import SILENT_S, is_heard_of
+from trainflow.service.heard_of import SILENT_S, is_closing, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.problems import ProblemError, ProblemType
@@ -61,7 +62,9 @@ class Rest:
                 f"job {job.job_id}: got one that is {job.state}, expected one that has ended; "
                 "stop it, and wait until it has stopped"
             )
-        if not job.is_finished:
+        if job.is_finished:
+            self.require_closed(job)
+        else:
             self.require_gone(job)
             self._require_unended(job)
         if job.config.get("checkpoint", {}).get("url") is None:
@@ -70,6 +73,30 @@ class Rest:
                 f"job {job.job_id}: got no checkpoint.url, expected one: nothing of its training "
                 "was kept; submit it anew, with checkpoint.url",
             )
+
+    def require_closed(self, job: records.Job) -> None:
+        """Refuse a job that has ended and is yet being closed on another cluster with this home.
+
+        What this cluster closes is waited for, or refused, by whoever asks its coordinator.
+
+        Raises:
+            ConflictError: it is.
+            UnreachableError: the cluster doesn't answer.
+        """
+        status = read_published(names.run_directory(job.job_id))
+        if not is_closing(status, self.clock.unix_s()) or self._is_here(job):
+            return
+        raise ConflictError(
+            f"job {job.job_id}: got one that has {job.state}, and of which not all is closed yet "
+            "on another cluster; expected nothing of it at work; ask again once it is, or, if "
+            f"that cluster is gone, once nothing was heard of the job for {SILENT_S:g} s"
+        )
+
+    def _is_here(self, job: records.Job) -> bool:
+        """Whether this cluster runs a job's newest attempt, or has run it."""
+        submission_id = names.submission_id(job.job_id, job.attempt)
+        is_known = self.cluster.driver_state(submission_id)[0] is not DriverState.UNKNOWN
+        return is_known or self.cluster.has_coordinator(job.job_id)
 
     def _require_unended(self, job: records.Job) -> None:
         """Refuse one that has ended by its record, as the history is about to read."""

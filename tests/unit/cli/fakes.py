@@ -75,8 +75,11 @@ class FakeRun:
     job_id: str = "tiny-abcdef"
     calls: list[str] = field(default_factory=list)
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> Answer:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> Answer:
         return self._answer("status", self.answers)
+
+    def is_ending(self) -> bool:
+        return False
 
     def stop(self) -> None:
         self._answer("stop", self.stop_answers)

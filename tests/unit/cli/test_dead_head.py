@@ -65,7 +65,7 @@ class Deadly(FakeRun):
 
     own: OwnHead
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         self.own.dead = "43 (raylet)"
         return super().status()
 

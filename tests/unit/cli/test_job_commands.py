@@ -255,6 +255,23 @@ def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, caps
     assert float(row[heading.index("STALE_S")]) > 60
 
 
+def test_a_status_tells_how_earlier_attempts_ended(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    run = record(ready)
+    call_main("status")
+    assert "EARLIER" not in capsys.readouterr().out
+    run.record.begin_attempt(2)
+    ready.ingester.catch_up()
+    assert call_main("status") == ExitCode.SUCCESS
+    heading, row = capsys.readouterr().out.splitlines()[-2:]
+    assert heading.split() == ["EARLIER", "STATE", "BEGAN", "ENDED", "EXIT_CODE", "REASON"]
+    assert re.match(r"1 +lost +\d{4}-.*Z +\d{4}-.*Z +- +its cluster died before it had ended", row)
+    call_main("status", ID, "-o", "json")
+    attempts = json.loads(capsys.readouterr().out)["attempts"]
+    assert [each["state"] for each in attempts] == ["lost", None]
+
+
 def test_of_several_jobs_that_go_on_one_is_to_be_named(
     ready: Service, call_main: CallMain, capsys: Captured
 ):

@@ -67,7 +67,7 @@ def test_run_is_stopped_by_a_signal_though_connecting_takes_the_signals(
     monkeypatch.setattr(driver, "connect", connect)
 
     class Signalled(FakeRun):
-        def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, object]:
+        def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, object]:
             if "stop" in self.calls:
                 return make_ending("stopped", 7)
             signal.raise_signal(number)
@@ -82,7 +82,7 @@ def test_run_leaves_at_once_after_a_second_signal(
     cluster: FakeCluster, call_main: CallMain, job_file: Path
 ):
     class Stubborn(FakeRun):
-        def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, object]:
+        def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, object]:
             signal.raise_signal(signal.SIGINT)
             return super().status()
 

@@ -72,7 +72,7 @@ def test_of_an_event_only_its_first_line_is_shown():
 
 def test_progress_knows_what_to_ask_for_next():
     progress = Progress("tokens", 1)
-    assert (progress.last_event, progress.last_step) == (0, 0)
+    assert (progress.last_event, progress.last_step) == (None, 0)
     progress.take(make_status(steps=[make_step(n) for n in range(1, 60)], events=[make_event(4)]))
     progress.take(make_status())
     assert (progress.last_event, progress.last_step) == (4, 59)

@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from tests.full_disk import room_for
 from tests.unit.cli.conftest import CallMain
-from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending
+from tests.unit.cli.fakes import FakeCluster, FakeRun, make_ending, make_status
 from trainflow.cli.kept_output import keep_output
 from trainflow.cli.output import silence
 from trainflow.cli.ray_submission import is_ray_submission
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import driver
-from trainflow.coordination.names import Attempt
+from trainflow.coordination.endings import tell_ending
+from trainflow.coordination.line_file import read_lines
+from trainflow.coordination.names import Attempt, run_directory
+from trainflow.coordination.run_record import RunRecord
+from trainflow.coordination.run_state import STOPPED
 from trainflow.errors import ConflictError, CoordinationError
 from trainflow.service.submission_files import KeptSubmission, read_submission
 
@@ -137,6 +143,63 @@ def test_a_later_attempt_is_told_so(
     begin(folder)
     assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", "--attempt=2") == 0
     assert cluster.attempts == [Attempt("mine-1", 2)]
+
+
+def test_a_later_attempt_is_refused_once_the_one_before_is_closed(
+    cluster: FakeCluster,
+    folder: Path,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its store may be back by then; and the record has one writer, that of the one before."""
+    begin(folder)
+    closed = RunRecord(folder, SYSTEM_CLOCK)
+    closed.write_ending("mine-1", STOPPED)
+
+    def make_room(job_id: str, **_how: object) -> None:
+        assert cluster.addresses == ["10.0.0.1:6379"]
+        tell_ending(STOPPED, RunRecord(run_directory(job_id), SYSTEM_CLOCK))
+
+    monkeypatch.setattr(driver, "make_room", make_room)
+    bad = "--set=data.dataset=tiny_job_of_a_test:absent"
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", "--attempt=2", bad) == 2
+    events = list(read_lines(folder / "events.jsonl"))
+    assert [each["kind"] for each in events] == ["a", "stopped", "attempt", "failed"]
+    assert [each["number"] for each in events] == [1, 2, 3, 4]
+    assert json.loads((folder / "result-a1.json").read_text())["state"] == "stopped"
+    assert "absent" in json.loads((folder / "result.json").read_text())["reason"]
+    assert cluster.attempts == []
+
+
+def test_who_stops_a_later_attempt_while_it_waits_for_room_has_no_refusal_told(
+    cluster: FakeCluster,
+    folder: Path,
+    call_main: CallMain,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    begin(folder)
+
+    def make_room(_job_id: str, *, is_in_vain: Callable[[], bool]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert is_in_vain()
+
+    monkeypatch.setattr(driver, "make_room", make_room)
+    bad = "--set=data.dataset=tiny_job_of_a_test:absent"
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", "--attempt=2", bad) == 7
+    assert not (folder / "result.json").exists()
+    assert cluster.attempts == []
+
+
+def test_a_later_attempt_of_a_job_that_goes_on_changes_nothing_of_its_record(
+    cluster: FakeCluster, folder: Path, call_main: CallMain, job_file: Path
+):
+    begin(folder)
+    cluster.runs["mine-1"] = FakeRun([make_status()])
+    bad = "--set=data.dataset=tiny_job_of_a_test:absent"
+    assert call_main("run", job_file, ADDRESS, "--job-id=mine-1", "--attempt=2", bad) == 6
+    assert not (folder / "result.json").exists()
 
 
 @pytest.mark.usefixtures("cluster")

@@ -166,7 +166,9 @@ def test_a_later_attempt_goes_on_with_the_record_and_ends_anew(record: RunRecord
     assert (again.attempt, again.num_failures, again.read_ending()) == (2, 0, None)
     assert not again.has("stopping")
     assert again.newest_incarnation == 3
-    assert again.events_since(3)[0]["data"] == {"attempt": 2}
+    before = {"attempt": 1, "state": "succeeded", "ended_at_s": 1000.0}
+    before |= {"exit_code": 0, "reason": "every step is done"}
+    assert again.events_since(3)[0]["data"] == {"attempt": 2, "before": before}
     first = json.loads((record.directory / "result-a1.json").read_text())
     assert first["state"] == "succeeded"
 
@@ -187,6 +189,7 @@ def test_an_attempt_that_a_crash_kept_from_being_told_is_told_later(record: RunR
     (record.directory / "result.json").rename(record.directory / "result-a1.json")
     record.begin_attempt(2)
     assert (record.attempt, record.read_ending()) == (2, None)
+    assert record.events_since(0)[-1]["data"]["before"]["state"] == "succeeded"
 
 
 def test_steps_of_a_later_attempt_count_though_an_earlier_one_came_further(record: RunRecord):

@@ -1,5 +1,6 @@
 """Jobs that are at work where the service doesn't see it: on another cluster than its own."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from tests.unit.service.conftest import OpenClient
 from tests.unit.service.fakes import FakeClock, FakeCluster
 from tests.unit.service.history.records import RecordedRun
 from trainflow.config.checkpoint import CheckpointConfig
+from trainflow.coordination.ending_file import write_ending
 from trainflow.coordination.line_file import read_lines
 from trainflow.coordination.names import run_directory
+from trainflow.coordination.run_state import STOPPED
 from trainflow.service.cluster import DriverState
 from trainflow.service.heard_of import SILENT_S, find_silence_s, is_heard_of
 from trainflow.service.history.history import History
@@ -88,6 +91,86 @@ async def test_a_job_whose_driver_has_ended_here_is_nowhere_else(
     cluster.states[f"{JOB_ID}-a1"] = DriverState.ENDED
     async with open_client(roots=["/"]) as client:
         assert (await client.post(f"/v1/jobs/{JOB_ID}/{what}")).status_code == 202
+
+
+Asked = tuple[str, str, int]
+"""What is asked of a job that is closed: method, path, and the answer's status."""
+
+
+async def ask(open_client: OpenClient, asked: Asked) -> httpx.Response:
+    async with open_client(roots=["/"]) as client:
+        return await client.request(asked[0], f"/v1/jobs/{JOB_ID}{asked[1]}")
+
+
+def end(history: History) -> None:
+    """Have a job's coordinator write how it has ended, before it closes anything."""
+    write_ending(run_directory(JOB_ID), JOB_ID, STOPPED, 1000.0)
+    Ingester(history.database).catch_up()
+    assert history.jobs.get(JOB_ID).job.is_finished
+
+
+CLOSED = pytest.mark.parametrize("asked", [("POST", "/resume", 202), ("DELETE", "", 204)])
+
+
+@pytest.mark.anyio
+@CLOSED
+@pytest.mark.parametrize("before_s", [-3.0, SILENT_S - 1])
+async def test_a_job_that_is_being_closed_elsewhere_is_left_alone(
+    asked: Asked,
+    before_s: float,
+    publish: Publish,
+    open_client: OpenClient,
+    history: History,
+):
+    publish(before_s)  # and a clock that is behind
+    end(history)
+    refused = await ask(open_client, asked)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:trainflow:problem:conflict")
+    assert "not all is closed yet on another cluster" in refused.json()["detail"]
+    assert (run_directory(JOB_ID) / "result.json").exists()
+
+
+@pytest.mark.anyio
+@CLOSED
+async def test_a_job_whose_coordinator_has_told_its_last_word_is_closed(
+    asked: Asked, publish: Publish, open_client: OpenClient, history: History
+):
+    publish(1.0)
+    end(history)
+    told = {"state": "stopped", "as_of_s": 1000.0, "ending": STOPPED.describe()}
+    document = {"status": told, "workers": []}
+    (run_directory(JOB_ID) / "status.json").write_text(json.dumps(document))
+    assert (await ask(open_client, asked)).status_code == asked[2]
+
+
+@pytest.mark.anyio
+@CLOSED
+async def test_a_job_whose_cluster_died_while_it_closed_it_is_closed_after_a_minute(
+    asked: Asked, publish: Publish, open_client: OpenClient, history: History
+):
+    publish(SILENT_S)
+    end(history)
+    assert (await ask(open_client, asked)).status_code == asked[2]
+
+
+@pytest.mark.anyio
+@CLOSED
+@pytest.mark.parametrize("known_by", ["driver", "coordinator"])
+async def test_a_job_that_is_being_closed_here_is_seen_to_here(
+    asked: Asked,
+    known_by: str,
+    publish: Publish,
+    open_client: OpenClient,
+    history: History,
+    cluster: FakeCluster,
+):
+    publish(1.0)
+    end(history)
+    if known_by == "driver":
+        cluster.states[f"{JOB_ID}-a1"] = DriverState.ENDED
+    else:
+        cluster.coordinators.add(JOB_ID)
+    assert (await ask(open_client, asked)).status_code == asked[2]
 
 
 def test_what_was_heard_of_an_attempt_before_says_nothing_of_one_that_has_yet_to_begin(

@@ -79,6 +79,16 @@ class Draft:
         """Something was told of the job."""
         self.updated_at_s = max(self.updated_at_s, at_s)
 
+    def find_heard_at_s(self, before_s: float) -> float | None:
+        """Return when somebody who runs the job was last heard of before a time, if that is known.
+
+        Args:
+            before_s: CLOCK_REALTIME.
+        """
+        sights = (self._published, self.events_say)
+        known = [each.at_s for each in sights if each is not None and each.at_s <= before_s]
+        return max(known, default=None)
+
     def identify(self, identity: Identity) -> None:
         """Take what the job is."""
         self._identity = identity

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from trainflow.coordination.run_state import RESUMING
 from trainflow.service.history import schema
 from trainflow.service.history.draft import Draft
 from trainflow.service.history.record_files import Slice
@@ -63,12 +64,13 @@ def _follow(draft: Draft, event: EventRecord) -> None:
     draft.last_event = event.number
     draft.note_time(event.at_s)
     known_beginning = _begins_at_s(draft)
-    draft.attempts = attempts_after(draft.attempts, event)
+    heard_at_s = draft.find_heard_at_s(event.at_s)
+    draft.attempts = attempts_after(draft.attempts, event, heard_at_s)
     if _begins_at_s(draft) != known_beginning:
         draft.result = None  # it is of the attempt before, whatever the clocks say
     known = None if draft.events_say is None else draft.events_say.state
     state = state_after(known, event)
-    if state is not None:
+    if state is not None and event.kind != RESUMING:
         draft.events_say = Sight(state, event.at_s)
     members = parse_members(event)
     if members is not None:

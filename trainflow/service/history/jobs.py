@@ -20,6 +20,7 @@ from trainflow.service.history.database import Database
 from trainflow.service.history.records import (
     UNFINISHED_STATES,
     Attempt,
+    AttemptState,
     ErasedJob,
     Job,
     JobFilter,
@@ -243,7 +244,7 @@ def to_attempt(row: Row[tuple[Any, ...]]) -> Attempt:
         submitted_at_s=row.submitted_at_s,
         started_at_s=row.started_at_s,
         ended_at_s=row.ended_at_s,
-        state=None if row.state is None else RunState(row.state),
+        state=None if row.state is None else AttemptState(row.state),
         exit_code=row.exit_code,
         reason=row.reason,
     )
@@ -278,7 +279,7 @@ def _ended_with(job: Job, newest: Attempt) -> Attempt:
         newest,
         started_at_s=job.ended_at_s if newest.started_at_s is None else newest.started_at_s,
         ended_at_s=job.ended_at_s,
-        state=job.state,
+        state=AttemptState(job.state),
         exit_code=job.exit_code,
         reason=job.reason,
     )

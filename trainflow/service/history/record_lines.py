@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from trainflow.config.masking import mask_variables
-from trainflow.coordination.run_state import RunState
+from trainflow.coordination.run_state import LOST, RunState
 from trainflow.service.history.downsampling import Point, Tally
 from trainflow.service.history.records import EventRecord
 from trainflow.service.history.storable import storable, storable_object, storable_text
@@ -46,6 +46,21 @@ class Told:
     ended_at_s: float
     exit_code: int | None
     reason: str | None
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the beginning of an attempt says of the one before.
+
+    Attributes:
+        attempt: the number of that one.
+        told: how it ended; None if its cluster died.
+        heard_at_s: CLOCK_REALTIME when it was last heard of.
+    """
+
+    attempt: int
+    told: Told | None
+    heard_at_s: float
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,21 @@ def parse_ending(event: EventRecord) -> Told | None:
     if state is None or not state.is_terminal:
         return None
     return read_ending(state, event.at_s, {"reason": event.text} | dict(event.data))
+
+
+def parse_before(event: EventRecord) -> Before | None:
+    """Return what an event that begins an attempt says of the one before; None if nothing."""
+    said = event.data.get("before") if event.kind == "attempt" else None
+    if not isinstance(said, dict):
+        return None
+    members = cast("Line", said)
+    number, ended_at_s = _to_count(members.get("attempt")), to_time(members.get("ended_at_s"))
+    if number is None or ended_at_s is None:
+        return None
+    state = to_state(members.get("state"))
+    if state is not None and state.is_terminal:
+        return Before(number, read_ending(state, ended_at_s, members), ended_at_s)
+    return Before(number, None, ended_at_s) if members.get("state") == LOST else None
 
 
 def parse_job(document: Line, job_id: str) -> Identity | None:

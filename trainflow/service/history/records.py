@@ -163,6 +163,15 @@ class ErasedJob:
     erased_at_s: float
 
 
+class AttemptState(StrEnum):
+    """How an attempt ended; lost: its cluster died, and it was gone on with or begun anew."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of a job: the first, or one that resumes it.
@@ -172,9 +181,9 @@ class Attempt:
         submission_id: Ray's name of it; None if it was not submitted through the service.
         submitted_at_s: when it was; None if it was not submitted through the service.
         started_at_s: when its coordinator began; None if it has not.
-        ended_at_s: when it ended; None if it has not.
-        state: a terminal one; None if it has not ended.
-        exit_code: what `trainflow run` leaves with; None if it has not ended.
+        ended_at_s: when it ended; of a lost one, when it was last heard of; None if it has not.
+        state: how it ended; None if it has not.
+        exit_code: what `trainflow run` leaves with; None if it has not ended, or was lost.
         reason: why it ended; None if it has not.
     """
 
@@ -183,7 +192,7 @@ class Attempt:
     submitted_at_s: float | None
     started_at_s: float | None
     ended_at_s: float | None
-    state: RunState | None
+    state: AttemptState | None
     exit_code: int | None
     reason: str | None
 

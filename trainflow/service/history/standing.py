@@ -11,9 +11,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import cast
 
-from trainflow.coordination.run_state import RunState
-from trainflow.service.history.record_lines import Told, parse_ending
-from trainflow.service.history.records import Attempt, CheckpointState, EventRecord
+from trainflow.coordination.run_state import LOST_REASON, RunState
+from trainflow.service.history.record_lines import Told, parse_before, parse_ending
+from trainflow.service.history.records import (
+    Attempt,
+    AttemptState,
+    CheckpointState,
+    EventRecord,
+)
 
 _LEADS_TO = {
     "attempt": RunState.PENDING,
@@ -26,6 +31,7 @@ _LEADS_TO = {
 }
 _BEGINS = frozenset({"attempt", "submitted"})
 _MOST_ATTEMPTS = 2**31
+_NEVER_BEGUN = "its driver came to nothing before it began"
 
 
 @dataclass(frozen=True)
@@ -101,14 +107,22 @@ def state_after(state: RunState | None, event: EventRecord) -> RunState | None:
     return next_state
 
 
-def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]:
+def attempts_after(
+    attempts: list[Attempt], event: EventRecord, heard_at_s: float | None = None
+) -> list[Attempt]:
     """Return a job's attempts, the first one first, after one more event.
 
     Events are of the newest attempt that one of them has begun, whatever the clocks say. The first
     event begins the first one, unless the service has submitted it; another is begun by an event
     that names its number. In a record without that, each ``submitted`` that follows an ending
     begins one. One that was told as ended by the service, which had waited for its beginning for
-    too short a time, has not ended once it begins.
+    too short a time, has not ended once it begins. One of which no end was told by the time that a
+    later one begins has lost its cluster, unless the event that begins that one knows better.
+
+    Args:
+        attempts: before the event.
+        event: the next one.
+        heard_at_s: when the job was last heard of before it; None if that isn't known.
     """
     if not attempts:
         attempts = [_begun(_number_of(event) or 1, event)]
@@ -131,7 +145,45 @@ def attempts_after(attempts: list[Attempt], event: EventRecord) -> list[Attempt]
         beginning = replace(
             beginning, submission_id=known.submission_id, submitted_at_s=known.submitted_at_s
         )
-    return _with(attempts, beginning)
+    closed = [
+        _closed_by(event, each, heard_at_s if each is current else None)
+        if each.number < number
+        else each
+        for each in attempts
+    ]
+    return _with(closed, beginning)
+
+
+def _closed_by(event: EventRecord, attempt: Attempt, heard_at_s: float | None) -> Attempt:
+    """Return an attempt that is over once an event begins a later one, which may say how."""
+    before = parse_before(event)
+    if before is None or before.attempt != attempt.number or not _is_open(attempt):
+        return closed(attempt, heard_at_s)
+    if before.told is not None:
+        return _ended(attempt, before.told)
+    return _lost(attempt, before.heard_at_s)
+
+
+def closed(attempt: Attempt, heard_at_s: float | None) -> Attempt:
+    """Return an attempt that is over, though nobody has told so; one that has ended stays.
+
+    Args:
+        attempt: that is over.
+        heard_at_s: when it was last heard of; None if that isn't known.
+    """
+    if attempt.ended_at_s is not None:
+        return attempt
+    if attempt.started_at_s is not None:
+        return _lost(attempt, heard_at_s)
+    failed = AttemptState.FAILED
+    ended_at_s = attempt.submitted_at_s
+    return replace(attempt, ended_at_s=ended_at_s, state=failed, exit_code=1, reason=_NEVER_BEGUN)
+
+
+def _lost(attempt: Attempt, heard_at_s: float | None) -> Attempt:
+    times = [each for each in (attempt.started_at_s, heard_at_s) if each is not None]
+    ended_at_s = max(times, default=None)
+    return replace(attempt, ended_at_s=ended_at_s, state=AttemptState.LOST, reason=LOST_REASON)
 
 
 def _with(attempts: list[Attempt], changed: Attempt) -> list[Attempt]:
@@ -154,23 +206,30 @@ def _begun(number: int, event: EventRecord) -> Attempt:
 
 def _ended(attempt: Attempt, told: Told) -> Attempt:
     """Return an attempt with how it ended; one that has ended stays as it is."""
-    if attempt.ended_at_s is not None:
+    if not _is_open(attempt):
         return attempt
     started_at_s = told.ended_at_s if attempt.started_at_s is None else attempt.started_at_s
     return replace(
         attempt,
         started_at_s=started_at_s,
         ended_at_s=told.ended_at_s,
-        state=told.state,
+        state=AttemptState(told.state),
         exit_code=told.exit_code,
         reason=told.reason,
     )
 
 
+def _is_open(attempt: Attempt) -> bool:
+    """Whether nobody has told yet how an attempt ended: that it was lost is only concluded."""
+    return attempt.ended_at_s is None or attempt.state is AttemptState.LOST
+
+
 def _ending_of(attempt: Attempt | None) -> Told | None:
     if attempt is None or attempt.ended_at_s is None or attempt.state is None:
         return None
-    return Told(attempt.state, attempt.ended_at_s, attempt.exit_code, attempt.reason)
+    if attempt.state is AttemptState.LOST:  # of the attempt alone: the job goes on with the next
+        return None
+    return Told(RunState(attempt.state), attempt.ended_at_s, attempt.exit_code, attempt.reason)
 
 
 def _begins_at_s(attempt: Attempt | None) -> float:

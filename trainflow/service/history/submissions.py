@@ -22,6 +22,7 @@ from trainflow.service.history.jobs import (
     write_labels,
 )
 from trainflow.service.history.records import Attempt, Claim, Submission
+from trainflow.service.history.standing import closed
 from trainflow.service.history.storable import storable_object, storable_text
 
 KEYS_KEPT_S = 7 * 86_400.0
@@ -214,6 +215,8 @@ def _add_attempt(
 ) -> Attempt:
     job_id, newest = submission.job_id, job["attempt"]
     number = newest if _is_untried(connection, job_id) else newest + 1
+    if number > newest:
+        _close_newest(connection, job)
     known = _as_row(submission, now_s)
     pending = {key: known[key] for key in ("state", "config", "labels", "updated_at_s")}
     ended = {"ended_at_s": None, "exit_code": None, "reason": None, "result": None}
@@ -229,6 +232,27 @@ def _add_attempt(
         )
     )
     return _find_attempt(connection, job_id, number)
+
+
+def _close_newest(connection: Connection, job: Mapping[str, Any]) -> None:
+    """Keep how the newest attempt ended, if nothing in the history says so.
+
+    It has ended as the job has; or it was lost, and is over since another takes over.
+    """
+    table = schema.attempts
+    is_newest = (table.c.job_id == job["job_id"]) & (table.c.number == job["attempt"])
+    row = connection.execute(select(table).where(is_newest)).one_or_none()
+    if row is None or row.ended_at_s is not None:
+        return
+    if RunState(job["state"]).is_terminal:
+        ended = {key: job[key] for key in ("state", "ended_at_s", "exit_code", "reason")}
+        started_at_s = job["ended_at_s"] if row.started_at_s is None else row.started_at_s
+        ended["started_at_s"] = started_at_s
+    else:
+        times = (job["published_at_s"], job["event_at_s"])
+        heard_at_s = max((each for each in times if each is not None), default=None)
+        ended = vars(closed(to_attempt(row), heard_at_s))
+    connection.execute(update(table).where(is_newest).values(ended))
 
 
 def _is_untried(connection: Connection, job_id: str) -> bool:

@@ -52,7 +52,7 @@ class FakeRun:
         self.num_spares = 2
         self._step = 0
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         if self._step != self.hangs_at:
             self._step = min(MAX_STEPS, self._step + 1)
         state, ending = "running", None

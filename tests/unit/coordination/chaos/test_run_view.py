@@ -21,7 +21,7 @@ class FakeRun:
     def __init__(self, *answers: dict[str, Any] | Exception):
         self._answers = list(answers)
 
-    def status(self, since_event: int = 0, since_step: int = 0) -> dict[str, Any]:
+    def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
             raise answer

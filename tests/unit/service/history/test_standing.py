@@ -7,7 +7,7 @@ import pytest
 
 from trainflow.coordination.run_state import RunState
 from trainflow.service.history.record_lines import Told
-from trainflow.service.history.records import Attempt, EventRecord
+from trainflow.service.history.records import Attempt, AttemptState, EventRecord
 from trainflow.service.history.standing import (
     Evidence,
     Fate,
@@ -20,6 +20,9 @@ from trainflow.service.history.standing import (
 
 STARTED = Attempt(1, None, None, 10.0, None, None, None, None)
 SUBMITTED = Attempt(2, "job-a2", 50.0, None, None, None, None, None)
+LOST = replace(
+    STARTED, ended_at_s=10.0, state=AttemptState.LOST, reason="its cluster died before it had ended"
+)
 FAILED = Told(RunState.FAILED, 40.0, 1, "rank 0 raised")
 
 
@@ -69,12 +72,12 @@ def test_of_an_attempt_that_resumes_nothing_is_known_before_the_record_names_it(
     """The coordinator before it tells its end a moment later, or by a clock that is ahead."""
     told, sight = replace(FAILED, ended_at_s=at_s), Sight(RunState.FAILED, at_s)
     assert state_of(SUBMITTED, sight, result=told, published=told) is RunState.PENDING
-    came_to_nothing = replace(SUBMITTED, ended_at_s=60.0, state=RunState.STOPPED, exit_code=7)
+    came_to_nothing = replace(SUBMITTED, ended_at_s=60.0, state=AttemptState.STOPPED, exit_code=7)
     assert state_of(came_to_nothing, sight, result=told) is RunState.STOPPED
 
 
 def test_an_attempt_ends_though_its_clock_was_set_back():
-    ended = replace(STARTED, ended_at_s=3.0, state=RunState.FAILED)
+    ended = replace(STARTED, ended_at_s=3.0, state=AttemptState.FAILED)
     assert state_of(ended, Sight(RunState.RUNNING, 20.0)) is RunState.FAILED
     early = replace(FAILED, ended_at_s=3.0)
     assert state_of(STARTED, Sight(RunState.RUNNING, 20.0), result=early) is RunState.FAILED
@@ -121,7 +124,9 @@ def test_an_attempt_that_was_submitted_is_begun_by_its_event():
 
 
 def test_an_ending_ends_the_attempt_that_it_is_of():
-    ended = replace(STARTED, ended_at_s=40.0, state=RunState.FAILED, exit_code=1, reason="failed")
+    ended = replace(
+        STARTED, ended_at_s=40.0, state=AttemptState.FAILED, exit_code=1, reason="failed"
+    )
     failed = event("failed", 40.0, exit_code=1)
     assert attempts_after([STARTED], failed) == [ended]
     # Heard of when the next attempt was submitted already, or told after that.
@@ -154,16 +159,63 @@ def test_an_event_that_names_an_attempt_begins_it():
     assert attempts_after(two, event("submitted", 71.0)) == two
     assert attempts_after(two, event("attempt", 72.0, attempt=2)) == two
     begun = attempts_after([STARTED, SUBMITTED], event("attempt", 70.0, attempt=2))
-    assert begun == [STARTED, replace(SUBMITTED, started_at_s=70.0)]
+    assert begun == [LOST, replace(SUBMITTED, started_at_s=70.0)]
     assert [each.number for each in attempts_after([], event("attempt", attempt=3))] == [3]
     assert attempts_after(two, event("attempt", 72.0, attempt="x")) == two
     assert attempts_after(two, event("attempt", 72.0, attempt=1)) == two
 
 
+def before(state: str, ended_at_s: object = 30.0, attempt: int = 1) -> dict[str, object]:
+    return {"attempt": attempt, "state": state, "ended_at_s": ended_at_s, "exit_code": 7}
+
+
+def test_an_attempt_of_which_nobody_told_the_end_is_lost_once_a_later_one_begins():
+    beginning = event("attempt", 70.0, attempt=2)
+    (first, _) = attempts_after([STARTED], beginning, 33.0)
+    assert first == replace(LOST, ended_at_s=33.0)
+    (first, _) = attempts_after([STARTED], beginning, 3.0)  # that was before it had begun
+    assert first == LOST
+    (first, _) = attempts_after([STARTED], event("attempt", 70.0, attempt=2, before=before("lost")))
+    assert first == replace(LOST, ended_at_s=30.0)
+    ended = attempts_after([STARTED], event("stopped", 40.0, exit_code=7))
+    lost = event("attempt", 70.0, attempt=2, before=before("lost"))
+    assert attempts_after(ended, lost)[0] == ended[0]
+
+
+def test_a_later_attempt_knows_how_the_one_before_has_ended():
+    beginning = event("attempt", 70.0, attempt=2, before=before("stopped"))
+    for known in (STARTED, replace(LOST, ended_at_s=60.0)):  # which the service had concluded
+        (first, _) = attempts_after([known, SUBMITTED], beginning)
+        assert (first.state, first.ended_at_s, first.exit_code) == ("stopped", 30.0, 7)
+    (late, _) = attempts_after([LOST, SUBMITTED], event("stopped", 40.0, exit_code=7))
+    assert (late.state, late.ended_at_s) == ("stopped", 40.0)
+
+
+@pytest.mark.parametrize(
+    "said", [None, "x", {}, before("running"), before("stopped", "x"), before("lost", attempt=9)]
+)
+def test_what_a_later_attempt_says_of_no_end_says_nothing(said: object):
+    (first, _) = attempts_after([STARTED], event("attempt", 70.0, attempt=2, before=said))
+    assert first == LOST
+
+
+def test_an_attempt_that_never_began_has_failed_once_a_later_one_begins():
+    (_, second, third) = attempts_after(
+        [STARTED, SUBMITTED], event("attempt", 70.0, attempt=3, before=before("lost"))
+    )
+    assert (second.state, second.ended_at_s, second.started_at_s) == ("failed", 50.0, None)
+    assert second.reason == "its driver came to nothing before it began"
+    assert third.ended_at_s is None
+
+
+def test_a_lost_attempt_is_no_ending_of_the_job():
+    assert state_of(LOST, Sight(RunState.RUNNING, 20.0)) is RunState.RUNNING
+
+
 def test_an_attempt_that_was_begun_elsewhere_stands_before_a_later_one():
     third = replace(SUBMITTED, number=3)
     found = attempts_after([STARTED, third], event("attempt", 70.0, attempt=2))
-    assert found == [STARTED, replace(STARTED, number=2, started_at_s=70.0), third]
+    assert found == [LOST, replace(STARTED, number=2, started_at_s=70.0), third]
 
 
 def test_a_record_that_is_read_anew_comes_to_the_same():

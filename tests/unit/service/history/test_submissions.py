@@ -1,6 +1,7 @@
 """Attempts and the keys that make a request one, also if it comes twice at once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,8 @@ from tests.unit.service.history.records import JOB_ID, HandClock, Home
 from trainflow.config.masking import MASK
 from trainflow.coordination.run_state import STOPPED, RunState
 from trainflow.errors import ConfigError, ConflictError, JobNotFoundError
-from trainflow.service.history.history import History
-from trainflow.service.history.records import Claim, Submission
+from trainflow.service.history.history import History, open_history
+from trainflow.service.history.records import AttemptState, Claim, Submission
 from trainflow.service.history.submissions import KEYS_KEPT_S
 
 SUBMISSION = Submission(JOB_ID, "tiny", {"name": "tiny", "labels": {"team": "a"}}, "/runs/tiny")
@@ -149,6 +150,49 @@ def test_a_job_whose_head_died_is_taken_over(history: History, home: Home, clock
     assert history.jobs.get(JOB_ID).job.state is RunState.PENDING
 
 
+def test_an_attempt_that_is_taken_over_was_lost_when_it_was_last_heard_of(
+    history: History, home: Home, tmp_path: Path
+):
+    run = home.run().keep_job().event("submitted").event("epoch").publish()
+    home.take(history)
+    heard_at_s = run.clock.now_s
+    history.submissions.begin(SUBMISSION, takes_over=1)
+    (lost, _) = history.jobs.attempts(JOB_ID)
+    assert (lost.state, lost.ended_at_s, lost.exit_code) == ("lost", heard_at_s, None)
+    run.clock.now_s += 500
+    run.event("resuming")  # which the service writes
+    run.again().record.begin_attempt(2)
+    home.take(history)
+    assert history.jobs.attempts(JOB_ID)[0] == lost
+    with open_history(f"sqlite:///{tmp_path}/anew.db") as anew:
+        home.take(anew)
+        assert anew.jobs.attempts(JOB_ID)[0] == lost
+
+
+def test_an_attempt_of_an_earlier_release_is_lost_too(history: History, home: Home):
+    """Such a release does not say, as an attempt begins, what became of the one before."""
+    run = home.run().keep_job().event("submitted").event("epoch").publish()
+    heard_at_s = run.clock.now_s
+    home.take(history)
+    run.clock.now_s += 500
+    run.event("resuming").event("attempt", attempt=2)
+    home.take(history)
+    (lost, _) = history.jobs.attempts(JOB_ID)
+    assert (lost.state, lost.ended_at_s) == ("lost", heard_at_s)
+
+
+def test_an_attempt_that_has_ended_by_its_result_alone_keeps_that_end(history: History, home: Home):
+    run = home.run().keep_job().event("submitted")
+    run.record.write_ending(JOB_ID, STOPPED)
+    home.take(history)
+    history.submissions.begin(SUBMISSION)
+    (first, _) = history.jobs.attempts(JOB_ID)
+    assert (first.state, first.exit_code, first.ended_at_s) == ("stopped", 7, run.clock.now_s)
+    run.again().record.begin_attempt(2)
+    home.take(history)
+    assert history.jobs.attempts(JOB_ID)[0] == first
+
+
 def test_an_erased_job_is_not_begun_again(history: History):
     history.submissions.begin(SUBMISSION)
     history.submissions.fail(JOB_ID, 1, "no room")
@@ -170,7 +214,7 @@ def test_an_attempt_that_comes_to_nothing_fails_the_job(history: History, clock:
         "no cluster answers",
         1005.0,
     )
-    assert history.jobs.attempts(JOB_ID)[0].state is RunState.FAILED
+    assert history.jobs.attempts(JOB_ID)[0].state is AttemptState.FAILED
     assert history.submissions.begin(SUBMISSION).number == 2
 
 
