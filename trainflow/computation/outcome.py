@@ -76,7 +76,6 @@ def describe_step(
         sums=outcome.sums,
         scalars=outcome.scalars,
         pausing=bool(decision.flags & Flag.PAUSE) and not outcome.stops,
-        stopping=outcome.stops,
         copy_lag=copy_lag,
         phases_s=tell_waiting_apart(phases_s, waited_s),
         digest=f"{decision.digest:016x}" if decision.digest else None,

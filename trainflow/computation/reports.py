@@ -83,6 +83,14 @@ class GradientSums:
 
 
 @dataclass(frozen=True)
+class AllStop:
+    """Every rank has copied what the checkpoint of ``step`` takes, and leaves for good."""
+
+    step: int
+    epoch: EpochId
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One committed step, as one rank saw it.
 
@@ -102,7 +110,6 @@ class StepReport:
         wire_bytes: bytes this rank sent for gradients.
         scalars: mean over ranks of logged values.
         pausing: all ranks stop at this step's boundary and wait for another epoch.
-        stopping: all have copied what its checkpoint takes, and leave their steps for good.
         joined: given in the first step after the rank joined the epoch.
         sums: what it took to sum the gradients.
         compute_by_rank: seconds that each rank computed until it had but to wait for the others.
@@ -133,7 +140,6 @@ class StepReport:
     wire_bytes: int
     scalars: dict[str, float] = field(default_factory=dict[str, float])
     pausing: bool = False
-    stopping: bool = False
     joined: Joined | None = None
     sums: GradientSums | None = None
     copy_lag: int | None = None
@@ -261,6 +267,7 @@ class ResidualsLost:
 Report = Callable[
     [
         StepReport
+        | AllStop
         | EvaluationReport
         | CompressionChosen
         | CheckpointUnusable

@@ -302,7 +302,7 @@ class Session:
             return
         self._pausing = report.pausing
         joined, self._joined = self._joined, None
-        if group.rank == 0 or joined is not None:
+        if group.rank == 0 or joined is not None or outcome.stops:  # whoever lives to
             self._context.report(replace(report, joined=joined))
         if outcome.tensor_digests:
             number, epoch = outcome.committed.number, group.spec.epoch

@@ -31,6 +31,7 @@ from trainflow.computation.outcome import (
     keep_choices,
 )
 from trainflow.computation.rank_context import RankContext
+from trainflow.computation.reports import AllStop
 from trainflow.computation.residual_state import ResidualState
 from trainflow.computation.seeding import derive_seed, seed_everything
 from trainflow.computation.snapshot_cadence import SnapshotCadence, has_checkpoint
@@ -263,6 +264,7 @@ class Transaction:
             raise
         if outcome is not None and flags & Flag.STOP:
             self.reached = self.outcome = replace(outcome, stops=True)
+            context.report(AllStop(self.number, self._group.spec.epoch))
 
     def _share_buffers(self) -> bool:
         models = self._state.models.values()

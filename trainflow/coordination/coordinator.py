@@ -22,6 +22,7 @@ from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.reports import (
+    AllStop,
     CheckpointUnusable,
     RanksDiffer,
     SnapshotLeftOut,
@@ -105,7 +106,7 @@ class Coordinator:
         self._intake = Intake(self._take, record, nodes, background, self)
         watch = WorkerWatch(
             record,
-            on_gone=self._on_gone,
+            on_gone=lambda worker_id, cause: self.lose([worker_id], cause),
             take=self._intake.take,
             on_error=self._fail,
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
@@ -310,7 +311,7 @@ class Coordinator:
         self._staffing.tell_missing(self._control.members)
         self.spend(self._record.losses.last)
         for worker_id, cause in estate.lost.items():
-            self._on_gone(worker_id, cause)
+            self.lose([worker_id], cause)
         members_live = not self._pool.entries.keys().isdisjoint(self._control.members)
         await self._kept.find_stored_again(members_live=members_live)
         self._late.wait_for(estate.unheard)
@@ -349,7 +350,6 @@ class Coordinator:
             case Ready(description):
                 self._on_ready(description)
             case StepReport():
-                self._stop_order.on_step(message)
                 self._control.on_step(message)
                 self._detectors.on_step(message)
                 self._staffing.starts.on_step()
@@ -359,8 +359,8 @@ class Coordinator:
                 self._kept.take(message)
             case GroupFailed(epoch, reason):
                 self._control.troubles.on_group_failed(worker_id, epoch, reason)
-            case Finished():
-                self._on_finished(worker_id)
+            case Finished() | AllStop():
+                self._on_leaving(worker_id, message)
             case Crashed(traceback):
                 self._raised.take(worker_id, traceback)
             case _:
@@ -375,10 +375,6 @@ class Coordinator:
             self._record.contacts.note(description)
             self._control.advance()
 
-    def _on_gone(self, worker_id: str, cause: str) -> None:
-        """A worker is gone; heard from Ray, its machine or a detector, whichever is first."""
-        self.lose([worker_id], cause)
-
     def lose(self, worker_ids: Sequence[str], cause: str) -> None:
         """Get rid of workers that are gone or useless, and start others in their places."""
         if not self._ending.done():
@@ -388,7 +384,10 @@ class Coordinator:
         """Judge a failure that is recorded; ends the run, and returns True, if it was too many."""
         return self._losses.spend(text)
 
-    def _on_finished(self, worker_id: str) -> None:
+    def _on_leaving(self, worker_id: str, message: Finished | AllStop) -> None:
+        if isinstance(message, AllStop):
+            self._stop_order.on_all_stop(message)
+            return
         self._control.on_finished(worker_id)
         if self._control.all_finished():
             self._background.start(self._finish())

@@ -39,7 +39,7 @@ from trainflow.coordination.membership import (
 from trainflow.coordination.recovery_log import RecoveryLog
 from trainflow.coordination.recovery_plan import NoLiveStateError
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.run_state import Ending, RunState, tell_stopped
+from trainflow.coordination.run_state import Ending, RunState, tell_no_state
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
@@ -173,6 +173,10 @@ class EpochControl:
     def close(self) -> None:
         """Form no more epochs."""
         self.is_open = False
+        self.leave_epoch()
+
+    def leave_epoch(self) -> None:
+        """Ask nothing more of its members, and form no other for now."""
         self._request.end()
         if self._forming is not None:
             self._forming.cancel()
@@ -275,7 +279,7 @@ class EpochControl:
         self._stop_asked = True
         if self.epoch is not None and self.is_whole:
             self._request.begin(Flag.STOP, self.members)
-        return self.epoch is not None and bool(self._pool.entries)
+        return self.epoch is not None
 
     async def wait_settled(self) -> None:
         """Wait until no recovery is under way, or none is possible without more workers."""
@@ -306,9 +310,7 @@ class EpochControl:
             self._forming = None
 
     def _start_forming(self, members: tuple[str, ...], *, at_boundary: bool) -> None:
-        self._request.end()
-        if self._forming is not None:
-            self._forming.cancel()
+        self.leave_epoch()
         self._counter += 1
         spec = specify(
             EpochId(self.incarnation, self._counter),
@@ -354,8 +356,7 @@ class EpochControl:
         """Every rank that held a state is gone; before the first commit nothing is lost by that."""
         self._forming = None
         if self._record.last_step > 0:
-            failed = Ending(RunState.FAILED, str(error), 1)
-            self.superior.end(tell_stopped(str(error)) if self._stop_asked else failed)
+            self.superior.end(tell_no_state(str(error), stops=self._stop_asked))
             return
         cause = "it holds no state, and no step is committed: another one begins anew"
         self.superior.lose(spec.members, cause)

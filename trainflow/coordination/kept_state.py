@@ -232,10 +232,21 @@ class KeptState:
         else:
             self._superior.end(Ending(RunState.FAILED, str(error), error.exit_code))
 
-    async def wait_stored(self) -> None:
-        """Wait until the last step's checkpoint is made or given up, where there is to be one."""
-        if self.checkpoints.url is not None:
-            await self.checkpoints.wait_closed(self._record.last_step, _STORED_WITHIN_S)
+    async def wait_stored(self, last_step: int | None = None) -> bool:
+        """Wait until the last step's checkpoint is made or given up, where there is to be one.
+
+        Args:
+            last_step: of the run; None: the newest that is known.
+
+        Returns:
+            Whether what is there to go on from is of that step, as far as any is to be made.
+        """
+        if self.checkpoints.url is None:
+            return True
+        step = max(self._record.last_step, last_step or 0)
+        await self.checkpoints.wait_closed(step, _STORED_WITHIN_S)
+        newest = self.checkpoints.newest
+        return newest is not None and newest.step >= step
 
     async def wait_coming(self) -> None:
         """Wait until checkpoints of which a Keeper has a share to bring are made or given up."""

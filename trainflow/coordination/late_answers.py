@@ -53,8 +53,11 @@ class LateAnswers:
         if description.raised is not None:
             self._take(worker_id, Crashed(description.raised))
             return
-        if description.returned and not self._record.has(STOPPING):
-            self._superior.lose([worker_id], RETURNED)
+        if description.returned:
+            if self._record.has(STOPPING):
+                self._pool.left.add(worker_id)
+            else:
+                self._superior.lose([worker_id], RETURNED)
             return
         if description.ready:
             self._take(worker_id, Ready(description))

@@ -84,12 +84,15 @@ class Losses:
         """Wait until training goes on, so as not to compete with its recovery, and for the node."""
         await self._control.wait_settled()
         await self._staffing.pause(bundle)
-        while self._is_there(bundle) and not self._staffing.may_start(bundle):  # noqa: ASYNC110  of Ray
+        while self._is_there(bundle) and not self._may_start(bundle):  # noqa: ASYNC110  of Ray
             await asyncio.sleep(_FIT_AGAIN_AFTER_S)
         if self._is_there(bundle):
             await self._staffing.respawn(bundle, self._control.incarnation)
 
     def _is_there(self, bundle: int) -> bool:
-        """Whether a worker of this bundle is to be replaced at all."""
-        is_needed = not self._is_over and self._control.state is RunState.WAITING
-        return (self.replaces or is_needed) and bundle in self._pool.bundles.numbers()
+        """Whether a worker of this bundle may have to be replaced at all."""
+        return not self._is_over and bundle in self._pool.bundles.numbers()
+
+    def _may_start(self, bundle: int) -> bool:
+        is_wanted = self.replaces or self._control.state is RunState.WAITING
+        return is_wanted and self._staffing.may_start(bundle)

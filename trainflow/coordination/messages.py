@@ -9,6 +9,7 @@ from typing import Any
 from trainflow.checkpointing.sharing import Share
 from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
 from trainflow.computation.reports import (
+    AllStop,
     CheckpointUnusable,
     CompressionChosen,
     EvaluationReport,
@@ -122,6 +123,7 @@ WorkerMessage = (
     Ready
     | GroupFailed
     | StepReport
+    | AllStop
     | EvaluationReport
     | CompressionChosen
     | CheckpointUnusable

@@ -165,8 +165,7 @@ class RunRecord:
             return
         self.last_step, self.last_epoch = report.step, report.epoch
         line = asdict(report)
-        for name in ("joined", "pausing", "stopping", "compute_by_rank"):
-            del line[name]
+        del line["joined"], line["pausing"], line["compute_by_rank"]
         line["epoch"] = str(report.epoch)
         if report.odd_norm is None:
             del line["odd_norm"]

@@ -50,6 +50,12 @@ def tell_stopped(without: str) -> Ending:
     reason = f"{STOPPED.reason}, without a checkpoint of its last step: {without}"
     return Ending(STOPPED.state, reason, STOPPED.exit_code)
 
+
+def tell_no_state(why: str, *, stops: bool) -> Ending:
+    """Return the ending of a run whose state nobody holds any more: of one that was to stop?"""
+    return tell_stopped(why) if stops else Ending(RunState.FAILED, why, 1)
+
+
 LOST = "lost"
 """What became of an attempt that its cluster's death has ended; no state that a run tells."""
 

@@ -14,7 +14,7 @@ Process: coordinator.  Thread: its event loop.
 import asyncio
 from dataclasses import dataclass, field
 
-from trainflow.computation.reports import StepReport
+from trainflow.computation.reports import AllStop
 from trainflow.coordination.background import Background
 from trainflow.coordination.changes import Changes
 from trainflow.coordination.epoch_control import EpochControl
@@ -60,6 +60,7 @@ class StopOrder:
     _is_begun: bool = field(default=False, init=False)
     _followed: set[str] = field(default_factory=set[str], init=False)
     _heard: set[str] = field(default_factory=set[str], init=False)
+    _last_step: int | None = field(default=None, init=False)
     _changes: Changes = field(default_factory=Changes, init=False)
 
     def __post_init__(self) -> None:
@@ -82,10 +83,12 @@ class StopOrder:
         self._is_permitted = True
         self._begin()
 
-    def on_step(self, report: StepReport) -> None:
-        """A member committed a step; with that one all may stop."""
-        if report.stopping and report.epoch == self.control.epoch:
+    def on_all_stop(self, heard: AllStop) -> None:
+        """A member tells that all of its epoch stop: nothing that befalls them now matters."""
+        if heard.epoch == self.control.epoch:
+            self._last_step = heard.step
             self.pool.left.update(self.control.members)
+            self.control.leave_epoch()
 
     def _begin(self) -> None:
         if not self.is_given:
@@ -101,15 +104,16 @@ class StopOrder:
         Without that commit nobody makes one. What else is on its way is waited for when the run is
         closed.
         """
-        trouble = await self._wait_stopped() if has_members else "no worker was left"
+        trouble = await self._wait_stopped() if has_members else ""
         if self.pool.have_stopped(self.control.members):
-            self.control.close()
-            await self.kept.wait_stored()
-        elif self._loses_steps():
-            ending = tell_stopped(trouble)
+            is_stored = await self.kept.wait_stored(self._last_step)
+            trouble = "" if is_stored else "it was not made"
+        elif not self._loses_steps():
+            trouble = ""
+        ending = tell_stopped(trouble) if trouble else STOPPED
+        if trouble:
             self.record.add_event(_GIVEN_UP, ending.reason, step=self.record.last_step)
-            self.superior.end(ending)
-        self.superior.end(STOPPED)
+        self.superior.end(ending)
 
     async def _wait_stopped(self) -> str:
         """Wait until all members that live have left their steps; returns why they haven't.
@@ -125,6 +129,8 @@ class StopOrder:
             for member in set(self.control.members) - self._followed:
                 self._followed.add(member)
                 self.background.start(self._follow(member))
+            if self.control.all_finished():
+                since_s = now_s()  # with the last step's checkpoint it ends by itself
             patience_s = max(patience_s, self._patience_s)
             if now_s() - since_s > patience_s or self._has_nothing_to_wait_for():
                 return f"its members have been {self.control.state} for {now_s() - since_s:.0f} s"
@@ -164,5 +170,6 @@ class StopOrder:
         )
         heals = not self.control.is_whole or self.record.fresh_epoch is not None
         takes_a_start = starts if state is RunState.WAITING else heals
-        at_least_s = START_LIMIT_S if takes_a_start else 0.0
+        has_stopped = self.pool.have_stopped(self.control.members)
+        at_least_s = START_LIMIT_S if takes_a_start and not has_stopped else 0.0
         return max(self.response.stop_patience_s, at_least_s)

@@ -69,7 +69,7 @@ def test_a_member_that_an_earlier_coordinator_told_of_and_is_still_listed_counts
         stage.leave(*IDS)
         coordinator = stage.start()
         await until(lambda: IDS[1] in stage.pool.entries)
-        coordinator._on_gone(IDS[1], "its actor exited")
+        coordinator.lose([IDS[1]], "its actor exited")
         assert IDS[1] not in stage.pool.entries
         assert await failures_of(coordinator) == [(IDS[1], 1)]
 
@@ -115,7 +115,7 @@ def test_a_member_that_dies_before_its_epoch_is_taken_over_has_its_rank(play: Pl
         asked, may_answer = answer_late(stage, IDS[0])
         coordinator = stage.start()
         await asked.wait()
-        coordinator._on_gone(IDS[2], "its actor exited")
+        coordinator.lose([IDS[2]], "its actor exited")
         assert await failures_of(coordinator) == [(IDS[2], 2)]
         may_answer.set()
         await until(lambda: coordinator._control.members)
@@ -255,7 +255,7 @@ def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(
         assert kinds == ["epoch", "failure", "failure", "failure", "submitted"]
         # The new ones bear the same names, and count again.
         await train(stage, coordinator)
-        coordinator._on_gone(IDS[0], "its actor exited")
+        coordinator.lose([IDS[0]], "its actor exited")
         assert await failures_of(coordinator) == [*zip(IDS, range(3), strict=True), (IDS[0], 0)]
 
     play(act)
@@ -283,7 +283,7 @@ def test_spares_that_are_lost_end_no_run_while_members_live_and_do_without_any(p
         ids = await train(stage, coordinator)
         for number in range(5):
             await stage.pool.spawn(3, f"1.x{number}", rehearse=True)
-            coordinator._on_gone(f"slot3-1.x{number}", "its actor exited")
+            coordinator.lose([f"slot3-1.x{number}"], "its actor exited")
         status = await coordinator.status()
         assert (status["failures"], status["spares_lost"], status["ending"]) == (0, 5, None)
         coordinator.lose(ids[:2], "killed")
@@ -300,7 +300,7 @@ def test_workers_that_die_as_they_start_end_the_run_where_no_member_lives(play: 
         coordinator = stage.start(max_failures=2)
         await until(lambda: len(stage.pool.entries) == 3)
         for worker_id in list(stage.pool.entries):
-            coordinator._on_gone(worker_id, "its actor exited")
+            coordinator.lose([worker_id], "its actor exited")
         await until(stage.pool.closed.is_set)
         assert "failures.max_failures = 2 failures" in stage.result()["reason"]
 

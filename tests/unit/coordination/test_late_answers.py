@@ -23,6 +23,7 @@ class Scene:
         self.answer = answer
         self.record = RunRecord(directory, FakeClock())
         self.taken: list[Any] = []
+        self.left: set[str] = set()
         self.lost: list[tuple[list[str], str]] = []
 
     async def wait_description(self, worker_id: str) -> WorkerDescription | None:
@@ -81,6 +82,7 @@ def test_who_has_left_its_training_is_lost_unless_all_were_asked_to(
         scene.record.add_event("stopping", "")
     scene.play()
     assert scene.lost == ([] if stopping else [(["a"], RETURNED)])
+    assert scene.left == ({"a"} if stopping else set())
 
 
 @pytest.mark.parametrize("returned", [False, True])

@@ -87,7 +87,7 @@ def test_a_step_is_kept_as_it_was_reported(record: RunRecord):
     (line,) = open_record(record.directory).steps_since(0)
     assert line["epoch"] == "1.2"
     assert line["scalars"] == {"accuracy": 0.5}
-    told_elsewhere = {"joined", "pausing", "stopping", "compute_by_rank", "odd_norm"}
+    told_elsewhere = {"joined", "pausing", "compute_by_rank", "odd_norm"}
     heard = {"heard_at_s": 1000.0, "after_event": 0}
     assert line.keys() == {*STEP.__dataclass_fields__, *heard} - told_elsewhere
     assert line | heard == line

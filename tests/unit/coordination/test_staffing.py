@@ -15,6 +15,7 @@ from tests.unit.coordination.fakes import (
     FakeWorker,
     describe,
     guard_of,
+    settle,
     until,
 )
 from trainflow.coordination import losses
@@ -165,6 +166,10 @@ def test_a_replacement_waits_for_a_node_that_is_well(
         if outcome == "ends":
             lost.end()
         scene.placed[1] = "c"
+        if outcome == "is to stop":
+            await settle()
+            assert background._tasks, "it may be needed yet"
+            lost.end()
         await until(lambda: not background._tasks)
 
     asyncio.run(act())

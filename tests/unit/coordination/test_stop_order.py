@@ -11,12 +11,13 @@ import pytest
 from tests.unit.coordination.fakes import settle, until
 from tests.unit.coordination.stage import Play, Stage, make_play, train
 from tests.unit.coordination.test_run_record import STEP
+from trainflow.computation.reports import AllStop
 from trainflow.coordination import stop_order
 from trainflow.coordination.coordinator import Coordinator
 from trainflow.coordination.hang_watch import HangWatch
 from trainflow.coordination.messages import Finished, Ready
 from trainflow.coordination.run_state import RunState
-from trainflow.epochs import Flag
+from trainflow.epochs import EpochId, Flag
 
 OWN, OTHERS = "its own checkpoint", "others"
 
@@ -36,12 +37,14 @@ class Trained:
         url = str(stage.directory / "checkpoints") if has_store else None
         self.coordinator = stage.start(checkpoint={"url": url})
         self.may_leave = asyncio.Event()
+        self.can_store = True
+        self.last_step: int | None = None
         self.ids: list[str] = []
 
     async def begin(self) -> Coordinator:
         any_kept: Any = self.coordinator._kept
-        any_kept.wait_stored = lambda: self._note(OWN)
-        any_kept.wait_coming = lambda: self._note(OTHERS)
+        any_kept.wait_stored = self._wait_stored
+        any_kept.wait_coming = self._wait_coming
         any_pool: Any = self.stage.pool
         any_pool.wait_left = self._wait_left
         self.ids = await train(self.stage, self.coordinator)
@@ -60,8 +63,18 @@ class Trained:
     def asked(self, worker_id: str) -> list[Flag]:
         return self.stage.pool.entries[worker_id].actor.requested
 
-    async def _note(self, what: str) -> None:
-        self.waited_for.append(what)
+    async def _wait_stored(self, last_step: int | None = None) -> bool:
+        self.waited_for.append(OWN)
+        self.last_step = last_step
+        return self.can_store
+
+    async def _wait_coming(self) -> None:
+        self.waited_for.append(OTHERS)
+
+    async def tell_stops(self, step: int) -> None:
+        control = self.coordinator._control
+        assert control.epoch is not None
+        await self.coordinator.report(control.members[0], [AllStop(step, control.epoch)])
 
     async def _wait_left(self, worker_id: str) -> None:
         await self.may_leave.wait()
@@ -189,12 +202,13 @@ def test_hangs_that_can_t_be_judged_do_not_keep_it_from_ending(
 
 def test_the_commit_with_which_all_stop_is_the_last_whoever_dies_after_it(play: Play):
     async def act(trained: Trained) -> None:
-        await trained.commit(2, stopping=True)
+        await trained.tell_stops(2)
         for lost in trained.ids:
             trained.lose(lost)
 
     trained, stage = stop(play, act)
     assert trained.waited_for == [OWN, OTHERS]
+    assert trained.last_step == 2, "nobody lived to tell of that step"
     assert "failure" not in stage.kinds(), "its work was done"
     assert stage.kinds().count("epoch") == 1
 
@@ -219,16 +233,51 @@ def test_a_run_whose_last_step_is_done_has_succeeded_though_it_was_to_stop(play:
     assert "stop_given_up" not in stage.kinds()
 
 
-def test_where_no_worker_is_left_that_is_said(play: Play):
-    async def act(trained: Trained) -> None:
-        """It has been given already."""
+def test_where_no_worker_comes_that_is_said(play: Play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(HangWatch, "stop_patience_s", property(lambda _: 0.05))
 
     async def lose_all(trained: Trained) -> None:
         for lost in trained.ids:
             trained.lose(lost)
         assert not trained.stage.pool.entries
 
-    trained, stage = stop(play, act, before=lose_all)
+    trained, stage = stop(play, nothing, before=lose_all)
     assert trained.waited_for == [OTHERS]
-    assert "no worker was left" in stage.result()["reason"]
+    assert "its members have been waiting for 0 s" in stage.result()["reason"]
     assert stage.kinds().count("stop_given_up") == 1
+
+
+def test_a_last_checkpoint_that_was_not_made_is_told_in_the_end(play: Play):
+    async def act(trained: Trained) -> None:
+        trained.can_store = False
+        trained.may_leave.set()
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert stage.result()["reason"].endswith("last step: it was not made")
+    assert stage.kinds().count("stop_given_up") == 1
+
+
+def test_members_that_stop_are_in_no_epoch_that_was_being_formed(play: Play):
+    async def act(trained: Trained) -> None:
+        trained.stage.pool.entries[trained.ids[0]].actor.stuck = True
+        trained.lose(trained.ids[2])
+        await settle()
+        await trained.tell_stops(2)
+        trained.may_leave.set()
+        await settle()
+        trained.stage.pool.entries[trained.ids[0]].actor.stuck = False
+
+    trained, stage = stop(play, act)
+    assert trained.waited_for == [OWN, OTHERS]
+    assert stage.kinds().count("epoch") == 1
+
+
+def test_what_is_told_of_a_past_epoch_stops_nobody(play: Play):
+    async def act(trained: Trained) -> None:
+        control = trained.coordinator._control
+        await trained.coordinator.report(trained.ids[0], [AllStop(2, EpochId(1, 0))])
+        assert not trained.stage.pool.have_stopped(control.members)
+        trained.may_leave.set()
+
+    stop(play, act)

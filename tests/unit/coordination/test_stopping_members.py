@@ -77,14 +77,6 @@ def test_a_world_that_is_to_stop_does_not_grow(play: Play):
     assert Flag.PAUSE not in scene.workers[0].requested
 
 
-def test_without_a_worker_there_is_nobody_to_stop(play: Play):
-    async def act(scene: Scene) -> None:
-        scene.pool.entries.clear()
-        assert not scene.control.request_stop()
-
-    play(act)
-
-
 def test_once_members_have_stopped_nothing_makes_another_epoch(play: Play):
     async def act(scene: Scene) -> None:
         assert scene.control.request_stop()
