@@ -62,6 +62,7 @@ _NUM_DEATHS = 2
 _WITHIN_S = 1200.0
 _ENDS_WITHIN_S = 60.0
 _SCRAPED_WITHIN_S = 10.0
+_SHOWN_WITHIN_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class Plan:
     num_simulated: tuple[int, ...] = (10, 1000)
 
 
-FULL, QUICK = Plan(7, 7, 8), Plan(1, 3, 2, num_simulated=(10,))
+# Of eight rounds each has another order of pairs, starts and turns; a scrape falls into either
+# job's turns equally often in an even number of quads that count.
+FULL, QUICK = Plan(8, 6, 8), Plan(1, 3, 2, num_simulated=(10,))
 
 
 def make_side(args: Args, webhook_url: str) -> JobConfig:
@@ -172,7 +175,7 @@ def measure_pair(args: Args, sides: tuple[str, str], num_quads: int, started: in
                 readings.append(each)
                 if is_scraped(len(readings) - 1):
                     scrape()
-            shown = scrape()
+            shown = _scrape_until(runs[0].job_id if sides[0] == "monitored" else None)
             for run in runs:
                 _wait_ended(run)
         finally:
@@ -200,6 +203,17 @@ def scrape() -> str:
     return "".join(pages)
 
 
+def _scrape_until(job_id: str | None) -> str:
+    """Read what nodes show, again until they show a job, if one is given; it may take a while."""
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + _SHOWN_WITHIN_S
+    while True:
+        shown = scrape()
+        is_there = job_id is None or f'{JOB_LABEL}="{job_id}"' in shown
+        if is_there or SYSTEM_CLOCK.monotonic_s() > deadline_s:
+            return shown
+        SYSTEM_CLOCK.sleep(0.5)
+
+
 def _wait_ended(run: Run) -> None:
     deadline_s = SYSTEM_CLOCK.monotonic_s() + _ENDS_WITHIN_S
     while (status := run.status())["ending"] is None and SYSTEM_CLOCK.monotonic_s() < deadline_s:
@@ -213,7 +227,8 @@ def measure_costs(plan: Plan) -> list[Row]:
     """Measure what steps take, and what both jobs' processes and Ray's agent compute."""
     rounds: list[Round] = []
     for number in range(plan.num_rounds):
-        pairs = {MEASURED: [], CONTROL: []} if number % 2 == 0 else {CONTROL: [], MEASURED: []}
+        is_first = number // 4 % 2 == 0
+        pairs = {MEASURED: [], CONTROL: []} if is_first else {CONTROL: [], MEASURED: []}
         for sides in pairs:
             pairs[sides] = _measure_in_folder(plan, sides, number)
         rounds.append(Round(pairs[MEASURED], pairs[CONTROL]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, median, stdev
 
-from benchmarks.report import Row, interval_over_rounds
+from benchmarks.report import Row, interval_of_mean, interval_over_rounds
 from benchmarks.turn_costs import Quad
 
 BLOCKS_A_QUAD = 2  # of each job
@@ -37,7 +37,8 @@ class Costs:
 
     Attributes:
         coordinator_s: its coordinator, in each one's own turns.
-        waiting_s: its coordinator, while the other has its turns: what goes by time alone.
+        waiting_s: its coordinator, while the other has its turns: what goes by time alone, and what
+            the last steps before have left to be done within a second or two.
     """
 
     coordinator_s: float
@@ -108,7 +109,8 @@ def _tabulate_costs(rounds: Sequence[Round], steps_a_block: int, step_s: float) 
     control = [find_costs(each.control, steps_a_block) for each in rounds]
     agent_s = [find_agent_cost(each, steps_a_block) for each in rounds]
     coordinator_s = [each.coordinator_s for each in monitored]
-    cost_s = [sum(each) for each in zip(coordinator_s, agent_s, strict=True)]
+    waiting_s = [each.waiting_s for each in monitored]
+    cost_s = [sum(each) for each in zip(coordinator_s, waiting_s, agent_s, strict=True)]
     # Of the agent's, the half: a step of the other job has half of the time.
     spilled_s = [a.waiting_s + b / 2 for a, b in zip(monitored, agent_s, strict=True)]
     return [
@@ -123,8 +125,12 @@ def _tabulate_costs(rounds: Sequence[Round], steps_a_block: int, step_s: float) 
 def _share(system: str, name: str, by_round_s: Sequence[float], step_s: float) -> list[Row]:
     """Return CPU-seconds a step, and as a share of it: as if a step took so much longer."""
     rows = [Row(system, f"{name}_s", fmean(by_round_s), "s a step")]
-    ratios = [[each / step_s] for each in by_round_s]
-    return [*rows, *_with_interval(system, f"{name}_ratio", ratios, is_median=False)]
+    ratios = [each / step_s for each in by_round_s]
+    figures = {f"{name}_ratio": fmean(ratios)}
+    interval = interval_of_mean(ratios)
+    if interval is not None:
+        figures |= {f"{name}_ratio_low": interval[0], f"{name}_ratio_high": interval[1]}
+    return rows + [Row(system, key, each, "1") for key, each in figures.items()]
 
 
 def _compare(system: str, pairs: Sequence[Sequence[Quad]]) -> list[Row]:
@@ -132,17 +138,14 @@ def _compare(system: str, pairs: Sequence[Sequence[Quad]]) -> list[Row]:
     steps = [[each.step_s[0] / each.step_s[1] for each in quads] for quads in pairs]
     computed = [[each.all_s(0) / each.all_s(1) for each in quads] for quads in pairs]
     return [
-        *_with_interval(system, "overhead_ratio", steps, is_median=True),
-        *_with_interval(system, "cpu_ratio", computed, is_median=True),
+        *_with_interval(system, "overhead_ratio", steps),
+        *_with_interval(system, "cpu_ratio", computed),
     ]
 
 
-def _with_interval(
-    system: str, metric: str, by_round: Sequence[Sequence[float]], *, is_median: bool
-) -> list[Row]:
-    figure = median if is_median else fmean
-    low, high = interval_over_rounds(by_round, figure)
-    value = figure(list(chain.from_iterable(by_round)))
+def _with_interval(system: str, metric: str, by_round: Sequence[Sequence[float]]) -> list[Row]:
+    low, high = interval_over_rounds(by_round)
+    value = median(chain.from_iterable(by_round))
     figures = {metric: value, f"{metric}_low": low, f"{metric}_high": high}
     return [Row(system, key, each, "1") for key, each in figures.items()]
 

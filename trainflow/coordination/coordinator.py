@@ -234,6 +234,7 @@ class Coordinator:
         except Exception:
             logger.exception("the coordinator failed")
             self._fail(traceback.format_exc())
+            await self._monitor.close(self._ending.result().state)
         self._state = self._ending.result().state
         self._monitor.tell_over(self._state)
         await self._status_file.close()
@@ -253,7 +254,7 @@ class Coordinator:
         if not self._control.is_open:  # it may not know yet what there is
             await adoption.find_remains(self._job_id, self._pool, self._nodes)
         await close_run(ending, self._control, self._pool, self._nodes, self._kept)
-        await self._monitor.close()
+        await self._monitor.close(ending.state)
         tell_ending(ending, self._record)
 
     def _fail(self, trace: str) -> None:

@@ -6,7 +6,7 @@ agent drops after two of its intervals, 20 s; a step may take longer, and a dete
 days. So gauges are set again each second for as long as they hold, and counters are given what has
 come together since. A histogram has to see each value; it gets those of a second together, which
 costs a fraction of what they cost one by one: Python that runs once a step finds nothing of itself
-in the processor's caches.
+in the processor's caches. Where nobody ticks, so many at most wait.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """
@@ -16,6 +16,7 @@ from trainflow.coordination.metric_export import MetricExport
 from trainflow.monitoring.metric import Metric
 
 _EVERY_S = 1.0  # the shortest interval at which Ray exports
+_MOST_OBSERVED = 2000
 
 Series = tuple[Metric, tuple[tuple[str, str], ...]]
 
@@ -39,6 +40,8 @@ class PacedExport:
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """Put a value into a histogram."""
         self._observed.append((metric, value, labels))
+        if len(self._observed) >= _MOST_OBSERVED:
+            self._tell_observed()
 
     def show(self, metric: Metric, value: float, **labels: str) -> None:
         """Set a gauge until it is set anew, or hidden."""
@@ -66,8 +69,11 @@ class PacedExport:
         sums, self._sums = self._sums, {}
         for (metric, labels), amount in sums.items():
             self._export.add(metric, amount, **dict(labels))
-        observed, self._observed = self._observed, []
-        for metric, value, named in observed:
-            self._export.observe(metric, value, **named)
+        self._tell_observed()
         for (metric, labels), value in self._gauges.items():
             self._export.show(metric, value, **dict(labels))
+
+    def _tell_observed(self) -> None:
+        observed, self._observed = self._observed, []
+        for metric, value, labels in observed:
+            self._export.observe(metric, value, **labels)

@@ -136,7 +136,7 @@ class RunMonitor:
 
     def end(self, state: RunState) -> None:
         """The run is over."""
-        if self._metrics is not None:
+        if self._metrics is not None and not self._is_off(Detector.METRICS):
             self._try("RunMetrics.end", self._metrics.end)
         goodput = self._goodput
         if goodput is not None:
@@ -161,8 +161,14 @@ class RunMonitor:
         export.add(metrics.RUNS_ENDED, state=state.value)
         export.show(metrics.COORDINATOR_TIMESTAMP, self._clock.unix_s())  # it may be the first
 
-    async def close(self) -> None:
-        """Wait for what is on its way to sinks and receivers, within a bound."""
+    async def close(self, state: RunState) -> None:
+        """Wait for what is on its way to sinks and receivers, within a bound.
+
+        Also for a run that has come to its end in another way than by `end`.
+        """
+        sinks = self._sinks
+        if sinks is not None:
+            self._try("SinkFeed.close", lambda: sinks.end(state))
         outboxes = [each.outbox for each in self._posts]
         feeds = outboxes if self._sinks is None else [self._sinks, *outboxes]
         waits = (asyncio.to_thread(feed.wait_closed, _FEEDS_WITHIN_S) for feed in feeds)

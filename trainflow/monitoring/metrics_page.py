@@ -34,7 +34,7 @@ node.
 
 When a coordinator is restarted, its counters begin as new series beside those of the one before,
 which Ray's label `WorkerId` tells apart and which stay as they are: it is their sum that goes on,
-less what a killed coordinator had counted in its last ten seconds. `badput_seconds_total` lacks
+less what a killed coordinator had counted in its last eleven seconds. `badput_seconds_total` lacks
 what passed until the new one began as well. Panels and alerts ask for sums.
 Of the series above those of counters so come once for each restart, as long as the node is there.
 """

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from benchmarks import turn_costs
 from benchmarks.monitoring import count_series, is_scraped, make_side
 from benchmarks.monitoring_costs import Round, tabulate
 from benchmarks.monitoring_job import Args
-from benchmarks.report import interval_over_rounds
+from benchmarks.report import interval_of_mean, interval_over_rounds
 from benchmarks.series import NotedSeries
 from benchmarks.turn_costs import (
     Quad,
@@ -210,8 +211,9 @@ def test_what_an_agent_computes_without_monitoring_is_no_cost_of_it():
     assert figures["control", "agent_rate"] == pytest.approx(1.0 / 16)
     assert figures["monitored", "agent_more_s"] == pytest.approx(0.2 / 8)
     assert figures["monitored", "coordinator_more_s"] == pytest.approx(0.08 / 8)
-    assert figures["monitored", "cost_s"] == pytest.approx(0.28 / 8)
-    assert figures["monitored", "cost_ratio"] == pytest.approx(0.28 / 8), "a step takes 1 s"
+    cost_s = 0.08 + 0.02 + 0.2  # in its turns, in the other's, and the agent
+    assert figures["monitored", "cost_s"] == pytest.approx(cost_s / 8)
+    assert figures["monitored", "cost_ratio"] == pytest.approx(cost_s / 8), "a step takes 1 s"
     assert figures["control", "coordinator_more_ratio"] == 0
 
 
@@ -230,7 +232,23 @@ def test_agents_that_differ_by_rounds_widen_the_interval():
         return width
 
     assert spread((1.2, 1.2, 1.2)) == 0
-    assert spread((1.1, 1.2, 1.3)) == pytest.approx(0.2 / 8, rel=0.5)
+    of_three = 4.303 * 0.1 / 3**0.5  # by Student's t
+    assert spread((1.1, 1.2, 1.3)) == pytest.approx(2 * of_three / 8, rel=0.001)
+
+
+def test_of_one_round_there_is_no_interval():
+    figures = _figures([Round([_quad(0.08, 1.2)], [_quad(0.0, 1.0)])])
+    assert ("monitored", "cost_ratio") in figures
+    assert ("monitored", "cost_ratio_high") not in figures
+
+
+def test_an_interval_of_a_mean_holds_it_as_often_as_it_says():
+    rng, num_held, num_tries = random.Random(0), 0, 2000
+    for _ in range(num_tries):
+        interval = interval_of_mean([rng.gauss(0.0, 1.0) for _ in range(8)])
+        assert interval is not None
+        num_held += interval[0] < 0.0 < interval[1]
+    assert num_held / num_tries == pytest.approx(0.95, abs=0.015)
 
 
 def test_rounds_that_differ_widen_the_interval():

@@ -76,6 +76,13 @@ def test_one_that_is_not_known_any_more_is_not_shown_again(scene: Scene):
     assert scene.export.value(metrics.LOSS) == 3
 
 
+def test_values_wait_only_up_to_a_bound_where_nobody_ticks(scene: Scene):
+    for _ in range(10_500):
+        scene.paced.observe(metrics.STEP_DURATION, 0.5)
+    (told,) = scene.export.observed.values()
+    assert 10_500 - 2000 < len(told) <= 10_500
+
+
 def test_a_counter_is_given_each_amount_once_and_a_histogram_each_value_in_its_order(scene: Scene):
     scene.tick(passed_s=0.0)
     scene.paced.add(metrics.EPOCHS)

@@ -43,7 +43,7 @@ def _live(directory: Path, *, enabled: bool) -> RunMonitor:
     record.add_step(STEP)
     record.add_event("failure", "a collective failed on slot0-1.0: reset", epoch="1.2")
     monitor.end(RunState.SUCCEEDED)
-    asyncio.run(monitor.close())
+    asyncio.run(monitor.close(RunState.SUCCEEDED))
     assert record.last_step == STEP.step
     return monitor
 
@@ -278,3 +278,34 @@ def test_what_is_monitored_tells_all_that_it_does(tmp_path: Path):
     assert {"world_size", "loss", "checkpoints_skipped_total", "goodput_ratio"} <= moved
     assert "failures_total" in moved, "of one that nothing has explained by the end"
     assert monitor.describe()["goodput"] is not None
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_sinks_take_what_waits_also_where_the_coordinator_failed(tmp_path: Path, *, is_ended: bool):
+    pytest.importorskip("tensorboard")
+    sinks = [{"kind": "tensorboard", "folder": str(tmp_path / "curves")}]
+    record = RunRecord(tmp_path, FakeClock())
+    with mock.patch.object(run_monitor, "RayExport"):
+        job = make_job(monitoring={"sinks": sinks})
+        monitor = RunMonitor("job-1", job, record, FakeClock())
+    record.add_step(STEP)
+    if is_ended:
+        monitor.end(RunState.SUCCEEDED)
+    asyncio.run(monitor.close(RunState.FAILED))
+    assert "sink_failed" not in {event["kind"] for event in record.events_since(0)}
+    (curves,) = (tmp_path / "curves").rglob("events.out.tfevents*")
+    assert b"train/loss" in curves.read_bytes()
+
+
+def test_metrics_that_are_off_are_given_nothing_in_the_end(tmp_path: Path):
+    clock = FakeClock()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport") as export:
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+        guard_of(record)
+        with mock.patch.object(RunMetrics, "tick", side_effect=KeyError("unforeseen")):
+            monitor.tick(world_size=2, num_spares=0)
+        record.add_step(STEP)
+        export.return_value.reset_mock()
+        monitor.end(RunState.SUCCEEDED)
+    export.return_value.observe.assert_not_called()

@@ -152,7 +152,7 @@ def test_a_run_goes_on_and_ends_while_a_sink_blocks(
     assert is_stuck.wait(WITHIN_S)
     monitor.tick(3, 0)
     monitor.end(RunState.SUCCEEDED)
-    asyncio.run(monitor.close())
+    asyncio.run(monitor.close(RunState.SUCCEEDED))
     kinds = [event["kind"] for event in record.events_since(0)]
     assert kinds[-2:] == ["sink_failed", "sink_incomplete"]
     goes_on.set()

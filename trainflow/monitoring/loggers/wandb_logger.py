@@ -12,6 +12,7 @@ import wandb
 from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _STEP = "step"
+_TIMESTAMP = "_timestamp"  # of its own; else it takes when it is told, as of many at once
 
 
 class _Run(Protocol):
@@ -31,7 +32,7 @@ class WandbLogger:
 
     def log(self, point: Point) -> bool:
         """Take one point, which the library's process writes when it comes to it."""
-        self._run.log({_STEP: point.step, **point.values})
+        self._run.log({_STEP: point.step, _TIMESTAMP: point.at_s, **point.values})
         return False
 
     def close(self, outcome: Outcome | None) -> None:

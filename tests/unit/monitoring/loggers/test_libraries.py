@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,5 @@ def test_wandb_writes_a_run_that_can_be_sent_later(tmp_path: Path):
     assert b"train/loss" in content
     assert b"2.25" in content
     assert b"eval/held_out" in content
+    told_at_s = re.findall(rb"_timestamp\x82\x01\x04(\d{4})", content)
+    assert {*map(int, told_at_s)} == {1000, 1001, 1002, 1003}, "when they were, not when written"
