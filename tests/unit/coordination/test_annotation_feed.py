@@ -45,7 +45,7 @@ def run_with_a_loss(folder: Path, url: str, token: str) -> RunRecord:
     record.add_event("recovered", "in 1.5 s", **RECOVERED)
     record.add_event("evaluated", "heldout", step=1, name="heldout", value=1.0)
     monitor.end(RunState.SUCCEEDED)
-    asyncio.run(monitor.close())
+    asyncio.run(monitor.close(RunState.SUCCEEDED))
     return record
 
 

@@ -99,7 +99,7 @@ def test_a_run_has_a_webhook_if_its_job_says_so(server: Server, record: RunRecor
     record.add_event("failure", "lost")
     monitor.tick(3, 1)
     monitor.end(RunState.SUCCEEDED)
-    asyncio.run(monitor.close())
+    asyncio.run(monitor.close(RunState.SUCCEEDED))
     assert kinds_of(server) == ["failure", ENDED]
 
 
