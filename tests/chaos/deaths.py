@@ -33,7 +33,8 @@ class DieAt(BaseModel):
     """Where a rank is to die."""
 
     rank: int
-    step: int
+    step: int | None
+    """None: that which a file named dying says once it is there."""
     phase: Literal["gather", "backward", "scatter", "optimizer", "snapshot"]
 
 
@@ -43,7 +44,8 @@ class Death:
     def __init__(self, session: Session, at: DieAt | None, work_dir: Path):
         self._session = session
         self._at = at
-        self._mark = work_dir / "died"
+        self._mark, self._said = work_dir / "died", work_dir / "dying"
+        self._fatal = None if at is None else at.step
         self._step = self._num_times = 0
         match None if at is None else at.phase:
             case "gather":
@@ -62,9 +64,11 @@ class Death:
     def begin(self, step: int) -> None:
         """A step begins."""
         self._step, self._num_times = step, 0
+        if self._fatal is None and self._said.exists():
+            self._fatal = int(self._said.read_text())
 
     def _reach(self, *_: object) -> None:
-        if self._at is None or (self._session.rank, self._step) != (self._at.rank, self._at.step):
+        if self._at is None or (self._session.rank, self._step) != (self._at.rank, self._fatal):
             return
         self._num_times += 1
         if self._num_times == AT_TIME[self._at.phase] and not self._mark.exists():

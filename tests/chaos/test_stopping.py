@@ -90,14 +90,17 @@ def test_a_member_killed_in_that_commit_before_it_has_copied_the_state(
     start: Any, phase: str
 ) -> None:
     """The others have applied it; its checkpoint would lack a share."""
-    last = LONG["sleep_from"] + 1
-    die_at = {"rank": 1, "step": last, "phase": phase}
+    die_at = {"rank": 1, "step": None, "phase": phase}
     run = start(spares=1, minimum=3, die_at=die_at)
+    fatal = run.run.status()["step"] + 2  # the one under way is too late to be it
+    (run.work_dir / "said").write_text(str(fatal))
+    (run.work_dir / "said").rename(run.work_dir / "dying")
+    run.wait(lambda status: status["step"] == fatal - 1)
     stop(run)
     status = expect_stopped_with_checkpoint(run)
     (stopping,), (failure,) = events_of(status, "stopping"), events_of(status, "failure")
     assert stopping["number"] < failure["number"]
-    assert status["step"] == last + 1
+    assert status["step"] == fatal + 1
     assert not events_of(status, "checkpoint_failed")
 
 
