@@ -203,7 +203,8 @@ def describe_status(job: "JobDetails") -> str:
 
 def describe_earlier(attempts: Sequence["AttemptDocument"]) -> list[str]:
     """Return of each attempt but the newest a line that says how it ended."""
-    if len(attempts) < 2:  # noqa: PLR2004  the newest is told above
+    earlier = attempts[:-1]
+    if not earlier:
         return []
     rows = [
         {
@@ -214,7 +215,7 @@ def describe_earlier(attempts: Sequence["AttemptDocument"]) -> list[str]:
             "exit_code": each.exit_code,
             "reason": next(iter((each.reason or "").strip().splitlines()), None),
         }
-        for each in attempts[:-1]
+        for each in earlier
     ]
     return ["", *format_table(rows, EARLIER_COLUMNS).splitlines()]
 

@@ -50,7 +50,7 @@ def _run(check: Callable[[], JobConfig], address: str | None, attempt: Attempt) 
         from trainflow.cli.run_command import run_checked  # noqa: PLC0415  a bad job needs no Ray
 
         return run_checked(job, address, attempt)
-    from trainflow.cli.run_command import run_at_rest  # noqa: PLC0415
+    from trainflow.cli.run_command import run_at_rest  # noqa: PLC0415  loads Ray
 
     return run_at_rest(check, address, attempt)
 

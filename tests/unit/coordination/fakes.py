@@ -87,16 +87,12 @@ class Method:
 
 
 class FakeWorker:
-    """A worker that parks and connects at once; ``stuck`` makes it wait for ever in ``form``.
-
-    ``stops``: it does so as soon as that is waited for, by whomever it is asked.
-    """
+    """A worker that parks and connects at once; ``stuck`` makes it wait for ever in ``form``."""
 
     def __init__(self, worker_id: str, version: Version | None):
         self.worker_id = worker_id
         self.version = version
         self.stuck = False
-        self.stops = True
         self.formed: list[EpochSpec] = []
         self.plans: list[RecoveryPlan] = []
         self.requested: list[Flag] = []
@@ -182,9 +178,8 @@ class FakePool:
         return None if entry is None else await entry.actor.describe.remote()
 
     async def wait_left(self, worker_id: str) -> None:
-        """It has, if it has been asked to; see `FakeWorker.stops`."""
-        entry = self.entries.get(worker_id)
-        if entry is not None and entry.actor.stops:
+        """It has, as soon as that is waited for."""
+        if worker_id in self.entries:
             self.left.add(worker_id)
 
     def have_stopped(self, members: Iterable[str]) -> bool:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 from tests.unit.coordination.fakes import settle
-from tests.unit.coordination.test_epoch_control import Scene
+from tests.unit.coordination.test_epoch_control import FRESH, Scene
 
 Played = TypeVar("Played", bound=Scene)
+Play = Callable[[Callable[[Scene], Awaitable[None]]], Scene]
 
 
 def play_from_first_commit(
@@ -25,3 +27,8 @@ def play_from_first_commit(
         return scene
 
     return asyncio.run(main())
+
+
+def make_play(directory: Path) -> Play:
+    """Return what plays an act in front of three members that have come there."""
+    return lambda act: play_from_first_commit(lambda: Scene(directory, FRESH), act)

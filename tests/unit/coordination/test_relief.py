@@ -1,6 +1,5 @@
 """A rank goes to a spare between two steps, and who had it becomes the last of the spares."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,8 +9,8 @@ from ray.exceptions import ActorUnavailableError
 
 from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import FakePool, FakeWorker, Method, describe, settle, until
-from tests.unit.coordination.playing import play_from_first_commit
-from tests.unit.coordination.test_epoch_control import FRESH, Scene
+from tests.unit.coordination.playing import Play, make_play
+from tests.unit.coordination.test_epoch_control import Scene
 from trainflow.coordination import boundary_request
 from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.run_state import RunState
@@ -19,17 +18,11 @@ from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Flag
 
 SPARE, OTHER = "slot3-1.3", "slot4-1.4"
-Play = Callable[[Callable[[Scene], Awaitable[None]]], Scene]
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Run a scene that has come to its first commit."""
-
-    def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
-        return play_from_first_commit(lambda: Scene(tmp_path, FRESH), act)
-
-    return run
+    return make_play(tmp_path)
 
 
 def add_spare(scene: Scene, worker_id: str = SPARE) -> None:

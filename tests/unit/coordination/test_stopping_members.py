@@ -1,27 +1,19 @@
 """Members are asked to stop with their next commit, and those of the epochs before it again."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from tests.unit.coordination.fakes import FakePool, FakeWorker, settle
-from tests.unit.coordination.playing import play_from_first_commit
+from tests.unit.coordination.playing import Play, make_play
 from tests.unit.coordination.test_epoch_control import FRESH, Scene
 from trainflow.coordination.run_state import RunState
 from trainflow.epochs import EpochId, Flag
 
-Play = Callable[[Callable[[Scene], Awaitable[None]]], Scene]
-
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Run a scene that has come to its first commit."""
-
-    def run(act: Callable[[Scene], Awaitable[None]]) -> Scene:
-        return play_from_first_commit(lambda: Scene(tmp_path, FRESH), act)
-
-    return run
+    return make_play(tmp_path)
 
 
 def test_before_the_first_epoch_there_is_nobody_to_stop(tmp_path: Path):
