@@ -29,8 +29,9 @@ those named here (and Ray's own: component, node, session). None has one a rank:
 
 Gauges are shown anew each second for as long as they hold, since Ray's agent forgets what it has
 not heard of for 20 s (twice Ray's `metrics_report_interval_ms`): they are gone so soon after the
-coordinator. What it has counted is brought to the agent as it goes, and stays there as long as the
-node.
+coordinator. Leave that interval at 2 s or more; with less, gauges may be missing now and then, as
+Ray may be told anew only after it has forgotten. What the coordinator has counted is brought to the
+agent as it goes, and stays there as long as the node.
 
 When a coordinator is restarted, its counters begin as new series beside those of the one before,
 which Ray's label `WorkerId` tells apart and which stay as they are: it is their sum that goes on,

@@ -13,6 +13,7 @@ Process: any.  Thread: any.  Blocks: on the database; a writer for those before 
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,12 +25,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import names
 from trainflow.errors import ConfigError, HistoryError
 from trainflow.service.history.migration import is_current, migrate
 
 _VARIABLE = "TRAINFLOW_DATABASE_URL"
 _BUSY_S = 15.0
+_TRIES_EVERY_S = 0.01
 _CONNECT_S = 5
 _ENDS_WITHIN_S = 5.0
 _SILENT_MS = 20_000
@@ -265,9 +268,24 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401  
     """Set up a connection: transactions are begun by `_begin_sqlite`, not by the driver."""
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
+    _use_wal(cursor)
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Let readers not wait for who writes. Of several who do so to a new file SQLite fails some."""
+    give_up_at_s = SYSTEM_CLOCK.monotonic_s() + _BUSY_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
+                raise
+            SYSTEM_CLOCK.sleep(_TRIES_EVERY_S)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -1,10 +1,11 @@
 """Opening a database: of which kind, by whom at once, and of which release."""
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from uuid import uuid4
 
@@ -66,6 +67,19 @@ def test_processes_open_a_new_database_at_once(url: str):
     for process in opening:
         _, told = process.communicate(timeout=120)
         assert (process.returncode, told) == (0, b"")
+
+
+def test_a_new_file_that_another_process_is_making_is_waited_for(tmp_path: Path):
+    path = tmp_path / "history.db"
+    maker = sqlite3.connect(path, isolation_level=None)
+    maker.execute("BEGIN IMMEDIATE")  # SQLite then fails who wants another journal, without a wait
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_history, f"sqlite:///{path}")
+        assert not wait([opening], timeout=0.3).done
+        maker.execute("ROLLBACK")
+        maker.close()
+        with opening.result() as history:
+            assert history.jobs.list().jobs == ()
 
 
 def test_a_migration_that_fails_leaves_nothing(url: str, monkeypatch: pytest.MonkeyPatch):
