@@ -109,7 +109,7 @@ class ServiceJobs:
         text = f"{job.job_id} stops at its next step boundary"
         if job.state.is_terminal:
             text = f"{job.job_id} is stopped already"
-        return Shown(job.model_dump(mode="json"), text)
+        return Shown(job.model_dump(mode="json"), text, describe_age(job.stale_s))
 
     def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
         """Have ranks of a job record steps."""

@@ -17,6 +17,15 @@ def kept_settings(job: JobConfig) -> dict[str, Any]:
     return mask_variables(job.model_dump(mode="json"))
 
 
+def sent_settings(job: JobConfig) -> dict[str, Any]:
+    """Return them as others' services get them: a webhook's address may be a secret by itself."""
+    settings = kept_settings(job)
+    webhook = settings["monitoring"]["webhook"]
+    if webhook is not None and webhook["url"] is not None:
+        webhook["url"] = MASK
+    return settings
+
+
 def mask_variables(config: dict[str, Any]) -> dict[str, Any]:
     """Return settings with the names of ``runtime_env.env_vars`` alone: values may be secrets.
 

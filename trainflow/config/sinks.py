@@ -3,6 +3,7 @@
 Process: any.  Pure: plain values in, a frozen configuration out.
 """
 
+import posixpath
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -51,7 +52,8 @@ class SinkConfig(Section):
         """Return what no two sinks may share: one would write what the other has written."""
         if self.kind == "wandb":
             return (self.kind,)  # the library has one run a process
-        return self.kind, str(PurePosixPath(self.folder)), self.project or job_name
+        folder = posixpath.normpath(self.folder).replace("//", "/", 1)
+        return self.kind, folder, self.project or job_name
 
 
 def find_repeated(sinks: Sequence[SinkConfig], job_name: str) -> list[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainflow.computation.reports import StepReport
 from trainflow.config.job import JobConfig
-from trainflow.config.masking import kept_settings
+from trainflow.config.masking import sent_settings
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
@@ -27,7 +27,7 @@ class SinkFeed:
         self._export = export
         self._loggers: list[BackgroundLogger] = []
         for sink in job.monitoring.sinks:
-            run = LoggedRun(job_id, sink.project or job.name, kept_settings(job))
+            run = LoggedRun(job_id, sink.project or job.name, sent_settings(job))
             self._loggers.append(BackgroundLogger(sink.kind, partial(open_logger, sink, run)))
         self._folders = [sink.folder for sink in job.monitoring.sinks]
         self._counted = [0] * len(self._loggers)

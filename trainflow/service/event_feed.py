@@ -93,8 +93,17 @@ class Topic:
         told = (self._last_kind or last_kind) in _ENDINGS
         return told or now_s - self._terminal_since_s > LAST_WORDS_WITHIN_S
 
-    def take(self, head: JobHead, news: tuple[EventRecord, ...], now_s: float) -> None:
-        """Take what the reader has found, and wake who waits."""
+    def take(
+        self, head: JobHead, news: tuple[EventRecord, ...], now_s: float, unix_s: float
+    ) -> None:
+        """Take what the reader has found, and wake who waits.
+
+        Args:
+            head: of the job.
+            news: its events after the newest one that is known here.
+            now_s: by the monotonic clock.
+            unix_s: the same by the clock that the job's end is told by.
+        """
         if self.last is not None and head.last_event < self.last:  # the history has lost events
             self._newest.clear()
             self._last_kind = ""
@@ -104,7 +113,8 @@ class Topic:
         if not head.state.is_terminal:
             self._terminal_since_s = None
         elif self._terminal_since_s is None:
-            self._terminal_since_s = now_s
+            for_s = 0.0 if head.ended_at_s is None else max(0.0, unix_s - head.ended_at_s)
+            self._terminal_since_s = now_s - for_s
         self._wake()
 
     def vanish(self) -> None:
@@ -185,7 +195,7 @@ class EventFeed:
             news: tuple[EventRecord, ...] = ()
             if topic.last is not None and head.last_event > topic.last:
                 news = await to_thread.run_sync(self._read, job_id, topic.last)
-            topic.take(head, news, now_s)
+            topic.take(head, news, now_s, self._clock.unix_s())
 
     def _read(self, job_id: str, after: int) -> tuple[EventRecord, ...]:
         try:

@@ -250,6 +250,11 @@ def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, caps
     assert "s old: the job's coordinator restarts" in captured.err
     call_main("status", ID, "-o", "json")
     assert json.loads(capsys.readouterr().out)["status"]["max_steps"] == 10
+    ready.cluster.coordinators.add(ID)
+    assert call_main("stop", ID) == ExitCode.SUCCESS
+    captured = capsys.readouterr()
+    assert "stops at its next step boundary" in captured.out
+    assert "s old: the job's coordinator restarts" in captured.err, "nobody may be there to stop"
     call_main("list")
     heading, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert float(row[heading.index("STALE_S")]) > 60

@@ -6,7 +6,14 @@ import pytest
 
 from tests.distributed.jobs import make_job
 from trainflow.config.job import JobConfig
-from trainflow.config.masking import MASK, kept_settings, mask_variables, missing_variables
+from trainflow.config.masking import (
+    MASK,
+    kept_settings,
+    mask_variables,
+    missing_variables,
+    sent_settings,
+)
+from trainflow.config.monitoring import MonitoringConfig
 
 SECRET = "hf_0123456789"
 
@@ -23,6 +30,19 @@ def test_of_environment_variables_the_names_are_kept():
     assert kept["runtime_env"] == {"env_vars": {"TOKEN": MASK, "WIDTH": MASK}, "pip": ["einops"]}
     assert job.runtime_env["env_vars"]["TOKEN"] == SECRET, "workers get what the job says"
     assert JobConfig.model_validate_json(json.dumps(kept)).training == job.training
+
+
+@pytest.mark.parametrize(
+    ("webhook", "url"),
+    [({"url": f"https://hooks.example/{SECRET}"}, MASK), ({"url_file": "/etc/url"}, None)],
+)
+def test_a_webhooks_address_is_not_sent_to_others(webhook: dict[str, str], url: str | None):
+    monitoring = MonitoringConfig.model_validate({"webhook": webhook})
+    job = job_with(TOKEN=SECRET).model_copy(update={"monitoring": monitoring})
+    sent = sent_settings(job)
+    assert SECRET not in json.dumps(sent)
+    assert sent["monitoring"]["webhook"]["url"] == url
+    assert sent_settings(job_with())["monitoring"]["webhook"] is None
 
 
 @pytest.mark.parametrize(

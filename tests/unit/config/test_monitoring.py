@@ -74,6 +74,7 @@ def test_sinks_may_be_several(second: dict[str, str]):
         ([*SINKS, *SINKS], "another folder or project"),
         ([*SINKS, SINKS[0] | {"project": "pretrain-lm"}], "another folder or project"),
         ([*SINKS, {"kind": "tensorboard", "folder": "/data/curves/"}], "another folder or project"),
+        ([*SINKS, {"kind": "tensorboard", "folder": "//data/a/../curves"}], "another folder or"),
         (
             [{"kind": "wandb", "folder": "/a"}, {"kind": "wandb", "folder": "/b", "project": "p"}],
             "one of this kind",

@@ -33,6 +33,7 @@ class FakeHistory:
 
     def __init__(self) -> None:
         self.state = RunState.RUNNING
+        self.ended_at_s: float | None = None
         self.kept: dict[str, list[EventRecord]] = {}
         self.calls: Counter[str] = Counter()
         self.num_lost = 0
@@ -57,7 +58,7 @@ class FakeHistory:
         if self.error is not None:
             raise self.error
         return {
-            job_id: JobHead(self.state, len(self._known(job_id)), 0, None)
+            job_id: JobHead(self.state, self.ended_at_s, len(self._known(job_id)), 0, None)
             for job_id in job_ids
             if job_id in self.kept
         }
@@ -221,6 +222,18 @@ async def test_the_last_word_is_waited_for_but_not_for_ever(
     clock.now_s += LAST_WORDS_WITHIN_S + 1
     await streams.feed.poll()
     assert (await end).startswith(b"event: end\n")
+    await stream.aclose()
+
+
+async def test_the_last_word_of_a_job_that_ended_long_ago_is_not_waited_for(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    history.state = RunState.STOPPED
+    history.ended_at_s = clock.unix_s() - LAST_WORDS_WITHIN_S - 1
+    stream = streams.follow("a", 0)
+    await begin(stream)
+    await streams.feed.poll()
+    assert (await anext(stream)).startswith(b"event: end\n")
     await stream.aclose()
 
 

@@ -131,12 +131,17 @@ class Jobs:
         Raises:
             HistoryError: the database doesn't answer.
         """
-        query = select(_T.job_id, _T.state, _T.last_event, _T.last_step, _T.published_at_s)
+        known = _T.state, _T.ended_at_s, _T.last_event, _T.last_step, _T.published_at_s
         with self._database.read() as connection:
-            rows = connection.execute(query.where(_T.job_id.in_(job_ids))).all()
+            query = select(_T.job_id, *known).where(_T.job_id.in_(job_ids))
+            rows = connection.execute(query).all()
         return {
             row.job_id: JobHead(
-                RunState(row.state), row.last_event, row.last_step, row.published_at_s
+                RunState(row.state),
+                row.ended_at_s,
+                row.last_event,
+                row.last_step,
+                row.published_at_s,
             )
             for row in rows
         }

@@ -94,12 +94,14 @@ class JobHead:
 
     Attributes:
         state: of the job.
+        ended_at_s: when its newest attempt ended; None if it has not.
         last_event: number of its newest event.
         last_step: the newest committed step.
         published_at_s: when its status was; None if it never was.
     """
 
     state: RunState
+    ended_at_s: float | None
     last_event: int
     last_step: int
     published_at_s: float | None

@@ -111,8 +111,8 @@ def test_heads_tell_how_far_jobs_go(history: History, home: Home):
     submit(history, "other-1")
     heads = history.jobs.heads([JOB_ID, "other-1", "none"])
     assert heads == {
-        JOB_ID: JobHead(RunState.RUNNING, 1, 2, 1002.0),
-        "other-1": JobHead(RunState.PENDING, 0, 0, None),
+        JOB_ID: JobHead(RunState.RUNNING, None, 1, 2, 1002.0),
+        "other-1": JobHead(RunState.PENDING, None, 0, 0, None),
     }
     assert history.jobs.heads([]) == {}
 
