@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 _REMEMBERED = 1000
 LAST_WORDS_WITHIN_S = 30.0
-"""How long after a job's end its last event may come."""
+"""How long after a job's end its last event may come, or after the last status that it published:
+until all of it is closed, its coordinator does so once a second."""
 _ENDINGS = frozenset(str(state) for state in RunState if state.is_terminal)
 
 
@@ -54,7 +55,8 @@ class Topic:
         self.last: int | None = None
         self.num_watchers = 0
         self._newest: deque[EventRecord] = deque(maxlen=_REMEMBERED)
-        self._terminal_since_s: float | None = None
+        self._silent_since_s: float | None = None
+        self._published_at_s: float | None = None
         self._last_kind = ""
         self._is_gone = False
         self.news = asyncio.Event()
@@ -72,7 +74,7 @@ class Topic:
     @property
     def has_ended(self) -> bool:
         """Whether the job has, or was erased, as far as the reader has seen."""
-        return self._is_gone or self._terminal_since_s is not None
+        return self._is_gone or self._silent_since_s is not None
 
     def falls_short_of(self, number: int) -> bool:
         """Whether the history has no event of that number, as far as the reader has seen."""
@@ -88,10 +90,10 @@ class Topic:
         """
         if self._is_gone:
             return True
-        if self._terminal_since_s is None or self.falls_short_of(number):
+        if self._silent_since_s is None or self.falls_short_of(number):
             return False
         told = (self._last_kind or last_kind) in _ENDINGS
-        return told or now_s - self._terminal_since_s > LAST_WORDS_WITHIN_S
+        return told or now_s - self._silent_since_s > LAST_WORDS_WITHIN_S
 
     def take(
         self, head: JobHead, news: tuple[EventRecord, ...], now_s: float, unix_s: float
@@ -104,18 +106,29 @@ class Topic:
             now_s: by the monotonic clock.
             unix_s: the same by the clock that the job's end is told by.
         """
+        is_first = self.last is None
         if self.last is not None and head.last_event < self.last:  # the history has lost events
             self._newest.clear()
             self._last_kind = ""
         self._newest.extend(news)
         self.last = news[-1].number if news else head.last_event
         self._last_kind = news[-1].kind if news else self._last_kind
-        if not head.state.is_terminal:
-            self._terminal_since_s = None
-        elif self._terminal_since_s is None:
-            for_s = 0.0 if head.ended_at_s is None else max(0.0, unix_s - head.ended_at_s)
-            self._terminal_since_s = now_s - for_s
+        self._note_end(head, now_s, unix_s, is_first=is_first)
         self._wake()
+
+    def _note_end(self, head: JobHead, now_s: float, unix_s: float, *, is_first: bool) -> None:
+        """Note since when nothing was heard of a job that has ended.
+
+        What is heard before its watchers' eyes is timed by this machine's clock alone.
+        """
+        if not head.state.is_terminal:
+            self._silent_since_s = None
+        elif is_first:
+            heard_at_s = max(head.ended_at_s or 0.0, head.published_at_s or 0.0) or unix_s
+            self._silent_since_s = now_s - max(0.0, unix_s - heard_at_s)
+        elif self._silent_since_s is None or head.published_at_s != self._published_at_s:
+            self._silent_since_s = now_s
+        self._published_at_s = head.published_at_s
 
     def vanish(self) -> None:
         """Take that there is no such job any more: it was erased."""
@@ -129,11 +142,12 @@ class Topic:
     def lacks(self, head: JobHead, now_s: float) -> bool:
         """Whether a watcher would want to know of this head."""
         is_new = self.last is None or head.last_event != self.last
-        has_ended = head.state.is_terminal != (self._terminal_since_s is not None)
-        return is_new or has_ended or self._has_waited(now_s)
+        has_ended = head.state.is_terminal != (self._silent_since_s is not None)
+        is_closing = head.state.is_terminal and head.published_at_s != self._published_at_s
+        return is_new or has_ended or is_closing or self._has_waited(now_s)
 
     def _has_waited(self, now_s: float) -> bool:
-        since_s = self._terminal_since_s
+        since_s = self._silent_since_s
         return since_s is not None and now_s - since_s > LAST_WORDS_WITHIN_S
 
 
@@ -186,6 +200,7 @@ class EventFeed:
     async def _spread(self, asked: frozenset[str], heads: Mapping[str, JobHead]) -> None:
         for job_id, topic in list(self._topics.items()):
             head, now_s = heads.get(job_id), self._clock.monotonic_s()
+            unix_s = self._clock.unix_s()
             if head is None:
                 if job_id in asked:
                     topic.vanish()
@@ -195,7 +210,7 @@ class EventFeed:
             news: tuple[EventRecord, ...] = ()
             if topic.last is not None and head.last_event > topic.last:
                 news = await to_thread.run_sync(self._read, job_id, topic.last)
-            topic.take(head, news, now_s, self._clock.unix_s())
+            topic.take(head, news, now_s, unix_s)
 
     def _read(self, job_id: str, after: int) -> tuple[EventRecord, ...]:
         try:

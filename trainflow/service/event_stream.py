@@ -26,10 +26,11 @@ CATCHES_UP_WITHIN_S = 10.0
 def has_all(job: Job, known: int, now_s: float) -> bool:
     """Whether a client that knows events up to a number need not come back for more. Pure.
 
-    A job's last event may come some seconds after its end.
+    A job's last event may come some seconds after its end, and after its last status.
     """
-    ended_s = 0.0 if job.ended_at_s is None else now_s - job.ended_at_s
-    return job.is_finished and known == job.last_event and ended_s > LAST_WORDS_WITHIN_S
+    heard_at_s = max(job.ended_at_s or now_s, job.published_at_s or 0.0)
+    is_silent = now_s - heard_at_s > LAST_WORDS_WITHIN_S
+    return job.is_finished and known == job.last_event and is_silent
 
 
 def read_last_event_id(text: str) -> int:

@@ -34,6 +34,7 @@ class FakeHistory:
     def __init__(self) -> None:
         self.state = RunState.RUNNING
         self.ended_at_s: float | None = None
+        self.published_at_s: float | None = None
         self.kept: dict[str, list[EventRecord]] = {}
         self.calls: Counter[str] = Counter()
         self.num_lost = 0
@@ -58,7 +59,9 @@ class FakeHistory:
         if self.error is not None:
             raise self.error
         return {
-            job_id: JobHead(self.state, self.ended_at_s, len(self._known(job_id)), 0, None)
+            job_id: JobHead(
+                self.state, self.ended_at_s, len(self._known(job_id)), 0, self.published_at_s
+            )
             for job_id in job_ids
             if job_id in self.kept
         }
@@ -223,6 +226,35 @@ async def test_the_last_word_is_waited_for_but_not_for_ever(
     await streams.feed.poll()
     assert (await end).startswith(b"event: end\n")
     await stream.aclose()
+
+
+@pytest.mark.parametrize("is_followed_before", [True, False])
+async def test_the_last_word_is_waited_for_as_long_as_a_coordinator_closes(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock, *, is_followed_before: bool
+):
+    with streams.feed.watch("a") as topic:
+        if is_followed_before:
+            await streams.feed.poll()
+        history.state, history.ended_at_s = RunState.STOPPED, clock.unix_s()
+        for _ in range(4):
+            clock.now_s += LAST_WORDS_WITHIN_S
+            history.published_at_s = clock.unix_s()
+            await streams.feed.poll()
+            assert not topic.is_over(clock.now_s, 1, "note")
+        clock.now_s += LAST_WORDS_WITHIN_S + 1
+        assert topic.is_over(clock.now_s, 1, "note")
+
+
+async def test_a_clock_that_is_behind_does_not_end_a_stream(
+    streams: EventStreams, history: FakeHistory, clock: FakeClock
+):
+    with streams.feed.watch("a") as topic:
+        await streams.feed.poll()
+        history.state, history.ended_at_s = RunState.STOPPED, clock.unix_s() - 3600
+        await streams.feed.poll()
+        assert not topic.is_over(clock.now_s, 1, "note")
+        clock.now_s += LAST_WORDS_WITHIN_S + 1
+        assert topic.is_over(clock.now_s, 1, "note")
 
 
 async def test_the_last_word_of_a_job_that_ended_long_ago_is_not_waited_for(
@@ -390,17 +422,19 @@ async def test_who_leaves_in_the_moment_in_which_news_come_waits_no_more(turns: 
 
 
 @pytest.mark.parametrize(
-    ("state", "known", "ended_s", "expected"),
+    ("state", "known", "ended_s", "published_at_s", "expected"),
     [
-        (RunState.FAILED, 5, 31.0, True),
-        (RunState.FAILED, 4, 31.0, False),
-        (RunState.FAILED, 6, 31.0, False),
-        (RunState.FAILED, 5, 29.0, False),
-        (RunState.RUNNING, 5, 31.0, False),
+        (RunState.FAILED, 5, 31.0, None, True),
+        (RunState.FAILED, 5, 31.0, 99.0, True),
+        (RunState.FAILED, 5, 31.0, 102.0, False),
+        (RunState.FAILED, 4, 31.0, None, False),
+        (RunState.FAILED, 6, 31.0, None, False),
+        (RunState.FAILED, 5, 29.0, None, False),
+        (RunState.RUNNING, 5, 31.0, None, False),
     ],
 )
 async def test_who_knows_all_need_not_come_back(
-    state: RunState, known: int, ended_s: float, *, expected: bool
+    state: RunState, known: int, ended_s: float, published_at_s: float | None, *, expected: bool
 ):
-    job = Job("a", "a", state, {}, {}, 1, "/", 0.0, 0.0, 100.0, 1, "", 5, 0, None)
+    job = Job("a", "a", state, {}, {}, 1, "/", 0.0, 0.0, 100.0, 1, "", 5, 0, published_at_s)
     assert has_all(job, known, 100.0 + ended_s) == expected

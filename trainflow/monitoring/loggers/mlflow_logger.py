@@ -1,8 +1,9 @@
 """Write curves into MLflow's store of files: ``mlflow ui --backend-store-uri FOLDER`` shows them.
 
-A disk that was full leaves lines in halves, at which MLflow refuses to list any run of the
-experiment. They are taken out where a run is opened and closed. To find it MLflow's search isn't
-used, which reads every value of every run.
+A disk that becomes full leaves lines in halves, and files that MLflow was writing anew empty; it
+then refuses to list any run of the experiment. So room is asked for first, half lines are taken out
+before anything is written behind them, and a run's state is put in place in one move. To find a run
+MLflow's search isn't used, which reads every value of every run.
 
 Process: coordinator.  Thread: its logger's own.
 """
@@ -11,22 +12,30 @@ import json
 import os
 import posixpath
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
+from uuid import uuid4
 
 import yaml
 from mlflow.entities import LifecycleStage, Metric, RunStatus
-from mlflow.store.tracking.file_store import FileStore
 from mlflow.tracking import MlflowClient
 
+from trainflow.monitoring.loggers.room import require_room
 from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _JOB = "trainflow.job"
 _MS_PER_S = 1000
 _ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # else it asks for a database, which needs a server's packages
 _MOST_CHARACTERS = 500  # of a parameter, in any of MLflow's stores
-_LONGEST_LINE = 1 << 10  # bytes; a time, a value and a step take some fifty
-_STATUS = {Outcome.SUCCEEDED: "FINISHED", Outcome.FAILED: "FAILED", Outcome.STOPPED: "KILLED"}
+_ABOUT = "meta.yaml"
+_CHUNK = 1 << 10  # bytes
+_STATUS = {
+    Outcome.SUCCEEDED: RunStatus.FINISHED,
+    Outcome.FAILED: RunStatus.FAILED,
+    Outcome.STOPPED: RunStatus.KILLED,
+}
 _REFUSED = re.compile(r"[^\w/.: -]")
 
 
@@ -42,21 +51,32 @@ class MlflowLogger:
         """
         self._client = client
         self._folder = folder
-        self._run_id = folder.name
+        self._is_torn = True
 
     def log(self, point: Point) -> bool:
-        """Write one point."""
+        """Write one point.
+
+        Raises:
+            OSError: the disk has hardly any room.
+        """
+        require_room(self._folder)
+        if self._is_torn:
+            _mend(self._folder)
         at_ms = round(point.at_s * _MS_PER_S)
         named = {rename(name): value for name, value in point.values.items()}
         metrics = [Metric(name, value, at_ms, point.step) for name, value in named.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._is_torn = True
+        self._client.log_batch(self._folder.name, metrics=metrics)
+        self._is_torn = False
         return True
 
     def close(self, outcome: Outcome | None) -> None:
         """Say that the run is over, and how, if it is."""
-        _mend(self._folder)
-        if outcome is not None:
-            self._client.set_terminated(self._run_id, _STATUS[outcome])
+        try:
+            _mend(self._folder)
+        finally:
+            if outcome is not None:
+                _set_status(self._folder, _STATUS[outcome], round(time.time() * _MS_PER_S))
 
 
 def rename(name: str) -> str:
@@ -66,54 +86,91 @@ def rename(name: str) -> str:
 
 
 def open_logger(run: LoggedRun, folder: str) -> MlflowLogger:
-    """Open a run; one that was logged before goes on."""
+    """Open a run; one that was logged before goes on, be it to say how it has ended.
+
+    Raises:
+        OSError: the disk has hardly any room, and something is to be made.
+    """
     os.environ.setdefault(_ALLOW, "true")
+    Path(folder).mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=Path(folder).as_uri())
-    experiment = client.get_experiment_by_name(run.project)
-    experiment_id: str = (
-        client.create_experiment(run.project) if experiment is None else experiment.experiment_id
-    )
-    runs = Path(folder, experiment_id)
-    found = _find_run(runs, run.job_id)
-    if found is not None:
-        _mend(found)
-        # The client would read all that is in it.
-        FileStore(folder).update_run_info(found.name, RunStatus.RUNNING, None, None)
-        return MlflowLogger(client, found)
-    made = client.create_run(experiment_id, tags={_JOB: run.job_id}, run_name=run.job_id)
-    run_id: str = made.info.run_id
+    runs = _find_or_make_experiment(client, Path(folder), run.project)
+    own = _find_run(runs, run.job_id)
+    if own is None:
+        require_room(runs)
+        made = client.create_run(runs.name, tags={_JOB: run.job_id}, run_name=run.job_id)
+        own = runs / made.info.run_id
+    else:
+        _set_status(own, RunStatus.RUNNING, None)
     for name, value in run.settings.items():
-        client.log_param(run_id, name, json.dumps(value)[:_MOST_CHARACTERS])
-    return MlflowLogger(client, runs / run_id)
+        if not (own / "params" / name).exists():
+            require_room(own)
+            client.log_param(own.name, name, json.dumps(value)[:_MOST_CHARACTERS])
+    return MlflowLogger(client, own)
+
+
+def _find_or_make_experiment(client: MlflowClient, folder: Path, project: str) -> Path:
+    """Return the folder of a project's runs."""
+    experiment = client.get_experiment_by_name(project)
+    if experiment is not None:
+        return folder / experiment.experiment_id
+    require_room(folder)
+    return folder / client.create_experiment(project)
 
 
 def _find_run(runs: Path, job_id: str) -> Path | None:
-    """Return the folder of a job's run, if it was not deleted."""
+    """Return the folder of a job's newest run that was not deleted; None if there is none."""
+    found: dict[Path, int] = {}
     for tag in runs.glob(f"*/tags/{_JOB}"):
         if tag.read_text() == job_id:
-            folder = tag.parents[1]
-            settings = yaml.safe_load((folder / "meta.yaml").read_text())
-            if settings["lifecycle_stage"] == LifecycleStage.ACTIVE:
-                return folder
+            about = _read_about(tag.parents[1])
+            if about is not None and about["lifecycle_stage"] == LifecycleStage.ACTIVE:
+                found[tag.parents[1]] = about["start_time"]
+    return max(found, key=lambda each: found[each], default=None)
+
+
+def _read_about(run: Path) -> dict[str, Any] | None:
+    """Return what MLflow keeps of a run; None if a full disk has left nothing of it, or half."""
+    with suppress(yaml.YAMLError):
+        about: object = yaml.safe_load((run / _ABOUT).read_text())
+        if isinstance(about, dict):
+            return cast("dict[str, Any]", about)
     return None
 
 
-def _mend(folder: Path) -> None:
+def _set_status(run: Path, status: int, ended_at_ms: int | None) -> None:
+    """Set a run's state; MLflow itself would empty the file first."""
+    about, changed = _read_about(run), {"status": status, "end_time": ended_at_ms}
+    if about is None:
+        raise ValueError(f"{run / _ABOUT}: got a damaged file, expected what MLflow keeps of a run")
+    if about | changed == about:
+        return
+    replacement = run / f"{_ABOUT}.{uuid4().hex}"
+    try:
+        replacement.write_text(yaml.safe_dump(about | changed, allow_unicode=True))
+        replacement.replace(run / _ABOUT)
+    finally:
+        replacement.unlink(missing_ok=True)
+
+
+def _mend(run: Path) -> None:
     """Take what a full disk has left of a line out of a run's curves."""
-    for file in (folder / "metrics").rglob("*"):
+    for file in (run / "metrics").rglob("*"):
         if file.is_file():
             with file.open("rb+") as lines:
-                _drop_half_line(lines)
-                is_empty = lines.tell() == 0
-            if is_empty:
+                end = _find_end(lines)
+                lines.truncate(end)
+            if end == 0:
                 file.unlink()
 
 
-def _drop_half_line(lines: BinaryIO) -> None:
-    """Cut a file after its last line that is whole, and be at its end."""
-    end = lines.seek(0, os.SEEK_END)
-    start = lines.seek(max(0, end - _LONGEST_LINE))
-    whole = lines.read().rfind(b"\n") + 1
-    if start + whole < end:
-        lines.truncate(start + whole)
-    lines.seek(0, os.SEEK_END)
+def _find_end(lines: BinaryIO) -> int:
+    """Return where a file's last whole line ends, in bytes."""
+    start = lines.seek(0, os.SEEK_END)
+    while start > 0:
+        before, start = start, max(0, start - _CHUNK)
+        lines.seek(start)
+        found = lines.read(before - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+    return 0

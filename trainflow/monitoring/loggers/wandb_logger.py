@@ -1,32 +1,38 @@
 """Write curves for Weights & Biases, offline: ``wandb sync`` sends what is in each of the folders.
 
-Each coordinator's curves are a run of their own, in a group of the job's name: of offline runs with
-one id the server keeps what was sent last, not the steps of all.
+Each opening has a run of its own, in a group of the job's name: of offline runs with one id the
+server keeps what was sent last, not the steps of all.
 
-The library's process tells nobody that it could not write, so its file is read once it has ended,
-and room is asked for before each point.
+The library's process tells nobody that it could not write, so the end of its file is read once it
+has ended, and room is asked for before each point.
 
 Process: coordinator.  Thread: its logger's own; the library has a process of its own beside it.
 """
 
 import errno
-import shutil
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]  made at its import
-from wandb.sdk.internal.datastore import DataStore
+from wandb.sdk.internal.datastore import (
+    LEVELDBLOG_BLOCK_LEN,
+    LEVELDBLOG_FULL,
+    LEVELDBLOG_LAST,
+    DataStore,
+)
 
+from trainflow.monitoring.loggers.room import require_room
 from trainflow.monitoring.loggers.run_logger import LoggedRun, Outcome, Point
 
 _STEP = "step"
 _TIMESTAMP = "_timestamp"  # of its own; else it takes when it is told, as of many at once
-_ROOM = 1 << 20  # bytes; of what is written some waits in the library
 _NUM_LAST = 8  # records, of which one says that the run has ended
+_NUM_BLOCKS = 4  # of the file, in which they are
 
 
 class _Run(Protocol):
@@ -51,7 +57,7 @@ class WandbLogger:
         Raises:
             OSError: the disk has hardly any room.
         """
-        _require_room(self._written.parent)
+        require_room(self._written.parent)
         self._run.log({_STEP: point.step, _TIMESTAMP: point.at_s, **point.values})
         return False
 
@@ -61,8 +67,10 @@ class WandbLogger:
         Raises:
             OSError: it has not written all.
         """
-        self._run.finish(exit_code=int(outcome is Outcome.FAILED))
-        wandb.teardown()
+        try:
+            self._run.finish(exit_code=int(outcome is Outcome.FAILED))
+        finally:
+            wandb.teardown()
         _require_whole(self._written)
 
 
@@ -73,33 +81,37 @@ def open_logger(run: LoggedRun, folder: str) -> WandbLogger:
         OSError: the disk has hardly any room.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    _require_room(Path(folder))
+    require_room(Path(folder))
     settings: Any = wandb.Settings(
         console="off", disable_git=True, save_code=False, silent=True, x_disable_stats=True
     )
-    opened: Any = wandb.init(
-        project=run.project,
-        id=f"{run.job_id}-{uuid4().hex[:6]}",
-        name=run.job_id,
-        group=run.job_id,
-        config=dict(run.settings),
-        dir=folder,
-        mode="offline",
-        settings=settings,
-    )
-    return WandbLogger(opened, Path(opened.settings.sync_file))
-
-
-def _require_room(folder: Path) -> None:
-    if shutil.disk_usage(folder).free < _ROOM:
-        raise OSError(errno.ENOSPC, f"less than {_ROOM >> 20} MiB is free in {folder}")
+    try:
+        opened: Any = wandb.init(
+            project=run.project,
+            id=f"{run.job_id}-{uuid4().hex[:6]}",
+            name=run.job_id,
+            group=run.job_id,
+            config=dict(run.settings),
+            dir=folder,
+            mode="offline",
+            settings=settings,
+        )
+        return WandbLogger(opened, Path(opened.settings.sync_file))
+    except BaseException:
+        with suppress(Exception):
+            wandb.teardown()  # else a process that has died is asked again
+        raise
 
 
 def _require_whole(written: Path) -> None:
-    """Raise OSError unless a file can be read up to the record of the run's end."""
+    """Raise OSError unless a file has the record of the run's end at its own.
+
+    The library's process writes nothing more once it could not, so that all before is there, too.
+    """
     store, last = DataStore(), deque[bytes](maxlen=_NUM_LAST)
     try:
         store.open_for_scan(str(written))
+        _skip_to_last_blocks(store, written.stat().st_size)
         while (record := store.scan_data()) is not None:
             last.append(record)
     except AssertionError as error:
@@ -108,3 +120,15 @@ def _require_whole(written: Path) -> None:
         store.close()
     if not any(Record.FromString(each).HasField("exit") for each in last):
         raise OSError(errno.EIO, f"{written} lacks its end")
+
+
+def _skip_to_last_blocks(store: DataStore, num_bytes: int) -> None:
+    """Go to the first record that begins in the last blocks of a file."""
+    block = num_bytes // LEVELDBLOG_BLOCK_LEN - _NUM_BLOCKS
+    if block <= 0:
+        return
+    store.seek(block * LEVELDBLOG_BLOCK_LEN)
+    while (chunk := store.scan_record()) is not None:
+        kind, _ = chunk
+        if kind in {LEVELDBLOG_FULL, LEVELDBLOG_LAST}:
+            return

@@ -163,8 +163,12 @@ class _Pass:
     def _take_status(self) -> None:
         found = self._read_changed(STATUS)
         snapshot = None if found is None else parse_status(found.content)
-        if snapshot is not None:
-            self._draft.publish(snapshot)
+        if snapshot is None:
+            return
+        if self._has_more and snapshot.ending is not None:
+            self._note(STATUS, Source())  # it is taken once the events before that are known
+            return
+        self._draft.publish(snapshot)
 
     def _take_result(self) -> None:
         if self._has_more:

@@ -1,6 +1,7 @@
 """What runs have recorded comes into the history once, whatever happens on the way."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -311,3 +312,16 @@ def test_a_long_file_is_read_in_slices(history: History, home: Home, run: Record
     assert ingester.poll().has_more
     ingester.catch_up()
     assert steps_of(history) == [*range(1, 30)]
+
+
+def test_an_end_is_not_known_before_the_events_that_lead_to_it(
+    history: History, home: Home, run: RecordedRun
+):
+    for _ in range(30):
+        run.event("note", "n" * 100)
+    run.end(STOPPED).publish("stopped", ending=asdict(STOPPED))
+    ingester = home.ingester(history, slice_bytes=1500)
+    while ingester.poll().has_more:
+        assert not history.jobs.get(JOB_ID).job.is_finished
+    assert history.jobs.get(JOB_ID).job.state is RunState.STOPPED
+    assert history.jobs.get(JOB_ID).status["state"] == "stopped"

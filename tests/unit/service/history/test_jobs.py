@@ -108,11 +108,14 @@ def test_an_unknown_job_is_told(history: History, job_id: str):
 def test_heads_tell_how_far_jobs_go(history: History, home: Home):
     home.run().keep_job().event("submitted").steps(1, 2).publish("running")
     home.take(history)
+    home.run("ended-abcdef").event("submitted").end(STOPPED)
+    home.take(history)
     submit(history, "other-1")
-    heads = history.jobs.heads([JOB_ID, "other-1", "none"])
+    heads = history.jobs.heads([JOB_ID, "other-1", "ended-abcdef", "none"])
     assert heads == {
         JOB_ID: JobHead(RunState.RUNNING, None, 1, 2, 1002.0),
         "other-1": JobHead(RunState.PENDING, None, 0, 0, None),
+        "ended-abcdef": JobHead(RunState.STOPPED, 1002.0, 2, 0, None),
     }
     assert history.jobs.heads([]) == {}
 
