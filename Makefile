@@ -138,7 +138,7 @@ bench-collectives: $(STAMP) ## sums over slow links, by what is sent; as root, i
 bench-parity: $(STAMP) ## what compression does to what a model learns; three quarters of an hour
 	$(BIN)/python -m benchmarks.parity
 
-bench-anomalies: $(STAMP) ## what is found of made-up losses that are wrong, and false alarms, of the demo's too; half an hour
+bench-anomalies: $(STAMP) ## what is found of made-up losses that are wrong, and false alarms, of the demo's too; a quarter of an hour
 	$(BIN)/python -m benchmarks.anomalies
 
 clean: ## remove what was built and measured; the .venv stays
