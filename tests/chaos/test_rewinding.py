@@ -21,6 +21,10 @@ SETTINGS: dict[str, Any] = {
     "data": {"order": "sequential"},
     "max_steps": LAST_STEP,
     "bad_samples": (BAD_UNTIL - GLOBAL_BATCH, BAD_UNTIL),
+    # So that the store has a checkpoint shortly before: from one long before it the run would come
+    # to the bad samples again when it has gone through all.
+    "sleep_from": BAD_STEP - 9,
+    "sleep_s": 0.3,
 }
 
 
@@ -62,6 +66,7 @@ def test_it_goes_back_and_passes_over_what_led_there(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ):
     run = start(cluster, tmp_path, spares=0, parallel={"mode": mode})
+    run.wait(lambda status: events_of(status, "rewound") != [])
     status = run.finish()
     assert status["state"] == "succeeded", status["ending"]
     assert_went_back(status)
@@ -78,7 +83,7 @@ def test_it_goes_back_and_passes_over_what_led_there(
 def test_a_member_that_dies_right_after_it_costs_nothing_of_that(
     cluster: LocalCluster, tmp_path: Path
 ):
-    run = start(cluster, tmp_path, spares=1, sleep_from=BAD_STEP - 9, sleep_s=0.3)
+    run = start(cluster, tmp_path, spares=1)
     run.wait(lambda status: events_of(status, "rewound") != [])
     run.kill(1)
     run.wait_recovered()
@@ -91,7 +96,7 @@ def test_a_member_that_dies_right_after_it_costs_nothing_of_that(
 def test_all_workers_and_memory_lost_right_after_it_go_on_at_the_same_samples(
     cluster: LocalCluster, tmp_path: Path
 ):
-    run = start(cluster, tmp_path, minimum=3, spares=0, sleep_from=BAD_STEP - 9, sleep_s=0.3)
+    run = start(cluster, tmp_path, minimum=3, spares=0)
     run.wait(lambda status: events_of(status, "rewound") != [])
     run.lose_all()
     run.wait_recovered()
