@@ -147,6 +147,7 @@ def _with_interval(system: str, metric: str, by_round: Sequence[Sequence[float]]
     low, high = interval_over_rounds(by_round)
     value = median(chain.from_iterable(by_round))
     figures = {metric: value, f"{metric}_low": low, f"{metric}_high": high}
+    figures |= {f"{metric}_round_{number}": median(each) for number, each in enumerate(by_round)}
     return [Row(system, key, each, "1") for key, each in figures.items()]
 
 

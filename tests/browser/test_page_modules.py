@@ -169,6 +169,31 @@ def test_waiting_grows_with_failures_and_does_what_the_service_says(run: Run):
     assert run("pacing.js", "m.decideDelay(1, 30, 0.5)") == 30
 
 
+def test_a_failure_after_all_was_well_is_the_first_again(run: Run):
+    waits = run(
+        "pacing.js",
+        """import(new URL("page/api.js", document.baseURI)).then(async (api) => {
+          const waits = [], end = new AbortController(), isWell = [false, false, true, true, true];
+          await m.repeat(
+            async (onWell) => {
+              if (isWell.shift()) onWell();
+              throw new api.ConnectionLost();
+            },
+            end.signal,
+            (error, waitS) => {
+              if (error === null) return;
+              waits.push(waitS);
+              if (isWell.length === 0) end.abort();
+              setTimeout(() => window.dispatchEvent(new Event("online")));  // it waits no longer
+            },
+          );
+          return waits;
+        })""",
+    )
+    usual = [1, 2, 1, 1, 1]
+    assert all(0.75 <= wait / each <= 1.25 for wait, each in zip(waits, usual, strict=True)), waits
+
+
 def test_a_job_that_is_not_there_is_looked_for_about_a_minute(run: Run):
     delays = run("first_look.js", "[1, 2, 3, 4, 5, 6, 7, 8].map((n) => m.decideNextLook(n, 0.5))")
     assert delays == [1, 2, 4, 8, 15, 15, 15, None]

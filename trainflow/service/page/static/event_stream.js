@@ -57,9 +57,8 @@ export class EventParser {
  */
 export async function followEvents(jobId, after, { signal, onEvents, onTrouble }) {
   const position = { number: after };
-  const follow = async () => {
+  const follow = async (onOpen) => {
     const before = position.number;
-    const onOpen = () => onTrouble(null, 0);
     const last = await readStream(jobId, position, signal, { onOpen, onEvents });
     if (last === "anew") {
       throw new BegunAnew(describeLoss(position.number));

@@ -72,18 +72,23 @@ export function untilHidden(signal) {
 /**
  * Run something again and again, while the page can be seen, until the signal ends it.
  *
- * `action` returns after how many seconds to run it again; null: never. `onTrouble` takes the error
- * and the seconds until the next try, and null once all is well. Rejects with what does not pass.
+ * `action` returns after how many seconds to run it again; null: never. What goes on for long calls
+ * what it is given once all is well: a failure after that is the first again. `onTrouble` takes the
+ * error and the seconds until the next try, and null once all is well. Rejects with what does not
+ * pass.
  */
 export async function repeat(action, signal, onTrouble) {
   let failures = 0;
+  const onWell = () => {
+    failures = 0;
+    onTrouble(null, 0);
+  };
   while (!signal.aborted) {
     let waitS;
     await waitVisible(signal);
     try {
-      waitS = await action();
-      failures = 0;
-      onTrouble(null, 0);
+      waitS = await action(onWell);
+      onWell();
     } catch (error) {
       if (signal.aborted) {
         return;
