@@ -21,10 +21,10 @@ SETTINGS: dict[str, Any] = {
     "data": {"order": "sequential"},
     "max_steps": LAST_STEP,
     "bad_samples": (BAD_UNTIL - GLOBAL_BATCH, BAD_UNTIL),
-    # So that the store has a checkpoint shortly before: from one long before it the run would come
+    # So that the store takes a checkpoint shortly before: from an early one the run would come
     # to the bad samples again when it has gone through all.
-    "sleep_from": BAD_STEP - 9,
-    "sleep_s": 0.3,
+    "sleep_from": BAD_STEP - 25,
+    "sleep_s": 0.1,
 }
 
 
