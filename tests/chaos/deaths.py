@@ -32,7 +32,8 @@ sum. The optimizer has moved all; the snapshot's bytes are there, and it isn't c
 class DieAt(BaseModel):
     """Where a rank is to die."""
 
-    rank: int
+    rank: int | None
+    """None: whichever but 0 gets there first, as who copies the state depends on its node."""
     step: int | None
     """None: that which a file named dying says once it is there."""
     phase: Literal["gather", "backward", "scatter", "optimizer", "snapshot"]
@@ -68,12 +69,16 @@ class Death:
             self._fatal = int(self._said.read_text())
 
     def _reach(self, *_: object) -> None:
-        if self._at is None or (self._session.rank, self._step) != (self._at.rank, self._fatal):
+        if self._at is None or self._step != self._fatal or not self._is_meant(self._at.rank):
             return
         self._num_times += 1
         if self._num_times == AT_TIME[self._at.phase] and not self._mark.exists():
             self._mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_meant(self, rank: int | None) -> bool:
+        own = self._session.rank
+        return own != 0 if rank is None else own == rank
 
     def _reach_before(self, owner: type, name: str) -> None:
         call = getattr(owner, name)
