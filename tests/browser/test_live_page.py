@@ -190,6 +190,7 @@ def test_an_old_status_is_marked_as_stale(serve: Serve, run: WatchedRun, open_pa
         expect(page.locator("tbody .state")).to_have_text("running (stale)")
         run.publish()
         expect(page.locator("tbody .state")).to_have_text("running")
+        run.publish()
         page.get_by_role("link", name=JOB).click()
         expect(page.locator("#figure-age")).to_contain_text("old")
         expect(page.locator(".notice", has_text="Stale")).to_have_count(0)

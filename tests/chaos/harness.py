@@ -188,7 +188,9 @@ class RunUnderTest:
 
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
-        shutil.rmtree(names.stamp_directory(self.run.job_id, node_id))
+        folder = names.stamp_directory(self.run.job_id, node_id)
+        shutil.rmtree(folder, ignore_errors=True)  # Keepers that live remove files of the dead
+        assert not list(folder.glob("*")), f"{folder} is not empty"
 
     def lose_all(self) -> None:
         """Kill every member and Keeper, with all that nodes have in memory."""

@@ -1,6 +1,7 @@
 """What is left when everybody who held the state is gone."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_every_worker_and_all_memory_lost_goes_on_from_storage(
     start: Any, undisturbed: str
 ) -> None:
     # From the first on an interval takes seconds, and bringing a checkpoint less.
-    run = start(sleep_s=0.1, sleep_from=EVERY_STEPS)
+    run = start(sleep_s=0.2, sleep_from=EVERY_STEPS)
     run.wait_checkpoint(40)
     run.lose_all()
     status = run.wait_recovered()
@@ -108,8 +109,14 @@ def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_ke
     run.wait_checkpoint(20)
     pid = run.coordinator_pid()
     assert pid is not None
-    wait_until(lambda: drills_of(pid), lambda: "nothing is drilled")
-    (drill,) = drills_of(pid)
+    drills: list[psutil.Process] = []
+
+    def is_drilled() -> bool:
+        drills[:] = drills_of(pid)
+        return bool(drills)
+
+    wait_until(is_drilled, lambda: "nothing is drilled")
+    (drill,) = drills
     scratch = Path(drill.environ()["TMPDIR"])
     run.run.stop()
     status = run.finish()
@@ -121,5 +128,9 @@ def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_ke
 
 def drills_of(pid: int) -> list[psutil.Process]:
     """Return what drills for a coordinator."""
-    children = psutil.Process(pid).children()
-    return [child for child in children if "trainflow.computation.drill" in child.cmdline()]
+    found: list[psutil.Process] = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if "trainflow.computation.drill" in child.cmdline():
+                found.append(child)
+    return found

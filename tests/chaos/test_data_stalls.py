@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 def stall(run: RunUnderTest) -> Path:
     """Have no data come from a step on that no rank has begun; returns the file that says so."""
     written, mark = run.work_dir / "stalled.new", run.work_dir / "stalled"
-    written.write_text(str(run.run.status()["step"] + 10))
+    written.write_text(str(run.run.status()["step"] + 30))
     return written.rename(mark)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.harness import STARTED, RunUnderTest, events_of, make_job
+from tests.chaos.harness import STARTED, RunUnderTest, events_of, make_job, wait_until
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination.driver import start_run
 from trainflow.coordination.local_cluster import LocalCluster
@@ -94,7 +94,8 @@ def test_a_node_without_workers_holds_a_copy(cluster: LocalCluster, tmp_path: Pa
     # copy was on its way.
     run = RunUnderTest.start(cluster, tmp_path, target=1, spares=0, max_steps=30, sleep_s=0.1)
     run.wait_training(step=10)
-    assert run.racks_with_copies() == ["r1", "r2"], "a rack that is lost takes one with it"
+    # A rack that is lost takes one with it.
+    wait_until(lambda: run.racks_with_copies() == ["r1", "r2"], run.racks_with_copies)
     home = run.node_of(0)
     home.kill()
     cluster.replace(home, cpus=NODE_CPUS)

@@ -27,7 +27,7 @@ def names_in(status: dict[str, Any], file: str) -> list[str]:
 def test_ranks_record_the_same_steps_and_the_run_is_the_same(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ):
-    run = RunUnderTest.start(cluster, tmp_path, spares=0)
+    run = RunUnderTest.start(cluster, tmp_path, spares=0, sleep_s=0.2)
     run.wait_training(step=10)
     with pytest.raises(ConfigError, match="ranks: got 3, expected 0 to 2"):
         run.run.profile(3, [3])

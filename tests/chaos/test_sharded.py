@@ -147,7 +147,7 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     checkpoint = {"url": store.url, "every_steps": EVERY_STEPS}
     # From the first on an interval takes seconds, and bringing them less.
-    slow = {"sleep_s": 0.1, "sleep_from": EVERY_STEPS, "spares": 0}
+    slow = {"sleep_s": 0.2, "sleep_from": EVERY_STEPS, "spares": 0}
     run = RunUnderTest.start(cluster, tmp_path, minimum=3, checkpoint=checkpoint, **slow, **FSDP)
     run.wait_checkpoint(40)
     run.lose_all()
@@ -191,7 +191,9 @@ def test_the_world_shrinks_and_grows_back_from_memory(
 def test_a_rank_that_stands_still_is_told_from_those_that_wait_for_its_parameters(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:
-    run = RunUnderTest.start(cluster, tmp_path, minimum=3, spares=1, hang_at=25, **FSDP)
+    run = RunUnderTest.start(
+        cluster, tmp_path, minimum=3, spares=1, sleep_s=0.1, hang_at=25, **FSDP
+    )
     run.wait_training(step=20, spares=1)
     worker = run.members()[1]["worker_id"]
     hangs = events_of(run.wait_recovered(), "hang")

@@ -51,7 +51,7 @@ def test_a_stragglers_rank_goes_to_a_spare_between_two_steps(
         slow_rank=2,
         failures={"replace_stragglers": True},
     )
-    run.wait_training(step=1, spares=1)
+    run.wait_training(step=1)
     before = run.pids()
     status = run.wait(lambda s: bool(events_of(s, "straggler_over")))
     after = run.pids()

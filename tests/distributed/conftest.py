@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run a training function in real ranks: world, spares, faults and settings by keyword."""
+    """Run a training function in real ranks: world, spares, faults and settings by keyword.
+
+    Each run has a folder of its own: what ranks of another have marked says nothing of this one's.
+    """
+    numbers = count()
 
     def run_ranks(
         function: Callable[..., Any] = train,
@@ -46,7 +51,9 @@ def run(tmp_path: Path) -> Run:
         job = make_job(**settings)
         case = Case(function, job, faults, late or {}, num_samples, extra, nodes_are_lost)
         case = replace(case, nodes={f"w{number}": node for number, node in enumerate(nodes)})
-        return run_case(case, tmp_path)
+        directory = tmp_path / f"run{next(numbers)}"
+        directory.mkdir()
+        return run_case(case, directory)
 
     return run_ranks
 

@@ -73,7 +73,7 @@ def test_ranks_record_the_same_steps_and_come_to_the_same_bits(
 def test_a_recovery_cuts_it_short_and_is_none_the_worse_for_it(
     run: Run, undisturbed: Outcome, run_folder: Path
 ):
-    fault = fail_at(1, 5, Where.IN_BACKWARD)
+    fault = fail_at(1, 5, Where.IN_BACKWARD, once_begun=(0, 2))
     outcome = run(train_and_record, fault, spares=1, extra=run_folder)
     assert_as_undisturbed(outcome, undisturbed)
     for survivor in ("w0", "w2"):

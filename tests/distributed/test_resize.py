@@ -24,7 +24,8 @@ def assert_exactly_once(outcome: Outcome) -> None:
 @pytest.mark.parametrize("where", [Where.IN_BACKWARD, Where.IN_OPTIMIZER])
 def test_the_world_shrinks_and_uses_every_sample_once(run: Run, where):
     settings = {"max_steps": STEPS}
-    outcome = run(train, fail_at(1, 4, where), num_samples=STEPS * BATCH, training=settings)
+    fault = fail_at(1, 4, where, once_begun=(0, 2))
+    outcome = run(train, fault, num_samples=STEPS * BATCH, training=settings)
     assert_exactly_once(outcome)
     assert outcome.members == ("w0", "w2")
     assert [outcome.steps[n].world_size for n in (3, 5, STEPS)] == [3, 2, 2]
@@ -35,7 +36,7 @@ def test_batch_and_learning_rate_follow_the_world_where_that_is_asked_for(run: R
     digests: set[str] = set()
     for rule, factor in (("linear", 0.7), ("sqrt", 0.7**0.5)):
         settings = {"max_steps": STEPS, "batch_scaling": rule}
-        fault = fail_at(1, 4, Where.IN_BACKWARD)
+        fault = fail_at(1, 4, Where.IN_BACKWARD, once_begun=(0, 2))
         outcome = run(train, fault, num_samples=sum(expected), training=settings)
         assert outcome.crashes == {}
         assert [outcome.used[number].total() for number in range(1, STEPS + 1)] == expected
@@ -50,7 +51,7 @@ def test_it_grows_back_at_a_step_boundary(run: Run):
     settings = {"max_steps": STEPS}
     outcome = run(
         train,
-        fail_at(1, 4, Where.IN_MICROBATCH),
+        fail_at(1, 4, Where.IN_MICROBATCH, once_begun=(0, 2)),
         late={"w3": 12},
         spares=1,
         num_samples=STEPS * BATCH,

@@ -336,7 +336,9 @@ def train_with_own_draws(session: Session, _: Any) -> dict[str, Any]:
 
 
 def test_a_step_draws_the_same_again_also_before_its_first_microbatch(run: Run):
-    outcome = run(train_with_own_draws, fail_at(1, 4, Where.IN_BACKWARD), spares=1)
+    outcome = run(
+        train_with_own_draws, fail_at(1, 4, Where.IN_BACKWARD, once_begun=(0, 2)), spares=1
+    )
     draws = outcome.results["w0"]["draws"]
     assert len(draws[4]) == 2
     assert len(set(draws[4])) == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,8 +26,14 @@ LOOK_EVERY_S = 0.1
 
 
 def find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Return a port that is free, and that nobody is given who asks for any: Ray asks for many."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
 
 
 def wait_until(reached: Callable[[], bool], explain: Callable[[], object]) -> None:

@@ -91,10 +91,17 @@ def read_temp_dir(home: Path) -> Path:
     return Path(json.loads((home / "head.json").read_text())["temp_dir"])
 
 
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def expect_word_of_its_death(process: "Popen[str]", part: str, home: Path) -> None:
     """Kill a part of the head of a command, which says so and leaves nothing."""
     processes, temp_dir = list_descendants(process), read_temp_dir(home)
-    (victim,) = (each for each in processes if each.name() == part)
+    (victim,) = (each for each in processes if name_of(each) == part)
     victim.kill()
     _, stderr = process.communicate()
     assert process.returncode == UnreachableError.exit_code, stderr

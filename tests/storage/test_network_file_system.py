@@ -1,6 +1,7 @@
 """Checkpoints on a network file system whose server falls silent: nobody waits for ever."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def test_a_server_that_freezes_during_an_upload_costs_that_checkpoint_only(
         give_up_at_s = time.monotonic() + THAWED_WITHIN_S
         while STORE_CALLS.num_left_behind:
             assert time.monotonic() < give_up_at_s
-            store.committed_steps()
+            with suppress(StoreError):  # it has much to do at first
+                store.committed_steps()
         leave(tmp_path / "node", 3, payload)
         desk.wait_for(3)
     assert desk.committed == [1, 3]

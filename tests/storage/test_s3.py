@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from trainflow.errors import CheckpointConflictError, StoreError
 pytestmark = [pytest.mark.storage, pytest.mark.slow, pytest.mark.timeout(180)]
 
 NUM_CHUNKS = 6
+THAWED_WITHIN_S = 30.0
 
 
 @pytest.fixture
@@ -173,6 +175,14 @@ def test_a_server_that_is_killed_in_mid_upload_and_comes_back_loses_nothing(
     assert all(load(store, step) == payload for step, payload in payloads.items())
 
 
+def is_answering(store: CheckpointStore) -> bool:
+    try:
+        store.committed_steps()
+    except StoreError:
+        return False
+    return True
+
+
 def test_a_server_that_is_silent_is_given_up_in_time(
     s3: S3Server, store: CheckpointStore, impatient: None, tmp_path: Path, monkeypatch
 ):
@@ -190,6 +200,9 @@ def test_a_server_that_is_silent_is_given_up_in_time(
         finally:
             s3.thaw()
         assert "does not answer" in desk.failed[2]
+        give_up_at_s = time.monotonic() + THAWED_WITHIN_S
+        while not is_answering(store):
+            assert time.monotonic() < give_up_at_s
         leave(tmp_path / "node", 3, payload)
         desk.wait_for(3)
     assert desk.committed == [1, 3]

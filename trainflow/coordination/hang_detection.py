@@ -36,6 +36,11 @@ class Progress:
     usage: Usage | None = None
 
     @property
+    def stood_s(self) -> float:
+        """For how long its thread, or all of its process, has stood still: the longer of both."""
+        return max(self.progress_age_s, self.pulse_age_s)
+
+    @property
     def is_warming_up(self) -> bool:
         """Whether it starts, or rehearses a step on its own."""
         rehearses = self.epoch == INITIAL_EPOCH and self.phase is not Phase.PARKED
@@ -177,11 +182,15 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
         members: their progress, by worker id; spares too.
         limits: for how long they may stand still.
     """
+    # No limit is less than this one. With each heartbeat all members are looked at, a thousand too.
+    late = {w: each for w, each in members.items() if each.stood_s > limits.hang_s}
     hung: dict[str, Hang] = {}
-    for worker_id, progress in members.items():
+    for worker_id, progress in late.items():
         hang = _judge(progress, limits, limits.left_for_s.get(worker_id, 0.0))
         if hang is not None:
             hung[worker_id] = hang
+    if not late:
+        return HangVerdict({})
     parked = [each.phase is Phase.PARKED for each in members.values()]
     stuck = [_is_stuck(each, limits) for each in members.values()]
     ended = any(stuck) and all(a or b for a, b in zip(stuck, parked, strict=True))

@@ -493,7 +493,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_connections_that_break_in_mid_answer_cost_the_only_holder_no_trust(nodes: list[Node]):
+def test_connections_that_break_in_mid_answer_cost_the_only_holder_no_trust(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(peer_memory, "_ASK_AGAIN_FOR_S", 30.0)
     leave(nodes[0].folder, "slot0-1.0", 3)
     nodes[0].server.close()
     nodes[0].server = frail = FrailServer(nodes[0].held, num_breaks=8)

@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 
 from trainflow.checkpointing import bounded_calls
 from trainflow.checkpointing.manifest import MAX_CHUNK_BYTES
+from trainflow.coordination import hang_detection
 from trainflow.coordination.hang_detection import (
     Hang,
     HangKind,
@@ -289,3 +292,21 @@ def test_who_has_moved_since_it_was_judged(
     hang = Hang(kind, EpochId(1, 1), "", stood_s=11.0, limit=LIMIT)
     now = progress(Phase.COMPUTE, age_s=age_s, pulse_age_s=pulse_age_s)
     assert went_on(hang, now) is moved
+
+
+def test_who_has_moved_lately_costs_no_judgement(monkeypatch: pytest.MonkeyPatch):
+    """It is done with each heartbeat of each node, for all members: a thousand for a thousand."""
+    judged: list[Progress] = []
+    judge = hang_detection._judge
+
+    def count(progress: Progress, *others: Any) -> Hang | None:
+        judged.append(progress)
+        return judge(progress, *others)
+
+    monkeypatch.setattr(hang_detection, "_judge", count)
+    members = {f"w{n}": progress(Phase.COMPUTE, age_s=TIMEOUT_S) for n in range(1000)}
+    assert judge_progress(members, LIMITS).hung == {}
+    assert judged == []
+    members["w7"] = late = progress(Phase.COMPUTE, pulse_age_s=TIMEOUT_S + 1)
+    assert judge_progress(members, LIMITS).hung.keys() == {"w7"}
+    assert judged == [late]

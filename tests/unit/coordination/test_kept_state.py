@@ -434,7 +434,7 @@ def test_where_all_ranks_are_gone_the_store_is_waited_for_if_no_node_has_their_s
         any_background: Any = Background(scene.superior.failures.append)
         monkeypatch.setattr(scene.kept, "_background", any_background)
         finding = asyncio.ensure_future(scene.kept.find_stored_again(members_live=False))
-        done, _ = await asyncio.wait({finding}, timeout=0.2)
+        done, _ = await asyncio.wait({finding}, timeout=30.0 if held else 0.2)
         may_answer.set()
         await finding
         return bool(done)

@@ -130,8 +130,10 @@ def test_so_does_what_a_dead_raylet_was_starting(nodes: Nodes, *, is_ours: bool)
     command = ["sh", "-c", "while :; do sleep 0.05; done", f"--temp-dir={place}"]
     with subprocess.Popen(command) as late:
         try:
+            process = psutil.Process(late.pid)
+            wait_for(lambda: bool(process.cmdline()), WITHIN_S, "its arguments")
             node.kill()
-            assert (wait_gone([psutil.Process(late.pid)], 0.3) == []) is is_ours
+            assert (wait_gone([process], 0.3) == []) is is_ours
         finally:
             late.kill()
 

@@ -117,8 +117,11 @@ def test_a_connection_that_was_answered_is_given_up_once_it_begins_and_does_not_
     monkeypatch.setattr(http_protocol, "HEAD_WITHIN_S", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(START + b"\r\n")
-        while not connection.recv(65536).endswith(b"0"):
-            pass
+        answered = b""
+        while not answered.endswith(b"0"):
+            received = connection.recv(65536)
+            assert received, f"closed after {answered!r}"
+            answered += received
         connection.sendall(b"\r\n")  # may stand before a request, and is none
         assert read_answers(connection) == []
 
