@@ -96,8 +96,20 @@ def fail_at(
 class Injector:
     """Follows one rank's progress and strikes when a fault's place is reached."""
 
-    def __init__(self, worker_id: str, faults: Sequence[Fault], directory: Path):
+    def __init__(
+        self, worker_id: str, faults: Sequence[Fault], directory: Path, grows_after: int | None
+    ):
+        """Follow a rank.
+
+        Args:
+            worker_id: its worker's.
+            faults: of all ranks.
+            directory: of the run.
+            grows_after: a step after which a spare is first seen; ranks go no further than the
+                next one before they have been asked to pause for it. None: none is late.
+        """
         self._worker_id = worker_id
+        self._waits_in = None if grows_after is None else grows_after + 2
         self._faults = [fault for fault in faults if fault.worker_id == worker_id]
         self._directory = directory
         self.phase = Phase.STARTING
@@ -116,6 +128,8 @@ class Injector:
             self._mark("applied", step, self._worker_id).touch()
         if phase is Phase.DATA and self.is_real:
             self._mark("begun", step, self._worker_id).touch()
+            if step == self._waits_in:
+                self._wait_for([asked_mark(self._directory)])
         place = {
             Phase.COMPUTE: Where.IN_MICROBATCH,
             Phase.OPTIMIZER: Where.IN_OPTIMIZER,
@@ -161,10 +175,7 @@ class Injector:
     def _strike(self, fault: Fault) -> None:
         marks = [self._mark("applied", fault.step, each) for each in fault.once_applied]
         marks += [self._mark("begun", fault.step, each) for each in fault.once_begun]
-        deadline_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
-        while not all(mark.exists() for mark in marks):
-            assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"nobody made {marks}"
-            SYSTEM_CLOCK.sleep(0.002)
+        self._wait_for(marks)
         if fault.act is Act.DROP:
             raise RuntimeError("dropped")
         if fault.act is Act.LATE:
@@ -172,8 +183,19 @@ class Injector:
             return
         os.kill(os.getpid(), signal.SIGKILL if fault.act is Act.KILL else signal.SIGSTOP)
 
+    def _wait_for(self, marks: Sequence[Path]) -> None:
+        deadline_s = SYSTEM_CLOCK.monotonic_s() + WAIT_S
+        while not all(mark.exists() for mark in marks):
+            assert SYSTEM_CLOCK.monotonic_s() < deadline_s, f"nobody made {marks}"
+            SYSTEM_CLOCK.sleep(0.002)
+
     def _mark(self, what: str, step: int, worker_id: str) -> Path:
         return self._directory / f"{worker_id}-{what}-{step}"
+
+
+def asked_mark(directory: Path) -> Path:
+    """Return the file that is there once a rank has been asked to pause."""
+    return directory / "asked"
 
 
 class FaultyTransport:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from tests.distributed.faults import Injector, make_faulty
+from tests.distributed.faults import Injector, asked_mark, make_faulty
 from tests.distributed.training import Samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication.gloo import GlooConnector
@@ -103,10 +103,12 @@ def run_rank(
         HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
     line = Line(connection)
-    injector = Injector(worker_id, case.faults, Path(directory))
+    grows_after = max(case.late.values(), default=None)
+    injector = Injector(worker_id, case.faults, Path(directory), grows_after)
     gate = _make_gate(worker_id, line, injector)
     stamps = RecordingStamps(Path(directory) / worker_id, line, injector)
-    threading.Thread(target=_serve, args=(line, gate), daemon=True).start()
+    serving = (line, gate, asked_mark(Path(directory)))
+    threading.Thread(target=_serve, args=serving, daemon=True).start()
     threading.Thread(target=_announce, args=(line, gate, store.port), daemon=True).start()
     context = RankContext(
         job=case.job,
@@ -170,7 +172,7 @@ def _make_gate(worker_id: str, line: Line, injector: Injector) -> EpochGate:
     return EpochGate(worker_id, connect)
 
 
-def _serve(line: Line, gate: EpochGate) -> None:
+def _serve(line: Line, gate: EpochGate, asked: Path) -> None:
     """Carry out what the coordinator says; when it is gone, so is this process."""
     while True:
         try:
@@ -181,6 +183,8 @@ def _serve(line: Line, gate: EpochGate) -> None:
             threading.Thread(target=_form, args=(line, gate, *arguments), daemon=True).start()
         else:
             getattr(gate, call)(*arguments)
+        if call == "request":
+            asked.touch()
 
 
 def _form(line: Line, gate: EpochGate, spec: EpochSpec, at_boundary: bool) -> None:  # noqa: FBT001
