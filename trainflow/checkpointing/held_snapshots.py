@@ -110,8 +110,11 @@ class HeldSnapshots:
     def note_copied(self, version: Version, shard: ShardId) -> None:
         """Other nodes have it."""
         for slot, held in self._whole():
-            if (held, slot.shard) == (version, shard):
-                slot.note_copied()
+            if (held, slot.shard) != (version, shard):
+                continue
+            with suppress(StateError), slot.reading():  # else its worker takes it
+                if (slot.version, slot.shard) == (version, shard):
+                    slot.note_copied()
 
     def find_ready(self) -> list[tuple[Slot, Snapshot]]:
         """Return the snapshots that are to go to storage, the oldest first."""

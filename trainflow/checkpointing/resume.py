@@ -5,6 +5,7 @@ Process: driver before anything starts, coordinator.  Blocks: on the store.
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainflow.checkpointing.store import CheckpointStore
@@ -45,7 +46,42 @@ def find_resumable(job: JobConfig, made: Collection[int] = ()) -> list[StoredSta
     return own if own or elsewhere is None else _find_in(job, elsewhere)
 
 
-def read_anomalies(stored: StoredState) -> Json | None:
+@dataclass(frozen=True)
+class Found:
+    """What a coordinator finds in the store as it begins.
+
+    Attributes:
+        stored: what to go on from, oldest first.
+        there: steps of all checkpoints in ``checkpoint.url``.
+        anomalies: what the newest says of losses, if it was made by another run.
+    """
+
+    stored: list[StoredState]
+    there: frozenset[int]
+    anomalies: Json | None
+
+
+def find_all(job: JobConfig, made: Collection[int]) -> Found:
+    """Look for what a run could go on from, with what it has made itself.
+
+    Args:
+        job: its settings.
+        made: steps of checkpoints in ``checkpoint.url`` that this run itself has made.
+
+    Raises:
+        ConfigError: see `find_resumable`.
+        CheckpointError: the store doesn't answer.
+    """
+    url, resumable = job.checkpoint.url, find_resumable(job, made)
+    anomalies = _read_anomalies(resumable[-1]) if resumable and not made else None
+    there = frozenset[int]() if url is None else frozenset(CheckpointStore(url).committed_steps())
+    found = {each.step: each for each in resumable}
+    if url is not None:
+        found |= {step: StoredState(url, step) for step in there.intersection(made)}
+    return Found([found[step] for step in sorted(found)], there, anomalies)
+
+
+def _read_anomalies(stored: StoredState) -> Json | None:
     """Return what a checkpoint says of what is known of losses; None if it doesn't, or is damaged.
 
     A damaged one is found out, and told, when the run goes on from there.

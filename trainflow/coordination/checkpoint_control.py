@@ -8,14 +8,14 @@ Process: coordinator.  Thread: its event loop; the store is waited for in other 
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 
 from trainflow.checkpointing.committing import CommittedBy, commit_shares, describe_state
-from trainflow.checkpointing.resume import find_resumable, read_anomalies
+from trainflow.checkpointing.resume import find_all
 from trainflow.checkpointing.sharing import Share, ShareReport, is_complete
 from trainflow.checkpointing.store import CheckpointStore
-from trainflow.checkpointing.verification import quarantine
 from trainflow.clock import Clock
 from trainflow.config.job import JobConfig
 from trainflow.coordination.changes import Changes
@@ -62,6 +62,7 @@ class CheckpointControl:
         # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
         self._committing: set[Version] = set()
+        self._goes_back_to = math.inf  # a step; none beyond is made until the next epoch begins
         self._monitor = monitor
         self.skipped = SkippedCheckpoints(record, monitor)
         self._changes = Changes()
@@ -104,20 +105,14 @@ class CheckpointControl:
             CheckpointError: the store doesn't answer.
         """
         own = set(self._record.steps_of("checkpoint"))
-        resumable = await asyncio.to_thread(find_resumable, self._job, own)
-        found = {each.step: each for each in resumable}
-        if resumable and not own:
-            known = await asyncio.to_thread(read_anomalies, resumable[-1])
-            if known is not None:
-                self._monitor.go_on_from(resumable[-1].step, known)
-        if self.url is not None:
-            there = await asyncio.to_thread(CheckpointStore(self.url).committed_steps)
-            self._upkeep.own |= set(there)
-            self._upkeep.is_due = bool(own)  # an earlier coordinator may have left something
-            found |= {step: StoredState(self.url, step) for step in own.intersection(there)}
-        self._stored = [found[step] for step in sorted(found)]
+        found = await asyncio.to_thread(find_all, self._job, own)
+        self._stored = found.stored
+        if found.anomalies is not None:
+            self._monitor.go_on_from(self._stored[-1].step, found.anomalies)
+        self._upkeep.own |= found.there
+        self._upkeep.is_due = bool(own)  # an earlier coordinator may have left something
         # Up to there nothing is left to make: a run that is begun again after its end adds nothing.
-        self._closed.close(max(found, default=0))
+        self._closed.close(max(self.steps, default=0))
 
     def ask(
         self, node_id: str, version: Version, incarnation: int, share_index: int = 0
@@ -129,7 +124,8 @@ class CheckpointControl:
         """
         if version in self._closed:
             return UploadAnswer(wanted=False)
-        if self._upkeep.is_removing or not self._permits.may_hold(node_id):
+        must_wait = self._upkeep.is_removing or version.step > self._goes_back_to
+        if must_wait or not self._permits.may_hold(node_id):
             return UploadAnswer(wanted=True)
         upload = Upload(node_id, version, share_index)
         return UploadAnswer(wanted=True, permit=self._permits.grant(upload, incarnation))
@@ -193,6 +189,7 @@ class CheckpointControl:
 
     def on_epoch(self, epoch: EpochId, step: int) -> None:
         """An epoch begins after ``step``: what earlier ones have beyond it won't be made."""
+        self._goes_back_to = math.inf
         stored_step = self._stored[-1].step if self._stored else 0
         self._closed.begin(epoch, step, stored_step)
         self._permits.void_if(lambda version: not self._closed.is_counted(version))
@@ -240,43 +237,46 @@ class CheckpointControl:
 
         One that turns out to be whole stays; another run's is left to its owner.
         """
-        url = self.url
-        if url is None:
+        if self.url is None:
             return
         self._permits.void_all()  # a share may rely on a chunk that is bad
         self._shares.clear()
-        try:
-            with self._upkeep.removing():
-                num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
-        except CheckpointError as error:
-            logger.warning("the checkpoint of step %d stays where it is: %s", step, error)
-            return
-        if num_bad is None:
-            text = f"the checkpoint of step {step} is whole, and stays where it is"
-            self._record.add_event("checkpoint_whole", text, step=step)
+        if await self._upkeep.quarantine(self.url, step):
             self._close(step)  # there is nothing to make
-            return
-        text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
-        self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
 
     async def go_back(self, step: int) -> StoredState | None:
         """Remove this run's checkpoints after a step: they are of a history that is left behind.
 
+        Until the next epoch begins none is made after the step.
+
         Returns:
-            The newest that is left up to the step; None if there is none.
+            The newest that is left up to the step; None if there is none: then nothing is removed.
 
         Raises:
-            CheckpointError: the store doesn't answer; some may be gone.
+            CheckpointError: the store doesn't answer; some may be gone, and none of them counts.
         """
-        url = self.url
+        self._goes_back_to = step
         self._permits.void_all()
         self._shares.clear()
         while self._is_busy():  # what is being committed goes as well
             await self._changes.wait(_LOOK_AGAIN_AFTER_S)
-        if url is not None:
-            await self._upkeep.forget_after(url, step)
-        self._stored = [stored for stored in self._stored if stored.step <= step]
+        left = [stored for stored in self._stored if stored.step <= step]
+        try:
+            if left and self.url is not None:
+                await self._upkeep.forget_after(self.url, step)
+        except CheckpointError:
+            self._stay(left)
+            raise
+        if not left:
+            self._stay(self._stored)
+            return None
+        self._stored = left
         return self.newest
+
+    def _stay(self, stored: list[StoredState]) -> None:
+        """The run doesn't go back after all; what comes is brought as ever."""
+        self._goes_back_to, self._stored = math.inf, stored
+        self._closed.reopen_after(max(self.steps, default=0))
 
     def reading(self, stored: StoredState) -> AbstractContextManager[None]:
         """Keep a checkpoint while somebody reads it; others come and go as ever."""

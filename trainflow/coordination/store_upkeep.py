@@ -12,6 +12,7 @@ from trainflow.checkpointing.collector import Collected, collect
 from trainflow.checkpointing.committing import forget_after
 from trainflow.checkpointing.retention import RetentionPolicy, choose_kept
 from trainflow.checkpointing.store import CheckpointStore
+from trainflow.checkpointing.verification import quarantine
 from trainflow.config.job import JobConfig
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import StoredState
@@ -75,6 +76,22 @@ class StoreUpkeep:
         self.is_due = True
         self._tell_removed(gone)
 
+    async def quarantine(self, url: str, step: int) -> bool:
+        """Take a bad checkpoint away; returns whether it turns out to be whole, and stays."""
+        try:
+            with self.removing():
+                num_bad = await asyncio.to_thread(quarantine, CheckpointStore(url), step)
+        except CheckpointError as error:
+            logger.warning("the checkpoint of step %d stays where it is: %s", step, error)
+            return False
+        if num_bad is None:
+            text = f"the checkpoint of step {step} is whole, and stays where it is"
+            self._record.add_event("checkpoint_whole", text, step=step)
+            return True
+        text = f"the checkpoint of step {step} no longer counts; {num_bad} bad chunks are removed"
+        self._record.add_event("checkpoint_quarantined", text, step=step, num_bad_chunks=num_bad)
+        return False
+
     async def collect(self, url: str) -> tuple[int, ...]:
         """Remove what the policy doesn't keep and nobody reads; nobody may upload meanwhile.
 
@@ -86,6 +103,8 @@ class StoreUpkeep:
         self.is_due = False
         self._spared = set(self._read)
         read = {stored.step for stored in self._read if stored.url == url}
+        rewind = self._record.rewinds.pending
+        read |= set() if rewind is None else {rewind.step}
         metric = self._settings.best_metric
         values = self._record.evaluations_of(metric) if metric is not None else {}
         try:

@@ -10,7 +10,7 @@ from tests.unit.coordination.fakes import FakeClock
 from trainflow.checkpointing import held_snapshots
 from trainflow.checkpointing.chunks import name_of
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
-from trainflow.checkpointing.snapshot_slots import Slot, SlotState
+from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.epochs import EpochId, Version
 from trainflow.errors import StateError
 
@@ -304,3 +304,16 @@ def test_what_is_no_slot_is_left_out(held: HeldSnapshots, tmp_path: Path):
         file.write(b"\xff" * 20)
     leave(tmp_path, OTHER, 3, for_storage=True)
     assert [each.version.step for _, each in held.find_ready()] == [3]
+
+
+def test_that_a_copy_has_arrived_is_not_noted_of_what_its_worker_writes_over(
+    held: HeldSnapshots, tmp_path: Path
+):
+    """Else what is written then would never set out."""
+    slot = leave(tmp_path, OWNER, 3)
+    slot.want_copy()
+    with slot.alone():
+        held.note_copied(version(3), slot.shard)
+        assert slot.copy_state is CopyState.WANTED
+    held.note_copied(version(3), slot.shard)
+    assert slot.copy_state is CopyState.DONE

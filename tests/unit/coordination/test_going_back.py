@@ -91,11 +91,50 @@ def test_what_was_on_its_way_is_not_taken_any_more(store: CheckpointStore, recor
     assert store.committed_steps() == [10]
 
 
-def test_where_there_is_none_before_nothing_is_left(store: CheckpointStore, record: RunRecord):
+def test_where_there_is_none_before_all_stay_as_the_run_goes_on(
+    store: CheckpointStore, record: RunRecord
+):
     async def act() -> None:
         control = control_for(store, record)
         await make(control, store, 10)
         assert await control.go_back(9) is None
+        assert store.committed_steps() == [10]
+        assert control.newest == StoredState(store.url, 10)
+        await bring(control, share_of(store, 20))
+        assert control.steps == (10, 20)
+
+    asyncio.run(act())
+
+
+def test_the_one_that_the_run_is_to_go_back_to_stays(store: CheckpointStore, record: RunRecord):
+    async def act() -> None:
+        control = control_for(store, record, keep_last=1)
+        await make(control, store, 10)
+        record.add_event("rewind", "", to_step=10, position=120)
+        await make(control, store, 20, 30)
+        assert store.committed_steps() == [10, 30]
+        assert await control.go_back(10) == StoredState(store.url, 10)
+        record.add_event("rewound", "", to_step=10, position=120, steps_lost=25)
+        control.on_epoch(LATER, 10)
+        await bring(control, share_of(store, 40, LATER))
+        assert store.committed_steps() == [40]
+
+    asyncio.run(act())
+
+
+def test_none_of_the_history_left_behind_is_made_before_the_next_epoch_begins(
+    store: CheckpointStore, record: RunRecord
+):
+    async def act() -> None:
+        control = control_for(store, record, keep_last=9)
+        await make(control, store, 10)
+        await control.go_back(10)
+        late = Version(20, EPOCH)
+        answer = control.ask("node0", late, 1)
+        assert (answer.wanted, answer.permit) == (True, None), "it isn't known yet that none is"
+        control.on_epoch(LATER, 10)
+        assert not control.ask("node0", late, 1).wanted
+        assert control.ask("node0", Version(20, LATER), 1).permit is not None
 
     asyncio.run(act())
 
@@ -121,6 +160,8 @@ def test_a_store_that_is_down_is_told_to_whoever_asks(
         monkeypatch.setattr(CheckpointStore, "remove_marker", refuse)
         with pytest.raises(StoreError):
             await control.go_back(10)
+        assert control.steps == (10,), "that of step 20 may be gone"
+        assert control.ask("node0", Version(30, EPOCH), 1).permit is not None, "the run goes on"
 
     asyncio.run(act())
 
