@@ -174,6 +174,8 @@ def test_a_rank_killed_after_its_last_step_is_made_up_for(
     (tmp_path / "release").touch()
     status = run.finish()
     assert status["state"] == "succeeded"
+    (recovered,) = events_of(status, "recovered")
+    assert "after the last step" in recovered["text"]
     assert sorted(path.name for path in tmp_path.glob("final-*")) == [
         f"final-{rank}.txt" for rank in range(3)
     ]

@@ -37,6 +37,7 @@ class Bundles:
         self._resources = describe_bundle(resources)
         self._first: PlacementGroup | None = None
         self._added: dict[int, PlacementGroup] = {}
+        self._newest = -1  # the highest number that was ever given: none is given twice
         self._is_given_back = False
         self._making = asyncio.Lock()
 
@@ -89,7 +90,7 @@ class Bundles:
 
     async def _add(self, node_id: str, within_s: float) -> int | None:
         async with self._making:
-            number = max(self.numbers()) + 1
+            number = max(self._newest, *self.numbers()) + 1
             how = {"name": f"{self._name}/{number}", "lifetime": "detached"}
             where = [{_NODE_LABEL: node_id}]
             make = partial(placement_group, [self._resources], bundle_label_selector=where, **how)
@@ -99,6 +100,7 @@ class Bundles:
                 await _remove([group])
                 return None
             self._added[number] = group
+            self._newest = number
             return number
 
     def find_lost(self, placed: Mapping[int, str], alive: Collection[str]) -> list[int]:

@@ -314,6 +314,8 @@ class Coordinator:
         for worker_id, cause in estate.lost.items():
             self.lose([worker_id], cause)
         members_live = not self._pool.entries.keys().isdisjoint(self._control.members)
+        if not members_live:  # a store that is silent may keep it waiting without end
+            self._stop_order.permit()
         await self._kept.find_stored_again(members_live=members_live)
         self._late.wait_for(estate.unheard)
         for bundle in estate.vacant:

@@ -179,8 +179,15 @@ class DrainWatch:
             self._tell_stranded(nodes, ends_at_s, has_store=has_store)
         self._stranded = nodes
         stored_step = max(self._record.steps_of("checkpoint"), default=0)
-        progress = self._clock.monotonic_s(), self._record.last_step, stored_step
-        if has_store and self._last_checkpoints.take_due(ends_at_s - now_s, *progress):
+        is_due = has_store and self._last_checkpoints.take_due(
+            ends_at_s - now_s,
+            self._clock.monotonic_s(),
+            self._record.last_step,
+            stored_step,
+            failed_step=max(self._record.steps_of("checkpoint_failed"), default=0),
+            epoch=self._control.epoch,
+        )
+        if is_due:
             self._request.begin(Flag.CHECKPOINT, self._control.members)
 
     def _save_no_more(self) -> None:

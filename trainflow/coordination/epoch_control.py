@@ -81,7 +81,7 @@ class EpochControl:
         self._job = job
         self._pool = pool
         self._record = record
-        self._recovery = RecoveryLog(record, clock)
+        self._recovery = RecoveryLog(record, clock, job.training.max_steps)
         self._clock = clock
         self.superior = superior
         self.is_open = self._waiting = self._stop_asked = False
@@ -152,6 +152,7 @@ class EpochControl:
         if plan is not None and all(epoch != spec.epoch for epoch, _ in self._record.beginnings):
             self._kept.on_formed(plan, self._pool.nodes_of(spec.members))
             note_formed(self._job, plan, self._record, self._record.last_step)
+        self._record.add_early_steps(spec.epoch)
         self.members = self._lineup = spec.members
         self.epoch = spec.epoch
         self._broken = self._member_lost = not intact
@@ -320,7 +321,7 @@ class EpochControl:
         )
         self._lineup = self._lineup if at_boundary else members
         self._forms_at_boundary = at_boundary
-        self.attempts.begin(members, self._clock.monotonic_s(), at_boundary=at_boundary)
+        self.attempts.begin(spec.epoch, members, self._clock.monotonic_s(), at_boundary=at_boundary)
         self._forming = self._background.start(self._form(spec, at_boundary=at_boundary))
 
     async def _form(self, spec: EpochSpec, *, at_boundary: bool) -> None:
@@ -382,9 +383,8 @@ class EpochControl:
 
     def _on_formed(self, formed: FormedEpoch) -> None:
         spec = formed.plan.spec
-        self.members, self.epoch = spec.members, spec.epoch
+        self.members, self.epoch, self._forming = spec.members, spec.epoch, None
         self._broken = self._member_lost = self._pausing = False
-        self._forming = None
         self.attempts.succeed()
         self.candidacy.on_formed(spec.members)
         self.running_since_s = self._clock.monotonic_s()
@@ -392,8 +392,8 @@ class EpochControl:
         if not self._recovery.is_under_way:
             self._settled.set()
         self._kept.on_formed(formed.plan, self._pool.nodes_of(spec.members))
-        before = formed.committed_step
-        note_formed(self._job, formed.plan, self._record, before, recovering=recovering)
+        told = self._job, formed.plan, self._record, formed.committed_step
+        note_formed(*told, recovering=recovering)
         if self._stop_asked:
             self.request_stop()
         self.troubles.on_running(spec.epoch)

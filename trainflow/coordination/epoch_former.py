@@ -176,6 +176,7 @@ def note_formed(
         samples=size.num_samples,
         lr_factor=size.lr_factor,
     )
+    record.add_early_steps(spec.epoch)
     asked = job.communication.hierarchical and spec.world_size > 1
     if asked and not spec.by_node and not record.has("hierarchical_off"):
         text = "nodes don't have equally many members, two or more: sums don't go by node"

@@ -98,13 +98,14 @@ class EpochTroubles:
             description = await ask_description(entry.actor, _ANSWER_WITHIN_S)
             if epoch != self._running.epoch or not self._running.is_whole:
                 return  # another is being formed by now, and it parks for that one
-            standing = None if description is None else description.standing
-            if standing is not None and standing.finished:
+            if description is None:
+                return  # it is too busy to answer, or gone: the next heartbeats tell
+            if description.standing is not None and description.standing.finished:
                 return  # it waits for nothing, and tells so at least once
-            if description is not None and has_paused(description, epoch):
+            if has_paused(description, epoch):
                 self._running.end_at_boundary(epoch)
                 return
-            failure = None if description is None else description.failure
+            failure = description.failure
             why = "and no epoch was being formed"
             if failure is not None:
                 is_difference = failure.startswith(DIFFERENCE)

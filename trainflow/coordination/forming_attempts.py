@@ -9,6 +9,8 @@ Pure but for the time it is given.
 
 from collections.abc import Sequence
 
+from trainflow.epochs import EpochId
+
 SEVERAL = 3
 """So many failures in a row are no death that is about to be heard of."""
 
@@ -23,22 +25,28 @@ class FormingAttempts:
     Attributes:
         num_failed: in a row, of the same members.
         members: of the newest one.
+        epoch: that it is to form; None before the first.
     """
 
     def __init__(self) -> None:
         self.num_failed = 0
         self.members: tuple[str, ...] = ()
+        self.epoch: EpochId | None = None
         self._left_at_s: float | None = None
         self._failing_since_s = 0.0
 
-    def begin(self, members: Sequence[str], now_s: float, *, at_boundary: bool) -> None:
+    def begin(
+        self, epoch: EpochId, members: Sequence[str], now_s: float, *, at_boundary: bool
+    ) -> None:
         """Another attempt is made.
 
         Args:
-            members: of the epoch that is to be.
+            epoch: that is to be.
+            members: of it.
             now_s: the time.
             at_boundary: they go on until the end of their step: their epoch isn't over yet.
         """
+        self.epoch = epoch
         if tuple(members) != self.members:
             self.members, self.num_failed = tuple(members), 0
         if at_boundary:

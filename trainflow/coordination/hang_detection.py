@@ -59,6 +59,8 @@ class Limits:
         start_s: a worker that starts or rehearses, if that is more.
         left_for_s: by worker id, for how long those have been out of their epoch that were asked to
             leave it: its collectives are over, so that nobody waits in them any more.
+        forming: the epoch that is being formed, whose members may be in it already, and wait there
+            for those that have yet to be released into it.
         basis: of ``hang_s``.
         first_step_basis: of ``first_step_s``.
         wait_basis: of ``wait_s``.
@@ -71,6 +73,7 @@ class Limits:
     wait_s: float = 0.0
     start_s: float = START_LIMIT_S
     left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    forming: EpochId | None = None
     basis: str = ""
     first_step_basis: str = ""
     wait_basis: str = ""
@@ -174,7 +177,8 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
     A worker whose process does not even pulse is stopped. One that pulses but has not moved while
     it starts, computes, copies the state out, reads it or makes a profile hangs. One that waits in
     a collective is a victim, unless that was ended: then its thread is stuck, and no epoch can be
-    formed with it. Code of the user's after a commit may take as long as it likes.
+    formed with it. In the epoch that is being formed it waits for who has yet to be released. Code
+    of the user's after a commit may take as long as it likes.
 
     Where some wait and all others are parked, nobody will come whom they wait for.
 
@@ -221,7 +225,8 @@ def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None
         )
         return Hang(HangKind.STOPPED, progress.epoch, seen, progress.pulse_age_s, pulse_limit)
     if kind is HangKind.ABORT:
-        if min(progress.progress_age_s, left_for_s) <= limit.value_s:
+        is_coming = progress.epoch == limits.forming
+        if is_coming or min(progress.progress_age_s, left_for_s) <= limit.value_s:
             return None
         seen = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
         return Hang(kind, progress.epoch, seen, progress.progress_age_s, limit)

@@ -8,7 +8,7 @@ from trainflow.coordination.hang_detection import HangKind
 
 
 class HangHistory:
-    """In how many epochs somebody hung in vain, and how often a worker was killed as it started.
+    """In how many epochs somebody hung in vain, and how many starts in a row ended as hung.
 
     A step that is merely slow looks like a hang, and comes again after it: only a commit tells that
     the limits were right.
@@ -24,7 +24,12 @@ class HangHistory:
         kind, data = event["kind"], event["data"]
         stands_in = data.get("stands_in") if kind == "hang" else None
         if stands_in == HangKind.START:
-            self._starts[data["worker"].partition("-")[0]] += 1
+            self._starts[_slot_of(data["worker"])] += 1
+        elif kind == "warm":
+            self._starts.pop(_slot_of(data["worker"]), None)
+        elif kind == "epoch":  # who began with the run was waited for, and isn't told to be warm
+            for member in data.get("members", ()):
+                self._starts.pop(_slot_of(member), None)
         is_in_vain = kind == "deadlock" or stands_in == HangKind.STEP
         if is_in_vain and "after_step" in data:  # else it is of an earlier release
             self._take_epoch(data["after_step"], data["epoch"])
@@ -40,5 +45,9 @@ class HangHistory:
 
     @property
     def num_starts(self) -> int:
-        """How many starts were ended as hung in the place of one worker; the most of any place."""
+        """How many starts in a row were ended as hung in one worker's place; the most of any."""
         return max(self._starts.values(), default=0)
+
+
+def _slot_of(worker_id: str) -> str:
+    return worker_id.partition("-")[0]

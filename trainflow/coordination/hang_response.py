@@ -77,7 +77,8 @@ class HangResponse:
         if not self._control.is_open:
             return  # it isn't known yet who the members are, nor so to whom data doesn't come
         left_for_s = self._control.left_for_s()
-        found = self._stalls.leave_out(self._watch.find_hung(left_for_s))
+        forming = self._control.attempts.epoch
+        found = self._stalls.leave_out(self._watch.find_hung(left_for_s, forming))
         hung = {each: found[each] for each in found if each not in self._judged}
         if hung:
             self._judged |= hung.keys()

@@ -4,7 +4,7 @@ Process: coordinator.  Thread: its event loop.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from trainflow.config.job import JobConfig
 from trainflow.coordination.data_stall import find_held_up, find_reading
@@ -70,10 +70,10 @@ class HangWatch:
     @property
     def timeout_s(self) -> float:
         """Seconds without progress that count as a hang in the step under way."""
-        limits = self._limits({})
+        limits = self._limits()
         return limits.hang_s if limits.fresh_epoch is None else limits.step_s(limits.fresh_epoch)
 
-    def _limits(self, left_for_s: Mapping[str, float]) -> Limits:
+    def _limits(self) -> Limits:
         budget = self._look_at_steps()
         fresh_epoch = self._record.fresh_epoch
         return Limits(
@@ -82,11 +82,10 @@ class HangWatch:
             fresh_epoch,
             budget.wait_s,
             budget.start_s,
-            left_for_s,
-            budget.basis,
-            budget.first_step_basis,
-            budget.wait_basis,
-            budget.start_basis,
+            basis=budget.basis,
+            first_step_basis=budget.first_step_basis,
+            wait_basis=budget.wait_basis,
+            start_basis=budget.start_basis,
         )
 
     def _find_grounds(self) -> tuple[int, Hindsight]:
@@ -127,14 +126,18 @@ class HangWatch:
         """Whether it isn't known to be gone."""
         return worker_id in self._pool.entries
 
-    def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
+    def find_hung(
+        self, left_for_s: Mapping[str, float], forming: EpochId | None = None
+    ) -> dict[str, Hang]:
         """Return the workers that hang, with the evidence.
 
         Args:
             left_for_s: for how long members have been out of their epoch, as `Limits` has it.
+            forming: the epoch that is being formed, likewise.
         """
+        limits = replace(self._limits(), left_for_s=left_for_s, forming=forming)
         progress = self._nodes.progress_of(set(self._pool.entries))
-        return judge_progress(progress, self._limits(left_for_s)).hung
+        return judge_progress(progress, limits).hung
 
     def find_held_up(self, members: Sequence[str]) -> tuple[frozenset[str], dict[str, float]]:
         """Return the members of whom data is to blame for that they stand still; and who reads.
@@ -146,7 +149,7 @@ class HangWatch:
             The former, and for how many seconds each has waited for data who has for long.
         """
         living = [each for each in members if self.knows(each)]
-        progress, limits = self._nodes.progress_of(set(living)), self._limits({})
+        progress, limits = self._nodes.progress_of(set(living)), self._limits()
         held_up = find_held_up(progress, self._pool.nodes_of(progress), limits)
         reading = find_reading(progress, limits)
         return held_up, {each: progress[each].progress_age_s for each in reading}
@@ -170,11 +173,11 @@ class HangWatch:
 
     def wait_limit(self, epoch: EpochId) -> Limit:
         """Return for how long all may wait for one another in an epoch."""
-        return self._limits({}).wait(epoch)
+        return self._limits().wait(epoch)
 
     def is_deadlocked(self, members: tuple[str, ...], epoch: EpochId | None) -> bool:
         """Whether every member waits for another in this epoch, and none is to blame."""
         progress = self._nodes.progress_of(set(members))
         if len(progress) < len(members) or any(each.epoch != epoch for each in progress.values()):
             return False  # read before they came into it, or one computes perhaps, unheard
-        return judge_progress(progress, self._limits({})).deadlocked
+        return judge_progress(progress, self._limits()).deadlocked

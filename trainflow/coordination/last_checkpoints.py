@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from trainflow.epochs import EpochId
+
 
 @dataclass(frozen=True)
 class _Asked:
@@ -11,6 +13,7 @@ class _Asked:
     at_s: float
     left_s: float
     after_step: int
+    epoch: EpochId | None
 
 
 class LastCheckpoints:
@@ -19,7 +22,8 @@ class LastCheckpoints:
     The first is asked for at once, whatever the deadline: machines may go before it, or later.
     Another follows each time half of what was left has passed: few for the store to take, and the
     last one not long before the deadline. None of those is asked for that would take longer than
-    there is left, as the one before has.
+    there is left, as the one before has. One that may not have come to be, as its epoch ended or it
+    could not be made, is asked for again at once.
     """
 
     def __init__(self) -> None:
@@ -27,7 +31,16 @@ class LastCheckpoints:
         self._is_made = False
         self._took_s = 0.0
 
-    def take_due(self, left_s: float, now_s: float, last_step: int, stored_step: int) -> bool:
+    def take_due(
+        self,
+        left_s: float,
+        now_s: float,
+        last_step: int,
+        stored_step: int,
+        *,
+        failed_step: int = 0,
+        epoch: EpochId | None = None,
+    ) -> bool:
         """Return whether to ask for one now; it counts as asked for then.
 
         Args:
@@ -35,13 +48,18 @@ class LastCheckpoints:
             now_s: CLOCK_MONOTONIC.
             last_step: the newest that is committed.
             stored_step: that of the newest checkpoint.
+            failed_step: that of the newest that could not be made.
+            epoch: that is asked.
         """
         asked = self._asked
         if asked is not None and not self._is_made and stored_step > asked.after_step:
             self._is_made, self._took_s = True, now_s - asked.at_s
-        if last_step <= stored_step or (asked is not None and not self._is_next(asked, left_s)):
+        is_due = asked is None or self._is_next(asked, left_s)
+        if asked is not None and not self._is_made:
+            is_due |= epoch != asked.epoch or failed_step > asked.after_step
+        if last_step <= stored_step or not is_due:
             return False
-        self._asked, self._is_made = _Asked(now_s, left_s, last_step), False
+        self._asked, self._is_made = _Asked(now_s, left_s, last_step, epoch), False
         return True
 
     def _is_next(self, asked: _Asked, left_s: float) -> bool:

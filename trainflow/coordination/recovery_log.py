@@ -13,7 +13,7 @@ from trainflow.coordination.epoch_former import FormedEpoch
 from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Loss
-from trainflow.epochs import INITIAL_EPOCH
+from trainflow.epochs import INITIAL_EPOCH, EpochSpec
 
 
 class RecoveryLog:
@@ -23,8 +23,16 @@ class RecoveryLog:
     releases the others into it, and so before the epoch is known to have begun.
     """
 
-    def __init__(self, record: RunRecord, clock: Clock):
+    def __init__(self, record: RunRecord, clock: Clock, max_steps: int):
+        """Make a log of no recovery yet.
+
+        Args:
+            record: takes what is recorded.
+            clock: tells when a loss is heard of.
+            max_steps: after which there is none whose commit could end a recovery.
+        """
         self._record = record
+        self._max_steps = max_steps
         self._clock = clock
         self._loss: Loss | None = None
         self._epoch = INITIAL_EPOCH
@@ -58,6 +66,10 @@ class RecoveryLog:
         loss.awaited = frozenset(range(formed.plan.spec.world_size))
         for report, heard_at_s in early:
             self._take(report, heard_at_s)
+        if base_step >= self._max_steps:
+            self._loss, loss.healed_at_s = None, loss.begun_at_s
+            what = f"{formed.plan.spec.world_size} go on after the last step, {base_step}"
+            self._write(loss, what, formed.plan.spec, loss.begun_at_s)
         return True
 
     def on_joined(self, report: StepReport) -> bool:
@@ -80,17 +92,19 @@ class RecoveryLog:
         if loss.awaited:
             return False
         self._loss = None
-        self._write(loss, report, committed_at_s)
+        what = f"step {report.step} committed by all of {report.world_size}"
+        self._write(loss, what, report, committed_at_s)
         return True
 
-    def _write(self, loss: Loss, report: StepReport, committed_at_s: float) -> None:
+    def _write(
+        self, loss: Loss, what: str, of: StepReport | EpochSpec, committed_at_s: float
+    ) -> None:
         took_s = committed_at_s - loss.noticed_at_s
         self._record.add_event(
             "recovered",
-            f"step {report.step} committed by all of {report.world_size}, {took_s:.2f} s after the "
-            "loss was noticed",
-            epoch=str(report.epoch),
-            world_size=report.world_size,
+            f"{what}, {took_s:.2f} s after the loss was noticed",
+            epoch=str(of.epoch),
+            world_size=of.world_size,
             causes=loss.causes,
             noticed_at_s=loss.noticed_at_s,
             asked_at_s=loss.asked_at_s,

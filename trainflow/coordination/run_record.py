@@ -18,26 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from trainflow.clock import Clock
-from trainflow.computation.profile_order import ProfileFailed, ProfileTrace
-from trainflow.computation.reports import (
-    CompressionChosen,
-    EvaluationReport,
-    ResidualsLost,
-    StepReport,
-    TensorDigests,
-    WorkDescribed,
-)
+from trainflow.computation.reports import EvaluationReport, StepReport, TensorDigests
 from trainflow.config.job import JobConfig
 from trainflow.coordination import ending_file
 from trainflow.coordination.anomaly_history import AnomalyHistory
 from trainflow.coordination.attempt_ends import Past, conclude_attempt
+from trainflow.coordination.early_steps import EarlySteps
 from trainflow.coordination.followers import Follower, Followers
 from trainflow.coordination.hang_history import HangHistory
 from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
-from trainflow.coordination.profile_list import describe_outcome
+from trainflow.coordination.report_events import EVALUATED, WORK, Told, describe_report
 from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
 from trainflow.coordination.run_state import Ending, RunState
@@ -49,11 +42,11 @@ logger = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _EVENTS_IN_MEMORY = 1000
 _STEPS_IN_MEMORY = 2000
-_SLOW, _WORK, _CHECKPOINT = "compression_slow", "work", "checkpoint"
+_SLOW, _CHECKPOINT = "compression_slow", "checkpoint"
 _LASTING = frozenset(
     {"isolate", "readmit", "drain", "drained", "drain_late", "drain_over", "nowhere_to_go"}
     | {"straggler", "straggler_over", "slow_network", "slow_network_over", "ranks_differ"}
-    | {"detector_off", "detector_on", "link_cut", "link_cut_over", "lease_ended", _WORK}
+    | {"detector_off", "detector_on", "link_cut", "link_cut_over", "lease_ended", WORK}
 )
 """Kinds of events that a coordinator goes by however long ago they were."""
 _EVENTS = "events.jsonl"
@@ -112,6 +105,7 @@ class RunRecord:
             self._keep(event)
             resumed = event["data"] if event["kind"] == "resumed" else resumed
         self.last_step = self._find_last_step(resumed)
+        self._early = EarlySteps(self.beginnings[-1][0] if self.beginnings else None)
         self.last_epoch: EpochId | None = None
 
     def begin_attempt(self, attempt: int) -> None:
@@ -154,6 +148,8 @@ class RunRecord:
     def add_step(self, report: StepReport, count_spares: Callable[[], int] | None = None) -> None:
         """Append a committed step; one that is known is dropped, and one of a void history.
 
+        One that comes before its epoch waits for `add_early_steps`.
+
         Beside what the rank tells, its line has ``heard_at_s``, by this machine's CLOCK_REALTIME,
         and ``after_event``, the number of the newest event then: ranks' clocks may be wrong.
 
@@ -161,6 +157,8 @@ class RunRecord:
             report: what was told of it.
             count_spares: tells how many workers stand by now; None: it is long past.
         """
+        if self._early.keep(report, self.last_step):
+            return
         if report.step <= self.last_step or self.is_void(report.version):
             return
         self.last_step, self.last_epoch = report.step, report.epoch
@@ -192,63 +190,26 @@ class RunRecord:
         began_in = [epoch.incarnation, epoch.counter]
         self.add_event("resumed", text, step=step, source=source, epoch=began_in, **told)
 
-    def add_report(
-        self,
-        report: EvaluationReport
-        | CompressionChosen
-        | ResidualsLost
-        | TensorDigests
-        | WorkDescribed
-        | ProfileTrace
-        | ProfileFailed,
-    ) -> None:
-        """Append what a rank tells, as an event but for digests; repeated values are dropped."""
+    def add_early_steps(self, epoch: EpochId) -> None:
+        """Append what was heard of an epoch before it was known to have begun, as it is now."""
+        for report in self._early.begin(epoch):
+            self.add_step(report)
+
+    def add_report(self, report: Told | TensorDigests) -> None:
+        """Append what a rank tells, as an event but for digests; repeats of it are dropped."""
         if isinstance(report, TensorDigests):
             line = asdict(report) | {"epoch": str(report.epoch)}
             self._note_trouble(self._digests_file.append(line))
             return
-        if isinstance(report, CompressionChosen):
-            self._add_choice(report)
-            return
-        if isinstance(report, WorkDescribed):
-            self._add_work(report)
-            return
-        if isinstance(report, ProfileTrace | ProfileFailed):
-            self.add_event(*describe_outcome(report), **asdict(report))
-            return
-        if isinstance(report, ResidualsLost):
-            ranks = ", ".join(map(str, report.ranks))
-            text = (
-                f"what compression had left out up to step {report.step} on rank {ranks} is lost: "
-                "no memory of a living node has it; error feedback begins there with nothing"
+        (kind, text), data = describe_report(report), asdict(report)
+        if isinstance(report, EvaluationReport):
+            is_known = self._evaluations[report.name].get(report.step) == report.value
+        else:  # all workers tell how much the model computes
+            is_known = kind == WORK and any(
+                each["kind"] == WORK and each["data"] == data for each in self._lasting
             )
-            self.add_event("residuals_lost", text, **asdict(report))
-            return
-        data = asdict(report)
-        if self._evaluations[report.name].get(report.step) != report.value:
-            text = f"step {report.step}: {report.name} {report.value:.5f}"
-            self.add_event("evaluated", text, **data)
-
-    def _add_choice(self, chosen: CompressionChosen) -> None:
-        times = ", ".join(f"{name} {each:.4f} s" for name, each in chosen.predicted_s.items())
-        text = (
-            f"{chosen.model}: gradients are sent with compression {chosen.compression}; on "
-            f"{chosen.link_bytes_per_s / 1e6:.0f} MB/s a step's sums are predicted to take {times}"
-        )
-        self.add_event("compression_chosen", text, **asdict(chosen))
-
-    def _add_work(self, work: WorkDescribed) -> None:
-        """Say once how much the model computes, and again of another device: all workers tell."""
-        if any(e["kind"] == _WORK and e["data"] == asdict(work) for e in self._lasting):
-            return
-        peak = (
-            "" if work.peak_flops is None else f", of which one does {work.peak_flops:.4g} a second"
-        )
-        text = (
-            f"the model computes {work.model_flops:.4g} floating-point operations a token, "
-            f"{work.hardware_flops:.4g} with what is recomputed, on {work.device}{peak}"
-        )
-        self.add_event(_WORK, text, **asdict(work))
+        if not is_known:
+            self.add_event(kind, text, **data)
 
     def _keep(self, event: dict[str, Any]) -> None:
         kind, data = event["kind"], event["data"]
@@ -264,7 +225,7 @@ class RunRecord:
         self.anomalies.take(event)
         if kind == "attempt":
             self._forget_attempt(event)
-        elif kind == "evaluated":
+        elif kind == EVALUATED:
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
             incarnation, counter = map(int, data["epoch"].split("."))

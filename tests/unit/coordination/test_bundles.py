@@ -157,6 +157,24 @@ def test_the_event_loop_goes_on_while_ray_makes_no_bundles_and_takes_none_back(
     assert head.removed == [f"{FIRST}/2", FIRST]
 
 
+def test_the_number_of_a_bundle_that_is_gone_is_given_to_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Who waits to start a worker in the one that is gone would start it in the other."""
+    head = SilentHead(monkeypatch)
+    head.may_answer.set()
+
+    async def act() -> list[int | None]:
+        bundles = Bundles("job-1", ResourcesConfig())
+        await bundles.reserve(2)
+        first = await bundles.add("a", 5.0)
+        assert first is not None
+        await bundles.drop(first)
+        return [first, await bundles.add("b", 5.0)]
+
+    assert asyncio.run(act()) == [2, 3]
+
+
 def test_bundles_that_ray_makes_though_nobody_waits_any_more_are_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -52,10 +52,14 @@ class Scene:
         pool: Any = self.pool
         self.kept = FakeKept()
         kept: Any = self.kept
-        self.control = EpochControl(
-            job, pool, self.record, kept, self.clock, superior=self.superior
-        )
-        self.control.incarnation = 1
+        self._parts = job, pool, self.record, kept, self.clock
+        self.control = self.follow(incarnation=1)
+
+    def follow(self, incarnation: int) -> EpochControl:
+        """Return the control of this coordinator, or of one that comes after it."""
+        control = EpochControl(*self._parts, superior=self.superior)
+        control.incarnation = incarnation
+        return control
 
     @property
     def ids(self) -> tuple[str, ...]:

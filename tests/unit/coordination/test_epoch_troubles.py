@@ -77,6 +77,43 @@ def test_who_has_waited_since_before_its_epoch_was_taken_over_was_never_released
     assert scene.control.epoch == (EpochId(1, 4) if finished else EpochId(2, 1))
 
 
+def test_one_that_has_parked_and_is_too_busy_to_say_why_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It pauses with the others, whose report has yet to come."""
+    monkeypatch.setattr("trainflow.coordination.epoch_troubles._ANSWER_WITHIN_S", 0.01)
+
+    async def main() -> Scene:
+        scene = Scene(tmp_path, FRESH)
+        scene.control.open()
+        await settle()
+        scene.clock.now_s += 10.0
+        asked = asyncio.Event()
+
+        async def say_nothing() -> WorkerDescription:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+        scene.workers[1].describe = Method(say_nothing)
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 2.5)})
+        await asked.wait()
+        await until(lambda: scene.control.troubles._asking is None)
+        assert scene.control.is_whole
+        description = parked(scene, 1)
+
+        async def answer() -> WorkerDescription:
+            return description
+
+        scene.workers[1].describe = Method(answer)
+        scene.control.troubles.on_progress({scene.ids[1]: seen(Phase.PARKED, 3.5)})
+        await until(lambda: scene.control.epoch == EpochId(1, 2))
+        scene.control.close()
+        return scene
+
+    assert asyncio.run(main()).superior.failures == []
+
+
 DIFFERENCE = RanksDiffer(4, EpochId(1, 1), (0, 1), in_spot_check=False)
 EXPLAINED = (
     "gradients differ on ranks [0, 1] after they were summed, so step 4 is done again; no majority "

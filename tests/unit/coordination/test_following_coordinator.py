@@ -236,6 +236,24 @@ def test_where_only_keepers_are_left_a_stop_waits_for_nothing(play: Play):
     play(act)
 
 
+def test_a_stop_waits_for_no_store_where_no_member_lives(play: Play):
+    """A spare is left, which nobody asks to stop, and a store that doesn't answer."""
+
+    async def act(stage: Stage) -> None:
+        stage.write_events(EPOCH)
+        stage.leave()
+        stage.found[SPARE] = FakeWorker(SPARE, None)
+        coordinator = stage.start()
+        any_kept: Any = coordinator._kept
+        any_kept.find_stored_again = lambda **_: asyncio.Event().wait()
+        await until(lambda: stage.kinds().count("failure") == len(IDS))
+        await coordinator.stop()
+        await until(stage.pool.closed.is_set)
+        assert stage.result()["state"] == "stopped"
+
+    play(act)
+
+
 def test_members_that_all_died_unheard_are_told_of_before_others_are_launched(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,12 +1,13 @@
 """Attempts to form an epoch: how often, for how long, and when again."""
 
 from trainflow.coordination.forming_attempts import FormingAttempts
+from trainflow.epochs import EpochId
 
-AB, AC = ("a", "b"), ("a", "c")
+AB, AC, EPOCH = ("a", "b"), ("a", "c"), EpochId(1, 2)
 
 
 def fail(attempts: FormingAttempts, members: tuple[str, ...], at_s: float) -> None:
-    attempts.begin(members, at_s, at_boundary=False)
+    attempts.begin(EPOCH, members, at_s, at_boundary=False)
     attempts.fail(at_s)
 
 
@@ -36,7 +37,7 @@ def test_other_members_are_another_matter():
     attempts = FormingAttempts()
     for at_s in (10.0, 11.0):
         fail(attempts, AB, at_s)
-    attempts.begin(AC, 5000.0, at_boundary=False)
+    attempts.begin(EPOCH, AC, 5000.0, at_boundary=False)
     assert attempts.num_failed == 0
     attempts.fail(5001.0)
     assert (attempts.pause_s, attempts.failing_for_s(5002.0)) == (0.05, 1.0)
@@ -46,7 +47,7 @@ def test_members_have_left_from_the_first_attempt_on_until_one_succeeds():
     attempts = FormingAttempts()
     assert attempts.left_for_s(1.0) == {}
     fail(attempts, AB, 10.0)
-    attempts.begin(AC, 12.0, at_boundary=False)
+    attempts.begin(EPOCH, AC, 12.0, at_boundary=False)
     assert attempts.left_for_s(15.0) == {"a": 5.0, "c": 5.0}
     attempts.succeed()
     assert attempts.left_for_s(16.0) == {}
@@ -54,8 +55,8 @@ def test_members_have_left_from_the_first_attempt_on_until_one_succeeds():
 
 def test_who_goes_on_to_the_end_of_a_step_has_not_left():
     attempts = FormingAttempts()
-    attempts.begin(AB, 10.0, at_boundary=True)
+    attempts.begin(EPOCH, AB, 10.0, at_boundary=True)
     assert attempts.left_for_s(15.0) == {}
     attempts.fail(16.0)
-    attempts.begin(AB, 16.0, at_boundary=False)
+    attempts.begin(EPOCH, AB, 16.0, at_boundary=False)
     assert attempts.left_for_s(18.0) == {"a": 2.0, "b": 2.0}

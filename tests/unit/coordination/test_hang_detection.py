@@ -310,3 +310,13 @@ def test_who_has_moved_lately_costs_no_judgement(monkeypatch: pytest.MonkeyPatch
     members["w7"] = late = progress(Phase.COMPUTE, pulse_age_s=TIMEOUT_S + 1)
     assert judge_progress(members, LIMITS).hung.keys() == {"w7"}
     assert judged == [late]
+
+
+def test_who_waits_in_the_epoch_that_is_being_formed_waits_for_who_has_yet_to_be_released():
+    left_for_s = dict.fromkeys("ab", 12.0)
+    limits = Limits(TIMEOUT_S, left_for_s=left_for_s, forming=EpochId(1, 2))
+    stopped = progress(Phase.HEALING, epoch=EpochId(1, 2), age_s=11, pulse_age_s=11)
+    released = progress(Phase.HEALING, epoch=EpochId(1, 2), age_s=11)
+    assert judge_progress({"a": stopped, "b": released}, limits).hung.keys() == {"a"}
+    stuck = progress(Phase.COMMUNICATE, epoch=EpochId(1, 1), age_s=11)
+    assert judge_progress({"a": stuck, "b": released}, limits).hung.keys() == {"a"}

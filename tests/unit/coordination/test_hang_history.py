@@ -45,3 +45,10 @@ def test_starts_count_by_the_place_of_the_worker_as_all_start_at_a_time():
     first = [hang(HangKind.START, worker=f"slot{number}-1.{number}") for number in range(4)]
     assert tell(*first).num_starts == 1
     assert tell(*first, hang(HangKind.START, worker="slot2-1.r1")).num_starts == 2
+
+
+def test_a_start_that_comes_to_its_end_shows_that_the_limit_will_do():
+    twice = [hang(HangKind.START, worker=f"slot2-1.r{number}") for number in range(2)]
+    assert tell(*twice, ("warm", {"worker": "slot1-1.r9"})).num_starts == 2
+    assert tell(*twice, ("warm", {"worker": "slot2-1.r2"})).num_starts == 0
+    assert tell(*twice, ("epoch", {"members": ["slot2-1.2"]})).num_starts == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.coordination.fakes import guard_of, settle
+from trainflow.coordination.forming_attempts import FormingAttempts
 from trainflow.coordination.hang_detection import Hang, HangKind
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -41,12 +42,16 @@ class Stage:
         self.asked: list[list[str]] = []
         self.lost: list[tuple[str, str, list[str]]] = []
         self.broken: list[EpochId] = []
+        self.attempts = FormingAttempts()
         parts: Any = self
         evidence = HangEvidence(parts, record, "jobs.lm:train")
         self.response = HangResponse(parts, evidence, parts, guard_of(record), parts, parts)
 
-    def find_hung(self, left_for_s: Mapping[str, float]) -> dict[str, Hang]:
+    def find_hung(
+        self, left_for_s: Mapping[str, float], forming: EpochId | None
+    ) -> dict[str, Hang]:
         assert left_for_s is self.left
+        assert forming == self.attempts.epoch
         return {each: self.hung[each] for each in self.hung if each in self.known}
 
     def left_for_s(self) -> dict[str, float]:
@@ -332,7 +337,7 @@ def test_a_watch_that_fails_stops_nothing_and_is_asked_again(
     async def act(stage: Stage) -> None:
         stage.may_answer.set()
         with monkeypatch.context() as broken:
-            broken.setattr(stage, "find_hung", lambda _: 1 / 0)
+            broken.setattr(stage, "find_hung", lambda *_: 1 / 0)
             for _ in range(3):
                 stage.response.look()
         stage.hung = {"b": STILL}

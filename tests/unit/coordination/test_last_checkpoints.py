@@ -1,10 +1,12 @@
 """The state is in storage before the last nodes go, not long before, and is brought seldom."""
 
 import math
+from typing import Any
 
 import pytest
 
 from trainflow.coordination.last_checkpoints import LastCheckpoints
+from trainflow.epochs import EpochId
 
 
 def live(left_s: float, takes_s: float, *, fails_at: tuple[int, ...] = ()) -> list[float]:
@@ -48,3 +50,25 @@ def test_without_a_deadline_one_is_enough_until_there_is_one():
 @pytest.mark.parametrize(("stored_step", "expected"), [(10, False), (9, True), (0, True)])
 def test_what_is_in_storage_is_not_brought_there_again(stored_step: int, *, expected: bool):
     assert LastCheckpoints().take_due(60.0, 0.0, 10, stored_step) is expected
+
+
+def test_one_whose_epoch_ended_or_that_failed_before_it_was_made_is_asked_for_again_at_once():
+    def ask(last: LastCheckpoints, at_s: float, **what: Any) -> bool:
+        steps: dict[str, Any] = {"last_step": int(at_s) + 10, "stored_step": 0}
+        return last.take_due(120.0 - at_s, at_s, **steps | what)
+
+    lost, failed, made = LastCheckpoints(), LastCheckpoints(), LastCheckpoints()
+    for each in (lost, failed, made):
+        assert ask(each, 0.0, epoch=EpochId(1, 1))
+        assert not ask(each, 1.0, epoch=EpochId(1, 1))
+    assert ask(lost, 2.0, epoch=EpochId(1, 2))
+    assert not ask(lost, 3.0, epoch=EpochId(1, 2))
+    assert not ask(failed, 2.0, epoch=EpochId(1, 1), failed_step=10), "that was the one before"
+    assert ask(failed, 3.0, epoch=EpochId(1, 1), failed_step=11)
+    assert not ask(made, 2.0, epoch=EpochId(1, 2), stored_step=11)
+
+
+def test_without_a_deadline_one_that_failed_is_asked_for_again_too():
+    last = LastCheckpoints()
+    assert last.take_due(math.inf, 0.0, 10, 0, epoch=EpochId(1, 1))
+    assert last.take_due(math.inf, 9.0, 30, 0, epoch=EpochId(1, 1), failed_step=11)

@@ -29,12 +29,12 @@ class Scene:
     def __init__(self, directory: Path):
         self.clock = FakeClock()
         self.record = RunRecord(directory, self.clock)
-        self.log = RecoveryLog(self.record, self.clock)
+        self.log = RecoveryLog(self.record, self.clock, max_steps=10)
         self.clock.now_s = NOTICED_S
         self.log.notice("lost b")
 
-    def form(self, begun_s: float = BEGUN_S) -> None:
-        plan = RecoveryPlan(EpochSpec(EPOCH, MEMBERS, "", 0), Version(7, EpochId(1, 1)))
+    def form(self, begun_s: float = BEGUN_S, *, base_step: int = 7) -> None:
+        plan = RecoveryPlan(EpochSpec(EPOCH, MEMBERS, "", 0), Version(base_step, EpochId(1, 1)))
         reports = tuple(MemberReport(each, plan.base) for each in MEMBERS)
         self.clock.now_s = begun_s
         self.log.on_formed(FormedEpoch(plan, reports, ASKED_S, begun_s, 8, PLANNED_S))
@@ -118,3 +118,14 @@ def test_one_that_is_heard_of_before_its_epoch_had_begun_was_by_then(scene: Scen
     assert not scene.log.is_under_way
     assert scene.told()["data"]["committed_at_s"] == HEARD_S
     assert scene.told()["data"]["healed_at_s"] == HEALED_S + HEARD_S - COMMITTED_S
+
+
+def test_after_the_last_step_a_recovery_is_over_as_its_epoch_begins(scene: Scene):
+    """No rank commits anything any more: it would last until the run ends."""
+    scene.form(base_step=10)
+    assert not scene.log.is_under_way
+    told = scene.told()
+    assert told["text"] == "2 go on after the last step, 10, 0.75 s after the loss was noticed"
+    assert told["data"]["committed_at_s"] == told["data"]["healed_at_s"] == BEGUN_S
+    assert told["data"]["steps_lost"] == 0
+    assert scene.shown() == {"decide": 0.25, "form": 0.5, "heal": 0.0, "step": 0.0}

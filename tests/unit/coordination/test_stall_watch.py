@@ -18,6 +18,7 @@ from tests.unit.coordination.fakes import (
     guard_of,
     settle,
 )
+from trainflow.coordination.forming_attempts import FormingAttempts
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.hang_evidence import HangEvidence
 from trainflow.coordination.hang_response import HangResponse
@@ -49,6 +50,7 @@ class Scene:
         self.held = False
         self.record.last_step = 7
         job = make_job(failures={"hang_timeout_s": LIMIT_S})
+        self.attempts = FormingAttempts()
         any_parts: Any = (job, self.pool, self, self.record)
         watch = HangWatch(*any_parts)
         any_self: Any = self
