@@ -189,6 +189,7 @@ class RunUnderTest:
     def empty_shared_memory(self, node_id: str) -> None:
         """Do what a power cut does, and what killing a simulated node doesn't."""
         folder = names.stamp_directory(self.run.job_id, node_id)
+        assert folder.is_dir(), f"{folder} holds nothing"
         shutil.rmtree(folder, ignore_errors=True)  # Keepers that live remove files of the dead
         assert not list(folder.glob("*")), f"{folder} is not empty"
 

@@ -14,6 +14,18 @@ from trainflow.coordination.recovery_plan import plan_recovery
 from trainflow.epochs import EpochId, EpochSpec, MemberReport, StoredState
 
 
+async def train(directory: Path, *, follower: int) -> Scene:
+    """Commit three steps, and have another coordinator take the place of the one that did."""
+    scene = Scene(directory, FRESH)
+    scene.control.open()
+    await settle()
+    for step in (1, 2, 3):
+        scene.commit_everywhere(step)
+    scene.control.close()
+    scene.control = scene.follow(incarnation=follower)
+    return scene
+
+
 @pytest.mark.parametrize("by", ["this coordinator", "one that died right after it"])
 def test_steps_that_are_done_again_and_heard_of_before_their_epoch_is_known_are_recorded(
     tmp_path: Path, by: str
@@ -23,13 +35,7 @@ def test_steps_that_are_done_again_and_heard_of_before_their_epoch_is_known_are_
     base = StoredState("/store", 1)
 
     async def main() -> Scene:
-        scene = Scene(tmp_path, FRESH)
-        scene.control.open()
-        await settle()
-        for step in (1, 2, 3):
-            scene.commit_everywhere(step)
-        scene.control.close()
-        scene.control = scene.follow(incarnation=2)
+        scene = await train(tmp_path, follower=2)
         scene.kept.newest = base
         for worker in scene.workers:
             worker.version = None
@@ -72,13 +78,7 @@ def test_steps_go_on_to_be_recorded_in_an_epoch_that_nobody_says_they_were_relea
     epoch = EpochId(2, 1)
 
     async def main() -> Scene:
-        scene = Scene(tmp_path, FRESH)
-        scene.control.open()
-        await settle()
-        for step in (1, 2, 3):
-            scene.commit_everywhere(step)
-        scene.control.close()
-        scene.control = scene.follow(incarnation=3)
+        scene = await train(tmp_path, follower=3)
         commits = [replace(STEP, step=step, epoch=epoch, world_size=3) for step in (2, 3, 4, 5)]
         for commit in commits[:2]:
             scene.control.on_step(commit)
