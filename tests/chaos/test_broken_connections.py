@@ -51,7 +51,10 @@ def break_connections(pairs: set[Pair]) -> None:
         subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("calls", [False, True], ids=["presence", "calls"])
+@pytest.mark.parametrize(
+    "calls",
+    [pytest.param(False, id="presence"), pytest.param(True, id="calls", marks=pytest.mark.soak)],
+)
 def test_a_worker_whose_connections_break_keeps_its_rank_and_is_watched_on(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str, *, calls: bool
 ) -> None:

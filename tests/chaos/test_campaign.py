@@ -134,6 +134,7 @@ def test_a_store_that_hangs_a_slow_rank_and_a_lost_node_are_borne(tmp_path: Path
     assert set(holds.values()) == {True}
 
 
+@pytest.mark.soak
 def test_a_campaign_on_a_cluster_that_is_there_leaves_that_as_it_was(
     tmp_path: Path, cluster: LocalCluster
 ):

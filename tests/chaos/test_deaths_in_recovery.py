@@ -45,6 +45,7 @@ def test_who_holds_the_state_dies_while_it_heals_another(tmp_path: Path):
     assert second.startswith("rank 0 (")
 
 
+@pytest.mark.soak
 def test_the_keeper_dies_from_which_who_takes_a_rank_over_reads_its_shards(tmp_path: Path):
     """It alone has them: what is served again once it is back is read then."""
     plan = make_plan(4, {"target": "keeper", "phase": "restoring"})

@@ -61,8 +61,11 @@ def all_files(*folders: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, TOP_K, {"parallel": {"mode": "fsdp"}}],
-    ids=["ddp", "error feedback", "fsdp"],
+    [
+        pytest.param({}, id="ddp"),
+        pytest.param(TOP_K, id="error feedback", marks=pytest.mark.soak),
+        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp"),
+    ],
 )
 def test_steps_are_done_again_to_the_same_bits_and_nothing_of_the_run_is_touched(
     start: Callable[..., RunUnderTest], settings: dict[str, Any]

@@ -75,6 +75,7 @@ def test_a_notice_in_a_file_empties_the_node_before_it_goes(
     expect_no_step_twice(expect_as_undisturbed(run, undisturbed))
 
 
+@pytest.mark.soak
 def test_sharded_state_goes_with_the_rank(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_spare_takes_over_what_compression_left_out(cluster: LocalCluster, tmp
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_what_goes_with_a_node_is_said(cluster: LocalCluster, tmp_path: Path):
     run = RunUnderTest.start(cluster, tmp_path, communication=FED_BACK)
     run.wait_training(step=20, spares=2)

@@ -20,6 +20,7 @@ def starts_on(host: str, run: RunUnderTest, status: dict[str, Any]) -> list[floa
     return [each["at_s"] for each in started if each["data"]["worker"] in there]
 
 
+@pytest.mark.soak
 def test_a_flapping_node_takes_no_ranks_until_it_has_shown_that_it_is_well(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_every_worker_and_the_coordinator_killed_loses_no_step(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_one_node_that_is_left_is_enough(
     run: RunUnderTest, cluster: LocalCluster, undisturbed: str
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, undisturbed: 
     assert run.final_digests() == {undisturbed}
 
 
+@pytest.mark.soak
 def test_a_node_without_workers_holds_a_copy(cluster: LocalCluster, tmp_path: Path) -> None:
     """One worker, on one node: another node is sent each state, as the link allows."""
     # Six microbatches of 0.1 s: a step is long beside a copy, so that the bound tells of copies and

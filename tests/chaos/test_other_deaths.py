@@ -104,6 +104,7 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
     assert not psutil.pid_exists(worker["pid"])
 
 
+@pytest.mark.soak
 def test_a_thread_that_does_not_come_out_of_an_epoch_that_was_given_up_is_found(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_worker_that_starts_while_the_coordinator_dies_takes_part(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_rank_killed_after_its_last_step_is_made_up_for(
     cluster: LocalCluster, tmp_path: Path, spares: int
 ) -> None:

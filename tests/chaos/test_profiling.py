@@ -49,6 +49,7 @@ def test_ranks_record_the_same_steps_and_the_run_is_the_same(
     assert run.final_digests() == {undisturbed}
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_meanwhile_has_none_and_others_have_what_they_recorded(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ):

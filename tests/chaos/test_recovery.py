@@ -107,6 +107,7 @@ def test_rank_killed_during_coordinator_restart(run: RunUnderTest, undisturbed: 
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.soak
 def test_who_does_not_answer_the_next_coordinator_at_once_keeps_its_rank(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -127,7 +128,7 @@ def test_who_does_not_answer_the_next_coordinator_at_once_keeps_its_rank(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ) -> None:

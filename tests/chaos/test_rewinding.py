@@ -93,6 +93,7 @@ def test_a_member_that_dies_right_after_it_costs_nothing_of_that(
     assert_passed_over(run, find_base(status))
 
 
+@pytest.mark.soak
 def test_all_workers_and_memory_lost_right_after_it_go_on_at_the_same_samples(
     cluster: LocalCluster, tmp_path: Path
 ):

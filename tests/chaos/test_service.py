@@ -160,6 +160,7 @@ def test_what_was_known_is_known_after_the_head_died_and_the_job_is_gone_on_with
         assert lost["ended_at_s"] == pytest.approx(job["published_at_s"], abs=2)
 
 
+@pytest.mark.soak
 def test_a_job_goes_on_by_itself_on_the_next_cluster_if_it_says_so(ground: Ground):
     with serving(ground) as service:
         job_id = service.submit(ground.endless_job() | {"failures": {"max_lost_clusters": 1}})

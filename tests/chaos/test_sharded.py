@@ -94,6 +94,7 @@ def test_a_group_goes_on_with_a_spare_and_else_another_alone(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_two_ranks_killed_at_once(well_staffed: RunUnderTest, smooth: list[str]) -> None:
     run = well_staffed
     run.wait_training(step=30, spares=2)
@@ -126,6 +127,7 @@ def test_every_worker_killed_goes_on_from_memory(run: RunUnderTest, smooth: list
     assert shard_digests(run) == smooth
 
 
+@pytest.mark.soak
 def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, smooth: list[str]) -> None:
     run.wait_training(step=30, spares=1)
     keeper = run.keeper_of(1)

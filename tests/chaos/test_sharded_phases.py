@@ -38,6 +38,7 @@ def test_a_death_in_each_phase_of_a_step_loses_none(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_a_keeper_that_dies_while_it_streams_a_copy_goes_on_with_it(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:

@@ -27,6 +27,7 @@ def standing_still(cluster: LocalCluster) -> Iterator[None]:
         server.resume()
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_meanwhile_is_replaced_and_costs_nobody_else(
     cluster: LocalCluster, tmp_path: Path
 ):

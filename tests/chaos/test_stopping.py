@@ -48,7 +48,12 @@ def expect_stopped_with_checkpoint(run: RunUnderTest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spares", "minimum"), [(1, 3), (0, 1), (0, 3)], ids=["spare", "shrinks", "replaced"]
+    ("spares", "minimum"),
+    [
+        pytest.param(1, 3, id="spare"),
+        pytest.param(0, 1, id="shrinks", marks=pytest.mark.soak),
+        pytest.param(0, 3, id="replaced", marks=pytest.mark.soak),
+    ],
 )
 def test_a_member_killed_between_the_order_and_the_commit(
     start: Any, spares: int, minimum: int
@@ -86,7 +91,10 @@ def test_a_member_and_the_coordinator_killed_between_the_order_and_the_commit(st
     assert len(events_of(status, "stopping")) == 1
 
 
-@pytest.mark.parametrize(("rank", "phase"), [(1, "optimizer"), (None, "snapshot")])
+@pytest.mark.parametrize(
+    ("rank", "phase"),
+    [pytest.param(1, "optimizer", marks=pytest.mark.soak), (None, "snapshot")],
+)
 def test_a_member_killed_in_that_commit_before_it_has_copied_the_state(
     start: Any, rank: int | None, phase: str
 ) -> None:
@@ -115,6 +123,7 @@ def test_a_member_killed_once_all_have_copied_the_state_is_not_missed(start: Any
     assert len(events_of(status, "epoch")) == 1
 
 
+@pytest.mark.soak
 def test_a_member_that_hangs_between_the_order_and_the_commit(start: Any) -> None:
     run = start(spares=1, minimum=3, hang_at=LONG["sleep_from"] + 1)
     stop(run)

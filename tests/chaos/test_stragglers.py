@@ -12,6 +12,7 @@ from trainflow.monitoring import metrics
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 
+@pytest.mark.soak
 def test_a_rank_whose_microbatches_take_longer_is_named_until_they_do_not(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
