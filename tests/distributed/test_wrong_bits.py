@@ -96,6 +96,35 @@ def test_spot_checks_change_nothing(run: Run):
     assert checked.differences == []
 
 
+def train_and_note_scales(session: Session, _: Any) -> dict[str, Any]:
+    """The plain loop; what all compute weighs most. Notes the scale that each step ends with."""
+    run = Recorder(session)
+    reducer = session._state.models["model"].reducer
+    note, scales = reducer.note_loss_scale, dict[int, float]()
+    for step in session.steps():
+
+        def keep(scale: float, number: int = step.number) -> None:
+            scales[number] = scale
+            note(scale)
+
+        with step:
+            reducer.note_loss_scale = keep
+            for batch in step.microbatches():
+                weight = batch.num_targets * (512 if batch.is_padding else 1)
+                step.backward(mean_loss(run.model, batch), weight=weight)
+            run.commit(step)
+    return run.result() | {"scales": scales}
+
+
+def test_a_check_leaves_the_loss_scale_to_the_steps_own_microbatches(run: Run):
+    settings: dict[str, Any] = {"training": EXACT | {"precision": "fp16"}}
+    plain = run(train_and_note_scales, **settings)
+    checked = run(train_and_note_scales, failures=SPOT, **settings)
+    assert digests(checked) == digests(plain)
+    for each, other in zip(checked.by_rank, plain.by_rank, strict=True):
+        assert each["scales"] == other["scales"]
+
+
 def test_a_rank_that_computes_wrong_is_found_by_what_all_compute(run: Run):
     settings: dict[str, Any] = {"training": EXACT, "failures": SPOT}
     plain = run(train_and_miscompute, extra=("nobody", 0), **settings)

@@ -242,13 +242,14 @@ class HeldSnapshots:
         """
         self._recoverable = recoverable
         for slot in self._all():
-            if not self._is_needed(slot, recoverable):
-                try:
-                    with slot.alone():
-                        if not self._is_needed(slot, recoverable):  # nor has been written since
-                            slot.remove()
-                except (OSError, StateError) as error:
-                    logger.debug("%s stays for now: %s", slot.path, error)
+            try:
+                if self._is_needed(slot, recoverable):
+                    continue
+                with slot.alone():
+                    if not self._is_needed(slot, recoverable):  # nor has been written since
+                        slot.remove()
+            except (OSError, StateError) as error:
+                logger.debug("%s stays for now: %s", slot.path, error)
 
     def take_no_more(self) -> None:
         """From here on no file is made: not by a copy either that is just arriving."""

@@ -76,8 +76,7 @@ class Session:
         self._tail_done = True
         self._finished = False
         self._pausing = False
-        self._tried = 0
-        self._retry = 0
+        self._tried = self._retry = 0
         self._joined: Joined | None = None
         self._history = StepHistory()
         seed_everything(context.job.training.seed)
@@ -280,7 +279,7 @@ class Session:
         transaction = Transaction(self._context, self._state, group, mode)
         self._stamp(Phase.USER)  # above all after healing, which counts as waiting
         yield Step(transaction.number, self._count_try(transaction.number, mode), mode, transaction)
-        if mode is StepMode.TAIL or transaction.outcome is not None:
+        if mode is StepMode.TAIL or (mode is StepMode.LIVE and transaction.reached is not None):
             self._tail_done = transaction.left_whole
         if mode is StepMode.LIVE and transaction.reached is not None:
             self._after_commit(transaction.reached, group, is_safe=transaction.outcome is not None)
@@ -313,6 +312,8 @@ class Session:
 
     def _join_epoch(self) -> Iterator[Step]:
         """Wait for an epoch and join it; yields the last step's tail if that must run again."""
+        if self._context.snapshots is not None and (self._pausing or self._sharded):
+            self._context.snapshots.settle()
         self._stamp(Phase.PARKED)
         standing = Standing(
             self._state.version,

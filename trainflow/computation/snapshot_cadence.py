@@ -111,6 +111,10 @@ class SnapshotCadence:
         """Have whoever is about to change the state wait for what is being copied of it."""
         self._writer.before_overwrite()
 
+    def settle(self) -> None:
+        """Wait until what is being copied is whole: others may go on from it then."""
+        self._writer.settle()
+
     def begin_from(self, state: TrainingState, shard: ShardId) -> None:
         """An epoch begins: what it begins from is in memory here, and goes to other nodes.
 

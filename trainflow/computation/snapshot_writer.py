@@ -199,6 +199,11 @@ class SnapshotWriter:
         self._staging.wait()
         self._newest.append(slot)
 
+    def settle(self) -> None:
+        """Wait for what is being copied; if that fails, its slot is written over later."""
+        with contextlib.suppress(RuntimeError):
+            self._finish_staging()
+
     def holds(self, version: Version, shard: ShardId) -> bool:
         """Whether this shard of a version is here whole."""
         return any((slot.version, slot.shard) == (version, shard) for slot in self._slots)
@@ -222,8 +227,7 @@ class SnapshotWriter:
 
     def forget_after(self, step: int) -> None:
         """Steps after this one are void: what was copied of them is no state of the run."""
-        with contextlib.suppress(RuntimeError):
-            self._finish_staging()
+        self.settle()
         for slot in self._slots:
             version = slot.version
             if version is not None and version.step > step and slot.take() and slot in self._newest:
@@ -231,8 +235,7 @@ class SnapshotWriter:
 
     def discard(self) -> None:
         """Give the memory back: this rank copies no more. What is on its way to storage stays."""
-        with contextlib.suppress(RuntimeError):
-            self._finish_staging()
+        self.settle()
         self._slots = [slot for slot in self._slots if not slot.discard()]
         self._newest.clear()
 

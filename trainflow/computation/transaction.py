@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.communication import commit_record
-from trainflow.communication.buffer_sync import share_buffers
 from trainflow.communication.commit_record import CommitDecision, CommitRecord, Scalar
 from trainflow.communication.compression import kernels
 from trainflow.communication.group import Group
@@ -30,6 +29,7 @@ from trainflow.computation.outcome import (
     describe_sums,
     keep_choices,
 )
+from trainflow.computation.rank_0_values import clip_alike, take_from_rank_0
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.reports import AllStop
 from trainflow.computation.residual_state import ResidualState
@@ -139,6 +139,9 @@ class Transaction:
         microbatch = self._spot.choose(consumed)
         yield self._prepare(microbatch, self._context.feed.read_padding(microbatch))
         self._spot.finish(self._state, self._start)
+        self._scale = None
+        for model in self._state.models.values():
+            model.reducer.note_loss_scale(1.0)
 
     def _prepare(self, microbatch: Microbatch, batch: Batch) -> Batch:
         """Make ready for a microbatch's forward and backward."""
@@ -209,9 +212,10 @@ class Transaction:
             )
         self._stamp(Phase.COMMUNICATE)
         self._times.begin_waiting()
-        reduced = [model.reducer.finish() for model in self._state.models.values()]
-        gradients = [each for each in reduced if each is not None]
-        if len(gradients) != len(reduced) or not self._share_buffers():
+        models = self._state.models.values()
+        reduced = [model.reducer.finish() for model in models]
+        gradients = take_from_rank_0(models, reduced, self._group, self._context.device)
+        if gradients is None:
             raise StepAborted
         if self._state.residuals is not None and self._mode is StepMode.LIVE:
             self._state.residuals.offer(self._next_version, self._group)
@@ -219,7 +223,7 @@ class Transaction:
         waited_s = self._times.waiting_s
         digests = StepDigests(self._context, self._state, self._group, self.number)
         verdict = judge_step(decision, self._state.norm_guard, self._context.job)
-        committed = self._apply(gradients, decision, verdict)
+        committed = self._apply(clip_alike(gradients, decision.norm), decision, verdict)
         tensor_digests = digests.finish()
         self.reached = self.outcome = Outcome(
             committed,
@@ -228,9 +232,7 @@ class Transaction:
             compute_s=self._times.total_s - waited_s,
             wait_s=waited_s,
             exchange_s=self._times.exchange_s,
-            wire_bytes=sum(
-                m.reducer.wire_bytes(self._group.world_size) for m in self._state.models.values()
-            ),
+            wire_bytes=sum(m.reducer.wire_bytes(self._group.world_size) for m in models),
             sums=describe_sums(self._state, self._group, gradients, decision.flags),
             scalars=describe_scaling(self._state) | decision.scalars,
             odd_norm=verdict.odd,
@@ -265,11 +267,6 @@ class Transaction:
         if outcome is not None and flags & Flag.STOP:
             self.reached = self.outcome = replace(outcome, stops=True)
             context.report(AllStop(self.number, self._group.spec.epoch))
-
-    def _share_buffers(self) -> bool:
-        models = self._state.models.values()
-        buffers = [buffer for model in models for buffer in model.persistent_buffers()]
-        return share_buffers(buffers, self._group)
 
     def _agree(self, gradients: list[ReducedGradients]) -> CommitDecision:
         """Exchange records; from here on every rank that gets them all decides alike."""

@@ -155,13 +155,17 @@ def _values_in(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def parse_yaml(text: str) -> object:
+def parse_yaml(text: str, most_values: int | None = None) -> object:
     """Return the value of a YAML document: what JSON has, but that any scalar may be a key.
+
+    Args:
+        text: the document.
+        most_values: what has more, keys among them, is refused where they become too many.
 
     Raises:
         yaml.YAMLError: it is none; says where, if that is one place.
     """
-    loader = _JobFileLoader(text)
+    loader = _JobFileLoader(text, most_values)
 
     def read(_text: str) -> object:
         try:
@@ -188,6 +192,28 @@ class _JobFileLoader(yaml.SafeLoader):
         tag: yaml.SafeLoader.yaml_constructors[tag]
         for tag in (None, *(f"{_YAML_TAGS}{kind}" for kind in _CORE_TAGS))
     }
+
+    def __init__(self, text: str, most_values: int | None):
+        super().__init__(text)
+        self._most_values = most_values
+        self._num_values = 0
+        self._num_levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """Read a node; raises MarkedYAMLError where there are too many, or levels of them."""
+        self._num_values += 1
+        self._num_levels += 1
+        if self._most_values is not None and self._num_values > self._most_values:
+            raise self._refuse_here(f"more than {self._most_values} values")
+        if self._num_levels > _MOST_LEVELS:
+            raise self._refuse_here(_TOO_DEEP)
+        node = super().compose_node(parent, index)  # pyright: ignore[reportArgumentType]  a node too
+        self._num_levels -= 1
+        return node
+
+    def _refuse_here(self, message: str) -> yaml.MarkedYAMLError:
+        mark = cast("yaml.Mark", self.get_mark())  # pyright: ignore[reportUnknownMemberType]  untyped there
+        return yaml.MarkedYAMLError(None, None, message, mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:  # noqa: FBT001  PyYAML's
         """Build a value; raises ConstructorError where it is not what its tag says."""

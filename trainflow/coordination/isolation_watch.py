@@ -44,6 +44,13 @@ class IsolationWatch:
             self._tell_isolated(each, f"{self._after} failures there or more")
         self._mark()
 
+    def on_taken(self, node_id: str | None) -> None:
+        """A worker went as its node was to go, which shows nothing: if it stays, it is tried."""
+        host = None if node_id is None else self._nodes.host_of(node_id)
+        if host is not None and self._probed.get(host) == node_id:
+            del self._probed[host]
+            self._policy.end_probe(host)
+
     def tick(self) -> bool:
         """See which nodes of the cluster are those now; True if one takes ranks again."""
         if not self._policy.isolated:

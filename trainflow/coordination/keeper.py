@@ -330,7 +330,8 @@ class Keeper:
                 notice_trouble=None if self._notices is None else self._notices.trouble,
                 lease_ends=ends,
             )
-            answer = coordinator.heartbeat.remote(beat)
+            # What a coordinator that is away misses must not come to the next one as new.
+            answer = coordinator.heartbeat.options(max_task_retries=0).remote(beat)
             reply = cast("HeartbeatReply", ray.get(answer, timeout=_left_s(sent_at_s, until_s)))
         except (RayError, GetTimeoutError, ValueError):  # ValueError: no such actor at the moment
             return None
@@ -367,12 +368,12 @@ class Keeper:
         stamp = read_stamp(self._stamps / f"{worker_id}.stamp")
         if stamp is None:
             return False  # it may stamp yet: without its file nobody would ever find it
-        self._remove_traces(worker_id)
         try:
             os.kill(stamp.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return False
-        return True
+            stamp = None
+        self._remove_traces(worker_id)
+        return stamp is not None
 
     def _remove_traces(self, worker_id: str) -> None:
         (self._stamps / f"{worker_id}.stamp").unlink(missing_ok=True)

@@ -34,7 +34,8 @@ _STOPS_WITHIN_S = 10.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _DASHBOARD_PORT = 8265  # Ray's own default, to which `ray job submit` turns
-_VITAL = ("raylet", "gcs_server")  # a node's manager, and the head's server of what all must know
+# The head's server of what all must know, and a node's manager, which ends if the former does.
+_VITAL = ("gcs_server", "raylet")
 _MOST_WORDS_CHARS = 300
 
 
@@ -119,8 +120,14 @@ def _last_words(logs: Path, name: str) -> str:
     """Return how a process' log ends, for a message; empty if it has none."""
     for path in (logs / f"{name}.err", logs / f"{name}.out"):
         with contextlib.suppress(OSError):
-            if words := " ".join(path.read_text(errors="replace").split()):
-                return f"; its log ends with: {words[-_MOST_WORDS_CHARS:]}"
+            words = ""
+            for line in reversed(path.read_text(errors="replace").splitlines()):
+                if len(longer := f"{' '.join(line.split())} {words}".strip()) > _MOST_WORDS_CHARS:
+                    words = words or longer[:_MOST_WORDS_CHARS]
+                    break
+                words = longer
+            if words:
+                return f"; its log ends with: {words}"
     return ""
 
 

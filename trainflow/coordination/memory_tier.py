@@ -69,7 +69,9 @@ class MemoryTier:
         """A Keeper says what it holds; answers which older states nobody needs."""
         # One that was restarted has forgotten whom to send copies, or has moved.
         self._is_outdated |= not beat.knows_peers
-        if beat.held is not None:
+        if beat.held is None:
+            self._newest.pop(beat.node_id, None)
+        else:
             self._newest[beat.node_id] = beat.held
         self._held[beat.node_id] = beat.all_held
         if beat.address is not None:
@@ -116,10 +118,13 @@ class MemoryTier:
 
         Of sharded state each node has the shards of its workers, whoever dies.
         """
+        if step == 0 or self.is_sharded:
+            return True
+        if self._settings.every_steps is None:
+            return False  # what is on its way to storage, each node has but a share of
         known = self._nodes.node_ids
         held = [version for node, version in self._newest.items() if node in known]
-        is_held = any(each.step >= step and not self._record.is_void(each) for each in held)
-        return step == 0 or self.is_sharded or is_held
+        return any(each.step >= step and not self._record.is_void(each) for each in held)
 
     async def find_newest(self, committed_step: int) -> HeldState | None:
         """Ask the Keepers; None if none of those that answer holds anything.

@@ -73,6 +73,11 @@ class NodeIsolation:
         found = self.isolated[host]
         self.isolated[host] = Isolated(found.probe_at_s, found.num_times, is_probed=True)
 
+    def end_probe(self, host: str) -> None:
+        """The worker that was tried is gone, and has shown nothing."""
+        found = self.isolated[host]
+        self.isolated[host] = Isolated(found.probe_at_s, found.num_times)
+
     def fail(self, host: str, now_s: float) -> bool:
         """Something has failed there; if it was its probe, a longer pause begins.
 

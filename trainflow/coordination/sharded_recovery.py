@@ -134,8 +134,8 @@ def plan_sharded_recovery(
             f"epoch {spec.epoch}: of no step is every shard on a member or in the memory of a "
             "node; all that held one of them were lost together, and there is no checkpoint"
         )
-    stayed = [report for report in reports if report.version is not None]
-    tail_open = member_lost or not all(r.version == base and r.tail_done for r in stayed)
+    # Also of who no longer holds it, and may have been in it: a spare has none that is open.
+    tail_open = member_lost or not all(r.tail_done and r.version in (None, base) for r in reports)
     return RecoveryPlan(
         spec=spec,
         base=base,

@@ -51,6 +51,7 @@ class Staffing:
         self._record = record
         self._guard = guard
         self._clock = guard.clock
+        self._minimum = job.workers.minimum
         self._num_wanted = job.workers.most + job.workers.spares
         self._num_spawned = 0
         self._warm_since_s: dict[int, float] = {}  # by bundle, as far as this coordinator knows
@@ -106,8 +107,8 @@ class Staffing:
 
     def _count_against(self, node_id: str | None) -> None:
         """A loss on a node is told of: it may have been one too many."""
-        if not self._is_to_go(node_id):
-            self._guard.look(Detector.ISOLATION, lambda: self._isolation.on_failure(node_id))
+        look = self._isolation.on_taken if self._is_to_go(node_id) else self._isolation.on_failure
+        self._guard.look(Detector.ISOLATION, lambda: look(node_id))
 
     def _count_in_vain(self, entry: WorkerEntry, rank: int | None) -> int:
         """Return how many starts in a row were in vain with that of one that is lost.
@@ -211,8 +212,9 @@ class Staffing:
         """Whether another worker of a bundle may be started now: on a node that may take ranks.
 
         Or, on an isolated node, as its probe. A bundle whose node is lost has to be placed first.
-        Where no bundle is on a better node, any will do. If the run has enough workers elsewhere by
-        now, none is. If that can't be told, it may be started.
+        Where no bundle is on a better node, any will do; where fewer are than the world must have,
+        so will one that is to go or is isolated: else the run would stand still. If the run has
+        enough workers elsewhere by now, none is. If that can't be told, it may be started.
         """
         unfit = self._nodes.unfit
         descriptions = (entry.description for entry in self._pool.entries.values())
@@ -238,7 +240,11 @@ class Staffing:
         node_id = placed.get(bundle)
         if all(node in unfit for node in placed.values()):
             return True
-        if node_id is None or node_id in unfit.cut_off.union(unfit.unheard, unfit.draining):
+        if node_id is None or node_id in unfit.cut_off.union(unfit.unheard):
+            return False
+        if sum(node not in unfit for node in placed.values()) < self._minimum:
+            return True
+        if node_id in unfit.draining:
             return False
         return not self._isolation.isolates or self._isolation.may_start(node_id)
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import cast
 
 import yaml
@@ -21,6 +22,10 @@ from trainflow.service.problems import ProblemError, ProblemItem, ProblemType
 
 SOURCE = "config"
 _MOST_VALUES = 100_000
+# YAML is slow to read: what is refused must not keep other requests waiting for long.
+_MOST_YAML_CHARS = 256 * 1024
+_MOST_YAML_VALUES = 10_000
+_ONE_AT_A_TIME = Lock()
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,12 @@ def fingerprint(request: SubmitRequest) -> str:
 
 
 def _parse(text: str) -> Settings:
+    if len(text) > _MOST_YAML_CHARS:
+        got, expected = f"{len(text)} characters", f"at most {_MOST_YAML_CHARS}"
+        raise _refuse(got, f"a job file of {expected}; or give it as JSON")
     try:
-        content = parse_yaml(text)
+        with _ONE_AT_A_TIME:
+            content = parse_yaml(text, _MOST_YAML_VALUES)
     except yaml.YAMLError as error:
         raise _refuse(describe_error(error), "valid YAML") from error
     if not isinstance(content, dict):

@@ -198,3 +198,22 @@ def test_a_gpu_s_tensors_arrive_as_they_were():
     assert done == [0, 1, 2]
     found = [torch.frombuffer(landing, dtype=torch.float32) for landing in landings]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_what_is_being_copied_is_whole_once_the_rank_has_settled(
+    writer: SnapshotWriter, tmp_path: Path
+):
+    assert writer.write(tree(), version(1), None)
+    writer.settle()
+    assert whole(tmp_path) == [1]
+    writer.settle()
+    assert writer.write(tree(), version(2), None), "the one before is waited for once"
+
+
+def test_a_copy_that_fails_as_the_rank_settles_counts_for_nothing(
+    writer: SnapshotWriter, staging: FakeStaging, tmp_path: Path
+):
+    assert writer.write(tree(), version(1), None)
+    staging.error = "no more room"
+    writer.settle()
+    assert whole(tmp_path) == []

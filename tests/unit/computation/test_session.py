@@ -21,6 +21,7 @@ from trainflow.communication import commit_record
 from trainflow.communication.commit_record import CommitRecord
 from trainflow.communication.gloo import GlooConnector
 from trainflow.communication.group import Group
+from trainflow.communication.rehearsal import rehearsal_group
 from trainflow.computation import joining
 from trainflow.computation.data_feed import DataFeed, open_data_feed
 from trainflow.computation.epoch_gate import EpochGate, SessionClosed, Standing
@@ -386,7 +387,88 @@ def test_a_commit_that_may_have_to_come_again_is_kept_and_not_told(
     told, standing = train_until_the_epoch_ends(context, begin, after=1)
     assert told == []
     assert standing.version is None
+    assert not standing.tail_done, "if others have it whole, its tail is still to come"
     assert [report.version for report in standing.steps] == [Version(1, EpochId(1, 1))]
+
+
+def test_a_rehearsed_spare_has_no_tail_to_be_done(context: RankContext):
+    held: list[Standing | None] = []
+    session = Session(replace(context, rehearsal=rehearsal_group(1, 1)))
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+
+    def look_and_close() -> None:
+        context.gate.form(spec(1))
+        held.append(context.gate.standing)
+        context.gate.close()
+
+    coordinator = threading.Thread(target=look_and_close)
+
+    def rehearse() -> None:
+        for step in session.steps():
+            with step:
+                for batch in step.microbatches():
+                    step.backward(mean_loss(model, batch), weight=batch.num_targets)
+                step.commit()
+            coordinator.start()
+
+    with pytest.raises(SessionClosed):
+        rehearse()
+    coordinator.join(TIMEOUT_S)
+    assert held[0] is not None
+    assert (held[0].version, held[0].tail_done) == (None, True)
+
+
+class SettlingSnapshots:
+    """Copies nothing; tells when it was to be whole."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def flags(self, *_: object) -> Flag:
+        return Flag.NONE
+
+    def before_overwrite(self) -> None:
+        """Nothing is being copied."""
+
+    def after_commit(self, *_: object) -> None:
+        self._told.append("commit")
+
+    def makes_checkpoint(self, *_: object) -> bool:
+        return False
+
+    def copy_lag(self, _: int) -> None:
+        """Nothing is streamed."""
+
+    def settle(self) -> None:
+        self._told.append("settled")
+
+
+def test_at_a_pause_a_rank_parks_with_its_copy_whole(
+    context: RankContext, begin: Begin, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    snapshots: Any = SettlingSnapshots(told)
+    park = context.gate.park
+
+    def note_and_park(standing: Standing) -> Any:
+        told.append("parked")
+        return park(standing)
+
+    monkeypatch.setattr(context.gate, "park", note_and_park)
+    session = Session(replace(context, snapshots=snapshots))
+    model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
+    begin(RecoveryPlan(spec(1), INITIAL_VERSION))
+    for step in session.steps():
+        with step:
+            for batch in step.microbatches():
+                step.backward(mean_loss(model, batch), weight=batch.num_targets)
+            if step.number == 1:
+                context.gate.request(Flag.PAUSE)
+            step.commit()
+        if step.number == 2:
+            break
+        begin(RecoveryPlan(spec(2), Version(1, EpochId(1, 1))))
+    assert told == ["parked", "commit", "settled", "parked", "commit"]
 
 
 def test_an_epoch_makes_steps_void_that_came_after_its_base(

@@ -133,6 +133,16 @@ def test_a_value_may_stand_a_hundred_levels_deep():
         parse_yaml(f"{'[' * 101}{']' * 101}")
 
 
+def test_a_text_is_read_no_further_than_to_where_it_is_too_much():
+    lines = "".join(f"k{n}: [1]\n" for n in range(5))
+    assert parse_yaml(lines, most_values=16) == {f"k{n}": [1] for n in range(5)}
+    wrong_later = f"{lines}: : :\n"
+    with pytest.raises(yaml.YAMLError, match="more than 7 values"):
+        parse_yaml(wrong_later, most_values=7)
+    with pytest.raises(yaml.YAMLError, match="nested too deeply"):
+        parse_yaml("[" * 101 + "}")
+
+
 _CORE = ["null", "bool", "int", "float", "str", "seq", "map"]
 _BEYOND = ["set", "omap", "pairs", "binary", "timestamp", "merge", "value"]
 

@@ -63,7 +63,11 @@ class Coordinator:
         self.beats: list[dict[str, Any]] = []
         self.there_at_close: list[bool] = []
         self.error: Exception | None = None
-        self.heartbeat = SimpleNamespace(remote=self._beat)
+        self.heartbeat = SimpleNamespace(remote=self._beat, options=self._options)
+
+    def _options(self, *, max_task_retries: int) -> SimpleNamespace:
+        assert max_task_retries == 0, "a later coordinator would take an old beat for a new one"
+        return self.heartbeat
 
     def _beat(self, beat: Heartbeat) -> HeartbeatReply:
         self.beats.append(beat.progress)
@@ -366,6 +370,23 @@ def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
     with closing(StampWriter(path)):
         keeper.end_workers()
         assert killed == [os.getpid()]
+
+
+def test_a_worker_that_could_not_be_killed_is_found_the_next_time(
+    keeper: Keeper, stamps: StampWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module.os, "kill", refuse)
+        with pytest.raises(PermissionError):
+            keeper.fence(5, "slot0-1.0")
+    assert (tmp_path / "job-1" / "node-1" / "slot0-1.0.stamp").exists()
+    killed: list[int] = []
+    monkeypatch.setattr(keeper_module.os, "kill", lambda pid, _: killed.append(pid))
+    assert keeper.fence(5, "slot0-1.0")
+    assert killed == [os.getpid()]
 
 
 def test_a_worker_that_is_killed_shows_its_stacks_before_and_leaves_no_file(

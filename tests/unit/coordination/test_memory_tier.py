@@ -94,8 +94,22 @@ def test_a_state_that_a_living_node_holds_needs_no_worker(tmp_path: Path):
     assert not memory.holds(7)
     hear("a", Version(7, EpochId(1, 1)))
     assert memory.holds(7)
+    hear("a", None)
+    assert not memory.holds(7), "it has it no more"
+    hear("a", Version(7, EpochId(1, 1)))
     record.add_event("epoch", "", epoch="1.2", members=[], base="5@1.1")
     assert not memory.holds(6), "of a history that the run has gone back from"
+
+
+def test_a_share_on_its_way_to_storage_is_no_state_that_could_be_gone_on_from(tmp_path: Path):
+    clock, nodes = FakeClock(), NoNodes()
+    any_nodes: Any = nodes
+    nodes.node_ids = frozenset({"a"})
+    job = make_job().model_copy(update={"snapshot": SnapshotConfig(every_steps=None)})
+    memory = MemoryTier(job, any_nodes, RunRecord(tmp_path, clock), clock)
+    memory.hear(Heartbeat("a", {}, knows_peers=True, held=Version(7, EpochId(1, 1))))
+    assert not memory.holds(7)
+    assert memory.holds(0)
 
 
 def test_sharded_state_is_on_the_node_of_each_worker(tmp_path: Path):

@@ -1,5 +1,7 @@
 """Which version all can go on from, where each rank holds what no other does."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,7 @@ def plan(
     *held: Copies,
     spec: EpochSpec = SPEC,
     count: int = WORLD,
+    undone: Sequence[str] = (),
     **how,
 ) -> RecoveryPlan:
     """Plan for members that hold their shard at these steps; None: a spare."""
@@ -55,7 +58,7 @@ def plan(
         MemberReport(
             member,
             None if step is None else at(step),
-            tail_done=True,
+            tail_done=member not in undone,
             shard=ShardId(rank, count),
         )
         for rank, (member, step) in enumerate(zip(spec.members, live, strict=True))
@@ -106,6 +109,14 @@ def test_what_only_a_member_holds_is_no_source_for_another_layout():
     held = [copies(0, 5, 0), copies(1, 5, 1)]
     with pytest.raises(NoLiveStateError, match="every shard"):
         plan([5, 5], *held, spec=small, committed_step=5)
+
+
+def test_a_tail_that_who_no_longer_holds_the_state_has_not_done_comes_again():
+    held = copies(1, 5, 0, 1, 2)
+    for undone in (SPEC.members[1:2], SPEC.members):
+        made = plan([None] * WORLD, held, member_lost=False, undone=undone)
+        assert (made.base, made.replay_tail) == (at(5), True)
+    assert not plan([None] * WORLD, held, member_lost=False).replay_tail
 
 
 def test_nothing_is_done_yet_and_all_build_it():

@@ -32,7 +32,7 @@ from trainflow.coordination.worker_pool import WorkerEntry
 class Scene:
     """Bundles 0 and 1, on the nodes a and b."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, minimum: int = 1):
         self.placed = {0: "a", 1: "b"}
         self.unfit = UnfitNodes()
         self.spawned: list[int] = []
@@ -46,7 +46,7 @@ class Scene:
         self.nodes = nodes
         self.clock = FakeClock()
         failures = {"max_failures": 3, "max_preemptions": 1, "isolate_after": 3}
-        job = make_job(failures=failures | {"probe_after_s": 10.0})
+        job = make_job(failures=failures | {"probe_after_s": 10.0}, workers={"minimum": minimum})
         self.isolation = IsolationWatch(job, pool, nodes, self.record, self.clock)
         self.guard = guard_of(self.record, self.clock)
         parts = (nodes, self.isolation, self.record, self.guard)
@@ -85,6 +85,16 @@ def test_none_on_a_node_whose_keeper_is_not_heard(scene: Scene):
 def test_where_no_node_is_better_any_will_do(scene: Scene):
     scene.unfit.draining |= {"a": 5.0, "b": 5.0}
     assert scene.fit() == [0, 1, 2]
+
+
+def test_a_world_below_its_minimum_takes_nodes_that_are_to_go(tmp_path: Path):
+    scene = Scene(tmp_path, minimum=3)
+    scene.placed = {0: "a", 1: "a", 2: "b", 3: "c"}
+    scene.unfit.draining |= {"b": 5.0}
+    scene.unfit.unheard |= {"c"}
+    assert [scene.staffing.may_start(bundle) for bundle in range(4)] == [True, True, True, False]
+    scene.placed[3] = "d"
+    assert [scene.staffing.may_start(bundle) for bundle in range(4)] == [True, True, False, True]
 
 
 def isolate(scene: Scene, node_id: str) -> None:
@@ -340,6 +350,20 @@ def test_an_isolated_node_gets_one_worker_to_show_that_it_is_well(scene: Scene):
     assert scene.fit() == [0]
     scene.staffing.on_ready(WorkerEntry("slot1-1.r4", None), "b")
     assert scene.fit() == [0, 1, 2]
+
+
+def test_an_isolated_node_whose_probe_was_taken_with_a_notice_is_tried_again(scene: Scene):
+    for number in range(3):
+        lose(scene, f"slot1-1.r{number}", "b")
+    scene.nodes.alive = {"a": "10.0.0.a", "b": "10.0.0.b"}
+    scene.isolation.tick()
+    scene.clock.now_s += 10.0
+    assert scene.fit() == [0, 1]
+    assert scene.fit() == [0], "it is tried"
+    scene.unfit.draining["b"] = 5.0
+    lose(scene, "slot1-1.r4", "b")
+    del scene.unfit.draining["b"]
+    assert scene.fit() == [0, 1]
 
 
 def test_no_worker_is_started_that_the_run_does_not_need(scene: Scene):

@@ -208,6 +208,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 1\na: 2", "stands a second time"),
         (DEEP, "nested too deeply"),
         (BOMB, "more than 100000 values"),
+        ("args:\n" + "".join(f"  k{n}: [1]\n" for n in range(5000)), "more than 10000 values"),
+        ("#" * 300_000, "300000 characters"),
         ("a: !!python/object/apply:os.system [x]", "expected valid YAML"),
         ({"name": "a\x00b"}, "can't be kept"),
         ({"args": {"\x00": 1}}, "can't be kept"),

@@ -7,7 +7,7 @@ Process: driver.  Thread: one of its own asks; any may look.  Blocks: `close`, f
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -80,6 +80,7 @@ class RunView:
         self._silent_at_most_s = _SILENT_AT_MOST_S + stopped_s
         self._noted_at_s = float("-inf")
         self._begun: set[int | None] = set()
+        self._noted: set[int] = set()
         self._cpu_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._ask_on, name="run-view", daemon=True)
 
@@ -126,6 +127,7 @@ class RunView:
         self.workers = self._run.workers()
         now_s = self._clock.monotonic_s()
         is_new = not self._node_ids() <= self.keeper_pids.keys()  # a fault may be for its Keeper
+        is_new = is_new or not self._pids() <= self._noted  # or end a process that has just begun
         if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
             self._noted_at_s = now_s
             self._note()
@@ -140,12 +142,13 @@ class RunView:
         for node_id in self._node_ids():
             with suppress(UnreachableError):
                 self.keeper_pids[node_id] = self._run.keeper_pid(node_id)
-        self.traces.note(self._pids())
+        self._noted = self._pids()
+        self.traces.note(self._noted)
 
     def _node_ids(self) -> set[str]:
         return {row["node_id"] for row in self.workers} - {None}
 
-    def _pids(self) -> Iterable[int]:
+    def _pids(self) -> set[int]:
         found: Sequence[int | None] = [row["pid"] for row in self.workers]
         known = [*found, self.coordinator_pid, *self.keeper_pids.values()]
         return {pid for pid in known if pid is not None}

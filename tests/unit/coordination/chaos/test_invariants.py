@@ -398,6 +398,18 @@ def test_shards_are_compared_with_their_like():
     assert unlike.evidence == ("ranks 1 hold d1; ranks 3 hold other",)
 
 
+def test_where_each_part_has_one_holder_nothing_is_said_of_their_bits():
+    ends = [EndState(f"w{rank}", rank, (rank, 4), f"d{rank}") for rank in range(4)]
+    steps = [line(step, world_size=4) for step in STEPS]
+    alone = verdict(make_findings(ends=ends, steps=steps), "ranks end bitwise equal")
+    assert (alone.holds, alone.evidence) == (
+        None,
+        ("each part has one holder: nothing was compared",),
+    )
+    silent = verdict(make_findings(ends=ends[:3], steps=steps), "ranks end bitwise equal")
+    assert silent.holds is False
+
+
 def test_flips_are_told_with_how_many_were_named_and_why_others_were_not():
     flips = [
         make_flip(),

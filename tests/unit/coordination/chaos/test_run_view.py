@@ -118,6 +118,36 @@ def test_a_nodes_keeper_is_known_before_a_step_of_its_ranks_is_told():
         view.close()
 
 
+class Growing(FakeRun):
+    """A process joins those of a node, and is gone with the next answer."""
+
+    def __init__(self) -> None:
+        super().__init__({"step": 1})
+        self._pids = [[21], [21, 22], [21]]
+        self.num_asked = 0
+
+    def workers(self) -> list[dict[str, Any]]:
+        self.num_asked += 1
+        pids = self._pids.pop(0) if len(self._pids) > 1 else self._pids[0]
+        return [{"state": "member", "pid": pid, "node_id": "n"} for pid in pids]
+
+    def keeper_pid(self, node_id: str) -> int:
+        return 12
+
+
+def test_a_process_that_lives_for_two_looks_is_noted(monkeypatch: pytest.MonkeyPatch):
+    noted: list[set[int]] = []
+    monkeypatch.setattr(run_view.Traces, "note", lambda _self, pids: noted.append({*pids}))
+    run = Growing()
+    view = RunView(run, SYSTEM_CLOCK)
+    view.start()
+    try:
+        wait_for(lambda: run.num_asked > 4)
+    finally:
+        view.close()
+    assert noted == [{11, 12, 21}, {11, 12, 21, 22}]
+
+
 def test_a_run_is_warm_once_it_trains_with_all_its_spares():
     with watching({"state": "pending", "step": 0}) as view:
         wait_for(lambda: view.status)
