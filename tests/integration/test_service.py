@@ -24,7 +24,7 @@ from tests.integration.served import (
     tiny_job,
     wait_until,
 )
-from trainflow.coordination.run_state import STOPPED
+from trainflow.cli.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -261,7 +261,8 @@ def test_a_later_attempt_is_refused_after_the_one_before_has_told_its_end(servic
 def test_a_job_that_another_cluster_is_closing_is_neither_resumed_nor_erased(service: Service):
     ground = service.ground
     job_file = ground.folder / "elsewhere.json"
-    job_file.write_text(json.dumps(ground.endless_job() | {"name": "elsewhere"}))
+    fails_once = {"name": "elsewhere", "failures": {"max_failures": 0}}
+    job_file.write_text(json.dumps(ground.endless_job() | fails_once))
     environment = {**os.environ, "TRAINFLOW_HOME": str(ground.home)}
     command = [sys.executable, "-m", "trainflow", "run", str(job_file)]  # with a head of its own
     with (ground.home / "elsewhere.log").open("wb") as log:
@@ -275,16 +276,17 @@ def test_a_job_that_another_cluster_is_closing_is_neither_resumed_nor_erased(ser
         wait_until(lambda: bool(find()), (ground.home / "elsewhere.log").read_text)
         job = f"/v1/jobs/{find()[0]['job_id']}"
         (keeper,) = find_actors("Keeper")
-        keeper.suspend()  # so that closing lasts
+        keeper.suspend()  # so that closing lasts: it is waited for as long as its lease
         try:
-            run.send_signal(signal.SIGTERM)
-            service.wait_job(job.rpartition("/")[2], lambda job: job["state"] == "stopped")
+            member, *_ = service.ask("GET", f"{job}/workers")["workers"]
+            os.kill(member["pid"], signal.SIGKILL)
+            service.wait_job(job.rpartition("/")[2], lambda job: job["state"] == "failed")
             for refused in (("POST", f"{job}/resume"), ("DELETE", job)):
                 assert "on another cluster" in service.ask(*refused, 409)["detail"]
         finally:
             with suppress(psutil.NoSuchProcess):
                 keeper.resume()
-        assert run.wait(WITHIN_S) == STOPPED.exit_code
+        assert run.wait(WITHIN_S) == ExitCode.FAILED
         service.ask("DELETE", job, 204)
     finally:
         run.terminate()
