@@ -174,7 +174,7 @@ def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
         Row("ray_train", "step_s", found.step_s, "s"),
     ]
     goodput = {row.system: row.value for row in ours if row.metric == "goodput"}
-    lost_ratio = 1 - goodput["trainflow_processes"]
+    lost_ratio = 1 - goodput.get("trainflow_processes", 1.0)
     if lost_ratio > 0:
         ratio = (1 - found.goodput_ratio) / lost_ratio
         rows.append(Row("ray_train", "time_lost_to_trainflow_ratio", ratio, "1"))
@@ -223,8 +223,8 @@ def main() -> None:
         "left_out": ["trainflow_processes", "ray_train"] if arguments.quick else [],
         "reports": {system: _describe(report) for system, report in reports.items()},
     }
-    publish("chaos", conditions, rows, quick=arguments.quick)
     broken = [system for system, report in reports.items() if not report.holds]
+    publish("chaos", conditions, rows, quick=arguments.quick or bool(broken))
     if broken:
         raise SystemExit(f"an invariant is broken: {', '.join(broken)}; see the reports above")
 

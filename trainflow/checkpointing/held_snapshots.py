@@ -120,8 +120,13 @@ class HeldSnapshots:
         """Return the snapshots that are to go to storage, the oldest first."""
         ready = [(slot, v) for slot, v in self._whole() if slot.state is SlotState.READY]
         ready.sort(key=lambda each: each[1].recency)
-        snapshots = [(slot, _read(slot)) for slot, _ in ready]
-        return [(slot, snapshot) for slot, snapshot in snapshots if snapshot is not None]
+        found: list[tuple[Slot, Snapshot]] = []
+        for slot, version in ready:
+            with suppress(StateError), slot.reading():  # else it has been dealt with since
+                snapshot = _read(slot) if slot.state is SlotState.READY else None
+                if snapshot is not None and snapshot.version == version:
+                    found.append((slot, snapshot))
+        return found
 
     @contextmanager
     def reading(self, version: Version, shard: ShardId = WHOLE) -> Generator[Snapshot]:
@@ -362,6 +367,7 @@ class HeldSnapshots:
 
 
 def _read(slot: Slot) -> Snapshot | None:
+    """Return what is in a slot; it must be held for reading, so that nobody writes to it."""
     try:
         return slot.read()
     except StateError:

@@ -284,9 +284,9 @@ class Slot:
         Raises:
             StateError: the file is no slot, or is damaged.
         """
-        self._remap_if_grown()
         if not self.state.is_whole:
             return None
+        self._remap_if_grown()  # only now: it may have grown until it was whole
         step, incarnation, counter, num_text, num_payload = self._fields[_STATE + 1 : _STATE + 6]
         start = _PAGE + _round_up(num_text, _PAGE)
         if start + num_payload > len(self._map):

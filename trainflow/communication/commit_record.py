@@ -173,6 +173,26 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
     )
 
 
+def find_odd_twins(hashes: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    """Return the ranks whose part of the sums differs from that of most who have the same one.
+
+    Args:
+        hashes: by rank; those that are ``num_parts`` apart have the same part.
+        num_parts: how many there are.
+
+    Returns:
+        All ranks where those with some part have no majority: nothing tells who is at fault.
+    """
+    odd: list[int] = []
+    for part in range(num_parts):
+        twins = range(part, len(hashes), num_parts)
+        found = _suspects([hashes[rank] for rank in twins])
+        if len(found) == len(twins):
+            return tuple(range(len(hashes)))
+        odd += [twins[place] for place in found]
+    return tuple(sorted(odd))
+
+
 def _suspects(digests: Sequence[int]) -> tuple[int, ...]:
     counts = Counter(digests)
     if len(counts) == 1:

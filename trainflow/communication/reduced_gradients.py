@@ -22,11 +22,14 @@ class ReducedGradients:
         flats: one 1-D tensor a bucket, flags of the tail left out.
         digest: hash of their bits; ranks that hold the same sums have the same digest.
         norm: 2-norm of all of them; not finite if any element isn't, or if its square overflows.
+        odd_ranks: of sharded ones the ranks whose part differs from others' of the same; empty also
+            where nothing is known of that.
     """
 
     flats: tuple[Tensor, ...]
     digest: int
     norm: float
+    odd_ranks: tuple[int, ...] = ()
 
     def scale_(self, factor: float) -> None:
         """Multiply every gradient in place."""

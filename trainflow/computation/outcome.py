@@ -84,9 +84,17 @@ def describe_step(
     )
 
 
-def describe_difference(decision: CommitDecision, group: Group, step: int) -> RanksDiffer | None:
-    """Return which ranks came to other bits; None if all came to the same."""
-    ranks = decision.miscomputing or decision.suspects
+def describe_difference(
+    decision: CommitDecision, gradients: Sequence[ReducedGradients], group: Group, step: int
+) -> RanksDiffer | None:
+    """Return which ranks came to other bits; None if all came to the same.
+
+    Digests are of all parts of a sharded model, and the same on all ranks of a group: which rank of
+    it has another part than its twins the gradients say.
+    """
+    odd = sorted({rank for each in gradients for rank in each.odd_ranks})
+    sums_differ = decision.suspects and (tuple(odd) or decision.suspects)
+    ranks = decision.miscomputing or sums_differ
     if not ranks:
         return None
     return RanksDiffer(step, group.spec.epoch, ranks, in_spot_check=bool(decision.miscomputing))

@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from trainflow.communication.commit_record import find_odd_twins
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.fsdp_collectives import ShardExchange
 from trainflow.communication.group import Group
@@ -141,7 +142,9 @@ class ShardedGradients:
         is_hashed = self._hashes(self._group)
         digest = xxhash.xxh3_64_intdigest(own.numpy().tobytes()) if is_hashed else 0
         # All clip by the same norm, also where a group has other sums.
-        return ReducedGradients(flats, digest, math.hypot(*described[:size, 0].tolist()))
+        norm = math.hypot(*described[:size, 0].tolist())
+        hashes = described[:, 1].contiguous().view(torch.int64).tolist()
+        return ReducedGradients(flats, digest, norm, find_odd_twins(hashes, size))
 
     def keep(self) -> None:
         """Nothing is learnt."""

@@ -297,7 +297,7 @@ class Transaction:
         if records is None:
             raise StepAborted
         decision = commit_record.decide_commit(records)
-        difference = describe_difference(decision, self._group, self.number)
+        difference = describe_difference(decision, gradients, self._group, self.number)
         if difference is not None:
             self._context.report(difference)
             self._group.fail(difference.explain(self._group.world_size))

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import shutil
-import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from trainflow.checkpointing.reachability import find_unreachable
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import find_folder
 from trainflow.computation.skewed_clock import follow_skew
-from trainflow.computation.stamps import read_stamp, remove_empty_folders
+from trainflow.computation.stamps import remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.abandoned_memory import mark_used, remove_abandoned
 from trainflow.coordination.copy_targets import CopyTargets
@@ -38,10 +37,11 @@ from trainflow.coordination.node_memory import NodeMemory
 from trainflow.coordination.notice_plugin import watch_plugin
 from trainflow.coordination.peer_ping import Greetings, PeerPing
 from trainflow.coordination.preemption_notice import NoticePoll, PreemptionNotice, watch_file
-from trainflow.coordination.stack_dumps import StackDump, dump_stacks, locate_stacks
+from trainflow.coordination.stack_dumps import StackDump, dump_stacks
 from trainflow.coordination.timeout_budget import HEARTBEAT_S
 from trainflow.coordination.wakefulness import Wakefulness, keep_awake
 from trainflow.coordination.worker_output import OutputKeeping
+from trainflow.coordination.worker_stamps import WorkerStamps
 from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class Keeper:
         self._is_cut_off = False  # when the newest heartbeat was sent, as far as it could tell
         self._lease = Lease(settings.lease_s, SYSTEM_CLOCK.monotonic_s())
         self._awake = Wakefulness(SYSTEM_CLOCK.monotonic_s())
+        self._workers = WorkerStamps(self._stamps, self._awake, SYSTEM_CLOCK)
         self._next_beat_s = 0.0
         self._had_stale = False
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
@@ -202,19 +203,19 @@ class Keeper:
         with self._lock:
             if incarnation < self._promised:
                 return False
-        return self._kill(worker_id)
+        return self._workers.kill(worker_id)
 
     @ray.method(concurrency_group="control")
     def end_workers(self) -> None:
         """Kill the workers that are left on this node; what they have left stays."""
-        self._kill_all()
+        self._workers.kill_all()
 
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:
         """The job is over: kill its workers, and remove what it has in this machine's memory."""
         if self._output is not None:
             self._output.look()  # once more before the stamps of those that are killed are gone
-        self._kill_all()
+        self._workers.kill_all()
         if self._output is not None:
             self._output.finish()
         self._memory.close()
@@ -229,9 +230,6 @@ class Keeper:
         shutil.rmtree(folder, ignore_errors=True)
         remove_empty_folders(folder)
 
-    def _kill_all(self) -> tuple[str, ...]:
-        return tuple(each for each in self._read_progress() if self._kill(each))
-
     def _loop(self) -> None:
         """Look after the node for ever; what fails once is tried again, the lease above all."""
         while True:
@@ -243,12 +241,12 @@ class Keeper:
 
     def _look(self) -> None:
         now_s = SYSTEM_CLOCK.monotonic_s()
-        progress = self._read_progress()
+        progress = self._workers.read()
         unheard_s = now_s - self._lease.renewed_at_s
         if self._lease.is_expired(now_s) and not self._is_spared(progress, now_s):
             if progress:
                 logger.warning("%s is cut off: it ends its workers", self._node_id)
-            self._lease.note_end(self._kill_all(), unheard_s, now_s, SYSTEM_CLOCK.unix_s())
+            self._lease.note_end(self._workers.kill_all(), unheard_s, now_s, SYSTEM_CLOCK.unix_s())
             if now_s - self._heard_at_s > _GIVEN_UP_AFTER_S:
                 self._forget(self._stamps)
         has_news = self._notice is not None and not self._is_notice_told
@@ -341,43 +339,8 @@ class Keeper:
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._lease.renew(sent_at_s)
         self._lease.note_told(ends)
-        self._memory.held.tidy(reply.recoverable)
-        self._memory.residuals.tidy(reply.committed_in)
+        self._memory.tidy(reply.recoverable, reply.committed_in)
         return reply
-
-    def _read_progress(self) -> dict[str, Progress]:
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        found: dict[str, Progress] = {}
-        for path in self._stamps.glob("*.stamp"):
-            stamp = read_stamp(path)
-            if stamp is not None and not Path(f"/proc/{stamp.pid}").exists():
-                self._remove_traces(path.stem)  # killed, and nobody was there to note it
-            elif stamp is not None:
-                found[path.stem] = Progress(
-                    stamp.pid,
-                    stamp.step,
-                    stamp.epoch,
-                    stamp.phase,
-                    progress_age_s=self._awake.age_s(stamp.progress_at_s, now_s),
-                    pulse_age_s=self._awake.age_s(stamp.pulse_at_s, now_s),
-                    usage=stamp.usage,
-                )
-        return found
-
-    def _kill(self, worker_id: str) -> bool:
-        stamp = read_stamp(self._stamps / f"{worker_id}.stamp")
-        if stamp is None:
-            return False  # it may stamp yet: without its file nobody would ever find it
-        try:
-            os.kill(stamp.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            stamp = None
-        self._remove_traces(worker_id)
-        return stamp is not None
-
-    def _remove_traces(self, worker_id: str) -> None:
-        (self._stamps / f"{worker_id}.stamp").unlink(missing_ok=True)
-        locate_stacks(self._stamps, worker_id).unlink(missing_ok=True)
 
 
 def _watch_provider(settings: KeeperSettings) -> NoticePoll | None:

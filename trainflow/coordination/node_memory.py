@@ -4,6 +4,7 @@ Process: keeper.  Threads: one that uploads, one that copies, one that accepts a
 Blocks: none of them the Keeper's own loop.
 """
 
+import logging
 import threading
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from trainflow.coordination.messages import Holding
 from trainflow.coordination.replication import Replicator
 from trainflow.coordination.snapshot_service import SnapshotService
 from trainflow.coordination.upload_desk import RemoteDesk
-from trainflow.epochs import PeerAddress, Version
+from trainflow.epochs import EpochId, PeerAddress, Version
+
+logger = logging.getLogger(__name__)
 
 _UPLOAD_WITHIN_S = 120.0
 
@@ -74,6 +77,19 @@ class NodeMemory:
     def ready(self) -> tuple[Version, ...]:
         """Return the states of which this node has yet to bring a share to storage."""
         return () if self._uploads is None else self._uploads.waiting()
+
+    def tidy(self, recoverable: Version | None, committed_in: EpochId | None) -> None:
+        """Remove what nobody can need; what goes wrong in that is told, and costs nothing else.
+
+        Args:
+            recoverable: snapshots of dead workers that are older than this are not needed.
+            committed_in: nor what error feedback has left in epochs before this one.
+        """
+        try:
+            self.held.tidy(recoverable)
+            self.residuals.tidy(committed_in)
+        except Exception:
+            logger.exception("what nobody needs could not be removed")
 
     def close(self) -> None:
         """Send and take no more copies, so that what is removed now stays away."""

@@ -248,13 +248,17 @@ class NodeWatch:
         return self._settings.lease_s + 1.0
 
     async def wait_heard(self) -> None:
-        """Wait until every Keeper has sent another heartbeat; not for one that has died."""
-        asked_at_s = self._clock.monotonic_s()
+        """Wait for two more heartbeats of every living Keeper: one may be on its way already."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._silent_after_s):
-                while any(self._heard_at_s[node_id] <= asked_at_s for node_id in self._keepers):
-                    self._heard.clear()
-                    await self._heard.wait()
+                for _ in range(2):
+                    await self._wait_next()
+
+    async def _wait_next(self) -> None:
+        asked_at_s = self._clock.monotonic_s()
+        while any(self._heard_at_s[node_id] <= asked_at_s for node_id in self._keepers):
+            self._heard.clear()
+            await self._heard.wait()
 
     async def promise(self, incarnation: int, timeout_s: float) -> list[int]:
         """Ask the Keepers to obey this incarnation.

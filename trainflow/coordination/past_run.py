@@ -14,7 +14,7 @@ from typing import Any
 from trainflow.coordination import names
 from trainflow.coordination.job_record import JobRecord, read_job_record
 from trainflow.coordination.line_file import read_lines
-from trainflow.coordination.rewind_history import DONE as REWOUND
+from trainflow.coordination.rewind_history import RewindHistory
 from trainflow.errors import ConfigError, JobNotFoundError
 
 Line = Mapping[str, Any]
@@ -45,14 +45,14 @@ class PastRun:
         job: what was run.
         steps: by number, ascending; of steps that were done again the last time.
         tensors: of some steps digests by the tensor's path; see `computation.tensor_digests`.
-        positions: in the data, after which steps go on from a checkpoint that the run has gone back
-            to for its loss, by the checkpoint's step.
+        rewinds: how it has gone back for its loss, and so where in the data steps go on from a
+            checkpoint.
     """
 
     job: JobRecord
     steps: dict[int, PastStep]
     tensors: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
-    positions: dict[int, int] = field(default_factory=dict[int, int])
+    rewinds: RewindHistory = field(default_factory=RewindHistory)
 
     @property
     def digests(self) -> dict[int, str]:
@@ -102,8 +102,9 @@ def read_past_run(folder: Path) -> PastRun:
     try:
         events = list(read_lines(folder / "events.jsonl"))
         resumed = [event["data"] for event in events if event["kind"] == "resumed"]
-        rewound = [event["data"] for event in events if event["kind"] == REWOUND]
-        positions = {int(each["to_step"]): int(each["position"]) for each in rewound}
+        rewinds = RewindHistory()
+        for event in events:
+            rewinds.take(event)
         steps = {
             line["step"]: PastStep(line["world_size"], line["loss"], line.get("digest"))
             for line in _without_void(read_lines(folder / "metrics.jsonl"), resumed)
@@ -117,7 +118,7 @@ def read_past_run(folder: Path) -> PastRun:
             f"run: got {folder}, whose record is damaged ({type(error).__name__}: {error}), "
             "expected one that a run has written; choose another run"
         ) from error
-    return PastRun(job, dict(sorted(steps.items())), tensors, positions)
+    return PastRun(job, dict(sorted(steps.items())), tensors, rewinds)
 
 
 def _without_void(lines: Iterable[Line], resumed: Iterable[Line]) -> Iterable[Line]:

@@ -54,7 +54,7 @@ class ReplayPlan:
     @property
     def position(self) -> int | None:
         """Where in the data it begins; None: where the checkpoint does."""
-        return None if self.base is None else self.run.positions.get(self.base.step)
+        return None if self.base is None else self.run.rewinds.find_position(self.base.step)
 
     @property
     def recorded(self) -> History:

@@ -59,7 +59,13 @@ class RewindHistory:
         that has gone back to a checkpoint goes on from it at the same place ever after: else it
         would come to the same samples again. So it does from an older one, if that was damaged.
         """
-        if base.epoch != INITIAL_EPOCH:
-            return None
-        meant = min((step for step in self._unusable if step > base.step), default=base.step)
-        return self._positions.get(base.step, self._positions.get(meant))
+        return self.find_position(base.step) if base.epoch == INITIAL_EPOCH else None
+
+    def find_position(self, step: int) -> int | None:
+        """Return where the run goes on from the checkpoint of a step; None: as that has it.
+
+        It has gone back to it once or more, or meant to go back to later ones and couldn't read
+        them. The furthest counts: what led to any of that is to be passed over.
+        """
+        meant = {step, *(each for each in self._unusable if each > step)}
+        return max((self._positions[s] for s in meant & self._positions.keys()), default=None)

@@ -35,7 +35,7 @@ from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
 from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.worker_contacts import WorkerContacts
-from trainflow.epochs import EpochId, Version
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class RunRecord:
         self.losses = LossHistory()
         self.hangs = HangHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
+        self._begun_from_stored: dict[int, EpochId] = {}  # by the checkpoint's step, the last time
         self.told_at_s: dict[tuple[str, int], float] = {}
         self._kinds: set[str] = set()
         self._steps_by_kind: dict[str, list[int]] = defaultdict(list)
@@ -179,8 +180,15 @@ class RunRecord:
         self._note_unfollowed(self._followers.on_step(report))
 
     def is_void(self, version: Version) -> bool:
-        """Whether a later epoch has begun from an earlier state, and does that step again."""
-        later = takewhile(lambda each: each[0] > version.epoch, reversed(self.beginnings))
+        """Whether a later epoch has begun from an earlier state, and does that step again.
+
+        What was read from a checkpoint is of the epoch that began from it, the last time that one
+        did.
+        """
+        epoch = version.epoch
+        if epoch == INITIAL_EPOCH:
+            epoch = self._begun_from_stored.get(version.step, epoch)
+        later = takewhile(lambda each: each[0] > epoch, reversed(self.beginnings))
         return any(base_step < version.step for _, base_step in later)
 
     def begin_after(self, step: int, source: str, epoch: EpochId, **told: int) -> None:
@@ -228,9 +236,7 @@ class RunRecord:
         elif kind == EVALUATED:
             self._evaluations[data["name"]][data["step"]] = data["value"]
         elif kind == "epoch" and "base" in data:
-            incarnation, counter = map(int, data["epoch"].split("."))
-            base_step = int(data["base"].partition("@")[0])
-            self.beginnings.append((EpochId(incarnation, counter), base_step))
+            self._note_beginning(data["epoch"], data["base"])
         elif kind == REWOUND:  # checkpoints of what is void now are gone
             self._steps_by_kind[_CHECKPOINT] = [
                 step for step in self._steps_by_kind[_CHECKPOINT] if step <= data["to_step"]
@@ -238,6 +244,13 @@ class RunRecord:
         elif "step" in data:
             self._steps_by_kind[kind].append(data["step"])
             self.told_at_s[kind, data["step"]] = event["at_s"]
+
+    def _note_beginning(self, name: str, base: str) -> None:
+        incarnation, counter = map(int, name.split("."))
+        epoch, base_step = EpochId(incarnation, counter), int(base.partition("@")[0])
+        self.beginnings.append((epoch, base_step))
+        if base == str(Version(base_step, INITIAL_EPOCH)):
+            self._begun_from_stored[base_step] = epoch
 
     def _forget_attempt(self, event: dict[str, Any]) -> None:
         """Begin anew with what goes by what has happened: the attempt before is over."""

@@ -10,6 +10,7 @@ from tests.unit.coordination.fakes import FakeClock
 from trainflow.checkpointing import held_snapshots
 from trainflow.checkpointing.chunks import name_of
 from trainflow.checkpointing.held_snapshots import HeldSnapshots
+from trainflow.checkpointing.snapshot import Snapshot
 from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.epochs import EpochId, Version
 from trainflow.errors import StateError
@@ -46,6 +47,24 @@ def test_the_newest_is_found_whoever_made_it_and_what_half_a_one_is_worth(
     half = Slot(tmp_path / f"{OTHER}.1.snapshot")
     half.begin(version(5), {}, [])
     assert held.newest() == version(4)
+
+
+def test_while_one_for_storage_is_read_its_worker_does_not_write_over_it(
+    held: HeldSnapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    leave(tmp_path, OWNER, 1, for_storage=True)
+    (path,) = tmp_path.glob("*.snapshot")
+    read, taken = Slot.read, list[bool]()
+
+    def deal_with_it_and_read(slot: Slot) -> Snapshot | None:
+        Slot(path).hold()  # another thread has brought it to the store
+        taken.append(Slot(path).take())
+        return read(slot)
+
+    monkeypatch.setattr(Slot, "read", deal_with_it_and_read)
+    ((_, snapshot),) = held.find_ready()
+    assert (snapshot.version, taken) == (version(1), [False])
+    assert Slot(path).take()
 
 
 def test_only_what_is_for_storage_is_ready_the_oldest_first(held: HeldSnapshots, tmp_path: Path):

@@ -95,6 +95,25 @@ def test_a_larger_state_makes_the_file_grow_under_its_reader(slot: Slot):
     assert bytes(snapshot.payloads[0]) == b"\x05" * num_bytes
 
 
+def test_one_that_becomes_whole_while_it_is_looked_at_is_no_damage(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+):
+    reader = Slot(slot.path)
+    large = TensorRecord("w", "uint8", (1 << 20,), 1 << 20)
+    slot.begin(VERSION, {}, [large])
+    remap = reader._remap_if_grown
+
+    def complete_and_remap() -> None:
+        if slot.state is SlotState.WRITING:
+            slot.complete()
+        remap()
+
+    monkeypatch.setattr(reader, "_remap_if_grown", complete_and_remap)
+    assert reader.read() is None
+    slot.complete()
+    assert reader.read() is not None
+
+
 def test_without_room_the_slot_stays_as_it_was(slot: Slot):
     record = TensorRecord("/big", "uint8", (1_000_000,), 1_000_000)
     with room_for(100_000), pytest.raises(OSError, match="too large"):

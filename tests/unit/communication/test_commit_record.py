@@ -14,6 +14,7 @@ from trainflow.communication.commit_record import (
     Scalar,
     decide_commit,
     exchange,
+    find_odd_twins,
     unpack,
 )
 from trainflow.communication.group import Group
@@ -169,3 +170,17 @@ def test_what_came_out_of_a_group_that_was_aborted_is_not_looked_at(monkeypatch)
 
 def test_the_digest_that_ranks_agree_on_is_the_step_s():
     assert decide_commit([replace(AT, digest=7)] * 3).digest == 7
+
+
+@pytest.mark.parametrize(
+    ("hashes", "num_parts", "odd"),
+    [
+        ([1, 2, 1, 2, 1, 2], 2, ()),
+        ([1, 2, 1, 9, 1, 2], 2, (3,)),
+        ([1, 2, 8, 2, 1, 9], 2, (2, 5)),
+        ([1, 2, 1, 9], 2, (0, 1, 2, 3)),
+        ([1, 2, 3], 3, ()),
+    ],
+)
+def test_a_rank_whose_part_is_another_than_its_twins_is_odd(hashes, num_parts, odd):
+    assert find_odd_twins(hashes, num_parts) == odd

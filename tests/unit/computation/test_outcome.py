@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from trainflow.communication.commit_record import CommitRecord, decide_commit
-from trainflow.computation.outcome import Outcome, describe_step
+from trainflow.communication.reduced_gradients import ReducedGradients
+from trainflow.computation.outcome import Outcome, describe_difference, describe_step
 from trainflow.computation.reports import GradientSums
 from trainflow.computation.training_state import Committed
 from trainflow.epochs import EpochId
@@ -42,3 +43,24 @@ def test_each_rank_waits_for_the_one_that_came_last(rank: int, told: dict[str, f
     report = describe_step(outcome, group, None, {"communicate": 1.0})
     assert report.phases_s == told
     assert report.exchange_s == 0.125
+
+
+@pytest.mark.parametrize(
+    ("odd", "blamed"),
+    [((3,), (3,)), ((), (2, 3)), (tuple(range(6)), tuple(range(6)))],
+    ids=["one rank of a group", "not known", "no majority"],
+)
+def test_of_a_group_whose_sums_differ_the_rank_is_named_that_has_another_part(odd, blamed):
+    digests = [7, 7, 8, 8, 7, 7]  # of three groups of two
+    decision = decide_commit([CommitRecord(1, 1, 1, digest=each) for each in digests])
+    group: Any = SimpleNamespace(spec=SimpleNamespace(epoch=EpochId(1, 1)))
+    gradients = [ReducedGradients((), 8, 1.0, odd)]
+    told = describe_difference(decision, gradients, group, 1)
+    assert told is not None
+    assert told.ranks == blamed
+
+
+def test_where_all_digests_are_the_same_nobody_is_named():
+    decision = decide_commit([CommitRecord(1, 1, 1, digest=7)] * 2)
+    group: Any = SimpleNamespace(spec=SimpleNamespace(epoch=EpochId(1, 1)))
+    assert describe_difference(decision, [ReducedGradients((), 7, 1.0)], group, 1) is None

@@ -101,6 +101,7 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
         ready=lambda: (),
         replicator=replicator,
         address=PeerAddress("127.0.0.1", 7, "token"),
+        tidy=lambda *_: None,
         close=lambda: coordinator.there_at_close.append(folder.exists()),
     )
     monkeypatch.setattr(keeper_module, "NodeMemory", lambda *_: memory)
@@ -370,23 +371,6 @@ def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
     with closing(StampWriter(path)):
         keeper.end_workers()
         assert killed == [os.getpid()]
-
-
-def test_a_worker_that_could_not_be_killed_is_found_the_next_time(
-    keeper: Keeper, stamps: StampWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(_pid: int, _signal: int) -> None:
-        raise PermissionError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(keeper_module.os, "kill", refuse)
-        with pytest.raises(PermissionError):
-            keeper.fence(5, "slot0-1.0")
-    assert (tmp_path / "job-1" / "node-1" / "slot0-1.0.stamp").exists()
-    killed: list[int] = []
-    monkeypatch.setattr(keeper_module.os, "kill", lambda pid, _: killed.append(pid))
-    assert keeper.fence(5, "slot0-1.0")
-    assert killed == [os.getpid()]
 
 
 def test_a_worker_that_is_killed_shows_its_stacks_before_and_leaves_no_file(

@@ -209,6 +209,11 @@ def test_every_keeper_that_lives_is_waited_for_until_it_is_heard_again():
         _, late = await asyncio.wait({waiting}, timeout=0.2)
         assert late, "b has not been heard"
         nodes.hear("b", {}, knows_peers=True)
+        _, late = await asyncio.wait({waiting}, timeout=0.2)
+        assert late, "these may have been on their way before"
+        clock.now_s += 1.0
+        for each in "ab":
+            nodes.hear(each, {}, knows_peers=True)
         await asyncio.wait_for(waiting, 5.0)
 
     asyncio.run(act())

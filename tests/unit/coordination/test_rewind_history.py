@@ -55,6 +55,15 @@ def test_from_an_older_one_it_goes_on_there_too_if_that_was_damaged():
     assert history(DONE, damaged).position_after(stored(200)) is None
 
 
+def test_the_furthest_counts_of_what_it_went_back_to_and_meant_to():
+    later = ("rewound", {"to_step": 120, "position": 1800, "steps_lost": 40})
+    damaged = ("checkpoint_unusable", {"step": 120})
+    found = history(DONE, later, damaged)
+    assert found.position_after(stored(100)) == 1800
+    assert found.find_position(60) == 1800, "it meant to go on from there"
+    assert found.find_position(200) is None
+
+
 @pytest.mark.parametrize("step", [60, 200])
 def test_damage_of_others_changes_nothing(step: int):
     found = history(DONE, ("checkpoint_unusable", {"step": step}))

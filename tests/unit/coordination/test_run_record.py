@@ -19,7 +19,7 @@ from trainflow.computation.reports import (
 )
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
-from trainflow.epochs import EpochId
+from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
 from trainflow.monitoring.anomalies.norm_guard import OddNorm
 
 
@@ -281,6 +281,25 @@ def test_a_history_that_the_run_went_back_from_does_not_count(tmp_path: Path):
     assert open_record(tmp_path).last_step == 80
     record.add_step(replace(STEP, step=81, epoch=EpochId(1, 5)))
     assert open_record(tmp_path).last_step == 81
+
+
+def test_a_state_that_was_read_back_counts_until_an_older_one_is_gone_on_from(tmp_path: Path):
+    record = open_record(tmp_path)
+
+    def begin(counter: int, base: str) -> None:
+        record.add_event("epoch", "", epoch=f"1.{counter}", members=[], base=base)
+
+    stored = Version(50, INITIAL_EPOCH)
+    begin(1, "0@0.0")
+    assert record.is_void(stored), "nobody has read it"
+    begin(2, "50@0.0")
+    assert not record.is_void(stored)
+    begin(3, "53@1.2")
+    assert not open_record(tmp_path).is_void(stored)
+    begin(4, "40@0.0")
+    assert record.is_void(stored), "its place in the data may be another now"
+    begin(5, "50@0.0")
+    assert not record.is_void(stored)
 
 
 def test_lost_residuals_are_told(record: RunRecord):

@@ -4,7 +4,7 @@ Process: driver.  Thread: main.  Blocks: until both runs are over, or the time i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -116,6 +116,8 @@ class Campaign:
         steps = None if undisturbed is None else undisturbed.steps
         figures = measure(evidence.steps, evidence.events, fallen, steps)
         figures = replace(figures, starting_cpu_s=run.starting_cpu_s)
+        if not evidence.is_done:  # that it stood still after its last step is in no figure
+            figures = replace(figures, goodput_ratio=None)
         return Report(
             folder=self.ground.folder,
             faults=tuple(sorted(run.fallen, key=lambda each: each.at_s or float("inf"))),
@@ -157,16 +159,18 @@ class _OneRun:
         view = RunView(run, self._clock, sum(each.silences_s for each in self._faults))
         scene = Scene(run.job_id, view, folder, self._clock, ground.own)
         view.start()
-        try:
-            self._disturb(run, scene)
-        finally:
-            scene.release_all()
-            view.close()
-        run.retire()
+        with ExitStack() as at_last:
+            at_last.callback(scene.release_stopped)
+            try:
+                self._disturb(run, scene)
+            finally:
+                scene.release_all()
+                view.close()
+            run.retire()
+            left = self._await_nothing(run, view)
         self.starting_cpu_s = view.starting_cpu_s
         are_warm = self._warm_at_s is not None
         self.spares = SparesSeen(self._job.workers.spares, view.most_spares, are_warm)
-        left = self._await_nothing(run, view)
         if None in scene.undone:
             left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]

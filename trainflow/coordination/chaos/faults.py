@@ -52,7 +52,8 @@ def _kill(_planned: PlannedFault, victim: Victim, _scene: Scene) -> None:
 
 
 def _stop(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
-    hold, resume_after_s = scene.stop(planned.number, victim.process), planned.fault.resume_after_s
+    resume_after_s = planned.fault.resume_after_s
+    hold = scene.stop(planned.number, victim.process, for_good=resume_after_s is None)
     if resume_after_s is not None:
         scene.after(planned.number, resume_after_s, lambda: scene.resume(victim.process, hold))
 

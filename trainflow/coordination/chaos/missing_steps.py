@@ -1,7 +1,8 @@
 """Which steps a run's record lacks, and whether that many may have been lost on their way. Pure.
 
 Rank 0 tells of a step once it is committed. It may die before it has, and so may the coordinator
-that hears it: each of these deaths may take one step along.
+that hears it: each of these deaths may take one step along. A rank's takes the last step of its
+epoch, or others would have gone on and told of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,13 +65,24 @@ def tell_missing_steps(
             for step in missing
             if step not in waited and not (is_untimed or _is_on_full_disk(step, steps, filled_at_s))
         ]
-    if len(unheard) <= num_ranks + num_coordinators:
+    last = _find_last(commits)
+    num_within = sum(step not in last for step in unheard)
+    if len(unheard) <= num_ranks + num_coordinators and num_within <= num_coordinators:
         return []
     named = ", ".join(map(str, unheard[:_SHOWN])) + (", …" if len(unheard) > _SHOWN else "")
     return [
         f"{len(unheard)} steps are not in the record, more than anybody died with: steps {named}, "
-        f"with {num_ranks} ranks and {num_coordinators} coordinators that died"
+        f"{num_within} of them not the last of their epoch, with {num_ranks} ranks and "
+        f"{num_coordinators} coordinators that died"
     ]
+
+
+def _find_last(commits: Sequence[Committed]) -> set[int]:
+    """Return the steps after which an epoch committed none."""
+    last: dict[EpochKey, int] = {}
+    for each in commits:
+        last[each.epoch] = max(each.step, last.get(each.epoch, 0))
+    return set(last.values())
 
 
 def _is_loss_of_rank(event: Line) -> bool:

@@ -85,6 +85,7 @@ class Scene:
     holds: Holds = field(default_factory=Holds)
     undone: dict[int | None, str] = field(default_factory=dict[int | None, str])
     _later: list[tuple[float, int, int, Callable[[], None]]] = field(default_factory=list)
+    _for_good: set[int] = field(default_factory=set[int])
     _serial: "count[int]" = field(default_factory=count)
     _stopped: dict[int, tuple[int, psutil.Process]] = field(
         default_factory=dict[int, tuple[int, psutil.Process]]
@@ -134,11 +135,19 @@ class Scene:
             _, _, number, action = heapq.heappop(self._later)
             self.attempt(number, action)
 
-    def stop(self, number: int, process: psutil.Process) -> Hold:
-        """Have a process stand still, for a fault, until `resume`."""
+    def stop(self, number: int, process: psutil.Process, *, for_good: bool = False) -> Hold:
+        """Have a process stand still, for a fault, until `resume`.
+
+        Args:
+            number: the fault's.
+            process: it.
+            for_good: nobody has it go on: the run is to end it.
+        """
         with suppress(psutil.NoSuchProcess):
             process.suspend()
             self._stopped[process.pid] = (number, process)
+            if for_good:
+                self._for_good.add(process.pid)
         return self.holds.begin(process)
 
     def resume(self, process: psutil.Process, hold: Hold) -> None:
@@ -152,7 +161,7 @@ class Scene:
         self._stopped.pop(process.pid, None)
 
     def release_all(self) -> None:
-        """Have every process go on that was stopped and still is there; nothing more is due."""
+        """Undo what lasts, but for processes that the run is to end; nothing more is due."""
         self._later.clear()
         self.holds.clear()
         if self.own is not None and self.own.proxy is not None:
@@ -162,6 +171,12 @@ class Scene:
         if self.own is not None and self.own.hosts is not None:
             hosts = self.own.hosts
             self.attempt(None, lambda: hosts.shape(None))
+        for number, process in list(self._stopped.values()):
+            if process.pid not in self._for_good:
+                self.attempt(number, partial(self._resume, process))
+
+    def release_stopped(self) -> None:
+        """Have every process go on that still is there: it was seen whether the run ended it."""
         for number, process in list(self._stopped.values()):
             self.attempt(number, partial(self._resume, process))
 

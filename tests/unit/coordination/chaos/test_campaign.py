@@ -1,6 +1,7 @@
 """Faults fall when they are due, and the report says what became of each."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,39 @@ def carry_out(
 
 def holds(report: Report, invariant: str) -> bool | None:
     return next(each.holds for each in report.verdicts if each.invariant == invariant)
+
+
+class StopsForGood(FakeFault):
+    """Stops a process of its own."""
+
+    def __init__(self, process: psutil.Process):
+        super().__init__()
+        self._process = process
+
+    def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
+        scene.stop(planned.number, self._process, for_good=True)
+        return super().fall(planned, scene)
+
+
+@pytest.mark.usefixtures("fault")
+def test_who_is_stopped_for_good_is_not_let_go_before_it_is_seen_what_is_left(
+    tmp_path: Path, run: FakeRun, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[str] = []
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+
+        def find_left(*_: object) -> list[str]:
+            seen.append(process.status())
+            return []
+
+        monkeypatch.setattr(run_view.Traces, "find_left", find_left)
+        monkeypatch.setattr(campaign, "FAULTS", {"stop": StopsForGood(process)})
+        carry_out(tmp_path, run, {"kind": "stop", "at_step": 4})
+        after = process.status()
+        child.kill()
+    assert seen == [psutil.STATUS_STOPPED]
+    assert after != psutil.STATUS_STOPPED
 
 
 def test_a_fault_falls_once_its_step_is_committed(tmp_path: Path, run: FakeRun, fault: FakeFault):

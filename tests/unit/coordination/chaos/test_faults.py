@@ -141,9 +141,19 @@ def test_a_stopped_process_goes_on_when_the_plan_says_so(
 def test_what_is_stopped_goes_on_when_the_run_is_over(
     scene: Scene, process: subprocess.Popen[bytes]
 ):
-    FAULTS["stop"].fall(planned(kind="stop"), scene)
+    FAULTS["stop"].fall(planned(kind="stop", resume_after_s=60), scene)
     wait_status(process, psutil.STATUS_STOPPED)
     scene.release_all()
+    wait_status(process, *RUNS)
+
+
+def test_what_is_stopped_for_good_goes_on_when_it_was_seen_what_is_left(
+    scene: Scene, process: subprocess.Popen[bytes]
+):
+    FAULTS["stop"].fall(planned(kind="stop"), scene)
+    scene.release_all()
+    wait_status(process, psutil.STATUS_STOPPED)
+    scene.release_stopped()
     wait_status(process, *RUNS)
 
 
@@ -343,7 +353,7 @@ def test_processes_go_on_at_the_end_though_something_else_can_not_be_ended(
     scene: Scene, process: subprocess.Popen[bytes]
 ):
     scene.own = own_cluster(hosts=BrokenHosts())
-    FAULTS["stop"].fall(planned(kind="stop"), scene)
+    FAULTS["stop"].fall(planned(kind="stop", resume_after_s=60), scene)
     wait_status(process, psutil.STATUS_STOPPED)
     scene.release_all()
     wait_status(process, *RUNS)

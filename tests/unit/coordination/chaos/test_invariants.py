@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Findings], str]] = {
     "steps that are in no record": (
         "every step is committed once",
         lambda: make_findings(steps=[line(1), line(4)]),
-        "2 steps are not in the record, more than anybody died with: steps 2, 3, with 1 ranks",
+        "2 steps are not in the record, more than anybody died with: steps 2, 3, 1 of them",
     ),
     "an empty record, though a coordinator died": (
         "every step is committed once",
