@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +54,7 @@ ISOLATE_AFTER = 3
 ALARMS = (
     *("failure", "hang", "deadlock", "straggler", "slow_network", "isolate", "link_cut"),
     *("ranks_differ", "drain", "anomaly", "detector_off", "keeper_away", "record_unwritable"),
-    *("data_stall", "waited_for", "node_unheard", "forming_fails"),
+    *("data_stall", "waited_for", "node_unheard", "forming_fails", "watch_failed", "waiting"),
 )
 SET: dict[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
 DERIVED: dict[str, Any] = {"isolate_after": ISOLATE_AFTER, "probe_after_s": 10.0}
@@ -220,12 +221,21 @@ def loaded(num_processes: int) -> Generator[None]:
 
 
 def count_alarms(run: NetRun, for_s: float) -> dict[str, int]:
-    """Train on under load, and count what is told of by kind."""
+    """Train on under load, and count what is told of by kind.
+
+    Raises:
+        AssertionError: it stood still for longer than a fault may go untold: that isn't healthy.
+    """
     settle(run)
     before = {kind: len(run.events(kind)) for kind in ALARMS}
     since_s = SYSTEM_CLOCK.unix_s()
     with loaded(os.cpu_count() or 1):
         run.wait(lambda: SYSTEM_CLOCK.unix_s() > since_s + for_s, for_s + _TOLD_WITHIN_S)
+    committed_s = [
+        each for step in run.read("metrics") if (each := step["committed_at_s"]) > since_s
+    ]
+    longest_s = max((b - a for a, b in pairwise([since_s, *committed_s, SYSTEM_CLOCK.unix_s()])))
+    assert longest_s < _TOLD_WITHIN_S, f"no step for {longest_s:.0f} s, and nothing was to be wrong"
     return {kind: len(run.events(kind)) - before[kind] for kind in ALARMS}
 
 

@@ -16,7 +16,7 @@ from trainflow.coordination.run_state import RunState
 from trainflow.coordination.status_file import read_published
 from trainflow.errors import ConflictError
 from trainflow.service.cluster import Cluster, DriverState
-from trainflow.service.heard_of import SILENT_S, is_closing, is_heard_of
+from trainflow.service.heard_of import SILENT_S, find_silence_s, is_closing, is_heard_of
 from trainflow.service.history import records
 from trainflow.service.history.history import History
 from trainflow.service.problems import ProblemError, ProblemType
@@ -128,10 +128,12 @@ class Rest:
         if driver is not DriverState.UNKNOWN:
             return
         attempts = self.history.jobs.attempts(job.job_id)
-        if is_heard_of(job, attempts, self.clock.unix_s()):
+        now_s = self.clock.unix_s()
+        if is_heard_of(job, attempts, now_s):
+            left_s = SILENT_S - find_silence_s(job, now_s)
             raise ConflictError(
                 f"job {job.job_id}: got one that is {job.state}, and heard of, but not on this "
                 "cluster; expected one that is here, or of which nothing was heard for "
                 f"{SILENT_S:g} s; stop it where it runs (`trainflow stop --address ...`), or, if "
-                "its cluster is gone, ask again after that"
+                f"its cluster is gone, ask again in {left_s:.0f} s"
             )

@@ -56,6 +56,7 @@ async def test_a_job_that_is_heard_of_elsewhere_is_left_alone(
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:trainflow:problem:conflict")
     assert "heard of, but not on this cluster" in refused.json()["detail"]
     assert "`trainflow stop --address ...`" in refused.json()["detail"]
+    assert "ask again in 1 s" in refused.json()["detail"]
     assert (cluster.drivers, cluster.stopped) == ({}, [])
     assert not (run_directory(JOB_ID) / "result.json").exists()
     kinds = [line["kind"] for line in read_lines(run_directory(JOB_ID) / "events.jsonl")]
