@@ -174,7 +174,9 @@ def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
         Row("ray_train", "step_s", found.step_s, "s"),
     ]
     goodput = {row.system: row.value for row in ours if row.metric == "goodput"}
-    lost_ratio = 1 - goodput.get("trainflow_processes", 1.0)
+    if "trainflow_processes" not in goodput:  # it did not end
+        return rows
+    lost_ratio = 1 - goodput["trainflow_processes"]
     if lost_ratio > 0:
         ratio = (1 - found.goodput_ratio) / lost_ratio
         rows.append(Row("ray_train", "time_lost_to_trainflow_ratio", ratio, "1"))

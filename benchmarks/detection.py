@@ -234,7 +234,7 @@ def count_alarms(run: NetRun, for_s: float) -> dict[str, int]:
     committed_s = [
         each for step in run.read("metrics") if (each := step["committed_at_s"]) > since_s
     ]
-    longest_s = max((b - a for a, b in pairwise([since_s, *committed_s, SYSTEM_CLOCK.unix_s()])))
+    longest_s = max(b - a for a, b in pairwise([since_s, *committed_s, SYSTEM_CLOCK.unix_s()]))
     assert longest_s < _TOLD_WITHIN_S, f"no step for {longest_s:.0f} s, and nothing was to be wrong"
     return {kind: len(run.events(kind)) - before[kind] for kind in ALARMS}
 

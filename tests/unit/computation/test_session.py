@@ -334,21 +334,29 @@ def test_what_a_commit_moved_stays_moved_when_its_snapshot_fails_with_the_epoch(
     assert model.calls == num_microbatches > 0
 
 
+def look_and_close(
+    context: RankContext, asked: EpochSpec
+) -> tuple[threading.Thread, list[Standing | None]]:
+    """Return who is to ask for an epoch and end the session, and gets what the rank holds then."""
+    held: list[Standing | None] = []
+
+    def act() -> None:
+        context.gate.form(asked)
+        held.append(context.gate.standing)
+        context.gate.close()
+
+    return threading.Thread(target=act), held
+
+
 def train_until_the_epoch_ends(
     context: RankContext, begin: Begin, *, after: int
 ) -> tuple[list[Any], Standing]:
     """Train to a step; returns what was told, and what the rank holds as the next epoch comes."""
     told: list[Any] = []
-    held: list[Standing | None] = []
     session = Session(replace(context, report=told.append))
     model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
 
-    def look_and_close() -> None:
-        context.gate.form(spec(2))
-        held.append(context.gate.standing)
-        context.gate.close()
-
-    coordinator = threading.Thread(target=look_and_close)
+    coordinator, held = look_and_close(context, spec(2))
 
     def train() -> None:
         for step in session.steps():
@@ -392,16 +400,10 @@ def test_a_commit_that_may_have_to_come_again_is_kept_and_not_told(
 
 
 def test_a_rehearsed_spare_has_no_tail_to_be_done(context: RankContext):
-    held: list[Standing | None] = []
     session = Session(replace(context, rehearsal=rehearsal_group(1, 1)))
     model = session.prepare(lambda: nn.Linear(8, 1), make_optimizer)
 
-    def look_and_close() -> None:
-        context.gate.form(spec(1))
-        held.append(context.gate.standing)
-        context.gate.close()
-
-    coordinator = threading.Thread(target=look_and_close)
+    coordinator, held = look_and_close(context, spec(1))
 
     def rehearse() -> None:
         for step in session.steps():
