@@ -1,6 +1,7 @@
 """What every test shares: reproducible property tests, and none that needs what isn't there."""
 
 import atexit
+import gc
 import os
 import sys
 
@@ -37,6 +38,12 @@ atexit.register(_leave_at_once, os.getpid())  # as the first, so that it comes a
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what shares a cluster last: while it is up, Ray prints into other tests' output."""
     items.sort(key=lambda item: item.get_closest_marker("chaos") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of cycles what is loaded by now: it took a tenth of the tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -34,7 +34,7 @@ JOIN_WITHIN_S = 30.0
 NEVER = 10**9
 
 _processes = get_context("forkserver")
-_processes.set_forkserver_preload(["tests.crash.processes"])
+_processes.set_forkserver_preload(["tests.crash.processes", "tests.frozen_heap"])
 
 
 _started: list[BaseProcess] = []

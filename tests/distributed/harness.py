@@ -49,10 +49,17 @@ HANG_TIMEOUT_S = 4.0
 LOOK_EVERY_S = 0.2
 SNAPSHOT_RANKS = 2  # where there is a place for checkpoints
 
-# Forked from a server that has torch loaded: a rank is up in a fraction of a second.
+# Forked from a server that has all loaded that a rank will: one is up in a tenth of a second.
 _processes = get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "tests.distributed.rank_process", "tests.distributed.training"]
+    [
+        "pytest",
+        "numpy.ma",
+        "torch._dynamo",
+        "tests.distributed.rank_process",
+        "tests.distributed.training",
+        "tests.frozen_heap",
+    ]
 )
 
 
