@@ -163,12 +163,14 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
     assert verify(store, run.job.training.max_steps).flaws == ()
 
 
+@pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.soak)])
 def test_the_world_shrinks_and_grows_back_from_memory(
-    cluster: LocalCluster, tmp_path: Path
+    cluster: LocalCluster, tmp_path: Path, world: int
 ) -> None:
     """There is a checkpoint, and it can't be read."""
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     settings = {
+        "target": world,
         "spares": 0,
         "max_steps": 2 * EVERY_STEPS - 1,  # no other checkpoint but that of the end
         "checkpoint": {"url": store.url, "every_steps": EVERY_STEPS},
@@ -179,12 +181,13 @@ def test_the_world_shrinks_and_grows_back_from_memory(
     run.wait_checkpoint(EVERY_STEPS)
     assert remove_chunks(store) > 0
     run.kill(1)
-    run.wait(lambda status: status["world_size"] == 2)
-    run.wait(lambda status: status["world_size"] == 3)
+    run.wait(lambda status: status["world_size"] == world - 1)
+    run.wait(lambda status: status["world_size"] == world)
     status = run.finish()
     assert status["state"] == "succeeded", status["ending"]
     (recovered,) = events_of(status, "recovered")
     assert recovered["data"]["steps_lost"] == 0
+    assert not events_of(status, "resumed"), "from an older state"
     assert not events_of(status, "checkpoint_unusable")
     assert run.used_samples() == run.expected_samples()
     shard_digests(run)

@@ -198,9 +198,10 @@ class HeldSnapshots:
     def writing_copy(
         self,
         origin: str,
-        shard: ShardId = WHOLE,
         kept: Version | None = None,
         begin: Callable[[Slot], None] = _leave_it,
+        *,
+        of_shard: bool = False,
     ) -> Generator[Slot]:
         """Yield a slot for a copy from another node: never the one that is worth most.
 
@@ -210,9 +211,9 @@ class HeldSnapshots:
 
         Args:
             origin: who sends.
-            shard: of what it is.
             kept: what the sender knows that all shards are there of.
             begin: called with the slot; the next one is taken where it finds no room.
+            of_shard: it is one of sharded state.
 
         Raises:
             OSError: no room.
@@ -221,7 +222,7 @@ class HeldSnapshots:
         self._sent_at_s[origin] = math.inf
         no_room: OSError | None = None
         try:
-            for slot in self._slots_for_copies(origin, shard, kept):
+            for slot in self._slots_for_copies(origin, kept, of_shard=of_shard):
                 with ExitStack() as stack:
                     try:
                         stack.enter_context(slot.writing())
@@ -267,12 +268,12 @@ class HeldSnapshots:
             while self._slots:
                 self._slots.popitem()[1].close()
 
-    def _slots_for_copies(self, origin: str, shard: ShardId, kept: Version | None) -> list[Slot]:
+    def _slots_for_copies(self, origin: str, kept: Version | None, *, of_shard: bool) -> list[Slot]:
         """Return those that may be written over, what is worth least first.
 
         A third slot is taken into use only where the other two hold what may be needed.
         """
-        num_copies = _NUM_COPIES if shard == WHOLE else _NUM_SHARD_COPIES
+        num_copies = _NUM_SHARD_COPIES if of_shard else _NUM_COPIES
         slots = [
             self._open(self.folder / f"{_COPY}{origin}.{k}{_SUFFIX}", create=True)
             for k in range(num_copies)
@@ -282,7 +283,7 @@ class HeldSnapshots:
         whole = [(slot, version) for slot, version in found if version is not None]
         newest = max((v for _, v in whole), key=lambda v: v.recency, default=None)
         needed = [newest]
-        if shard != WHOLE:
+        if of_shard:
             known = self._recoverable
             is_later = known is not None and (kept is None or known.recency > kept.recency)
             needed += [kept, known] if is_later else [kept]

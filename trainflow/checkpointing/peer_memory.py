@@ -286,6 +286,8 @@ def send_copy(
     target: PeerAddress,
     origin: str,
     before: Callable[[int, Callable[[], int]], None],
+    *,
+    of_shard: bool = False,
     kept: Version | None = None,
 ) -> None:
     """Give another node a copy of a snapshot, unless it has that state.
@@ -296,6 +298,8 @@ def send_copy(
         origin: id of this node, letters and digits.
         before: called with the number of bytes about to be sent, and what tells how many are on
             their way; may wait.
+        of_shard: it is worth something beside all other shards of the same version alone, and the
+            newest isn't what counts.
         kept: of a shard, the state that isn't to be written over.
 
     Raises:
@@ -311,6 +315,7 @@ def send_copy(
             "origin": origin,
             "skeleton": snapshot.skeleton,
             "tensors": [tensor.pack() for tensor in snapshot.tensors],
+            "of_shard": of_shard,
             "kept": None if kept is None else _pack(kept),
         } | _name(snapshot.version, snapshot.shard)
         if request(connection, message).get("there"):

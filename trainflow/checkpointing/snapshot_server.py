@@ -6,8 +6,8 @@ A connection begins with the token, and then asks any number of times:
     {"op": "read", "version": V, "shard": S, "tensor": k, "start": a, "num_bytes": n}
         n bytes of tensor k
     {"op": "holds", "version": V, "shard": S}                      whether it is "there"
-    {"op": "store", "version": V, "shard": S, "kept": V or null, "origin": NAME, "skeleton": ...,
-     "tensors": [...]}
+    {"op": "store", "version": V, "shard": S, "of_shard": BOOL, "kept": V or null, "origin": NAME,
+     "skeleton": ..., "tensors": [...]}
         then, once that is granted, every tensor's bytes, in frames, each followed by its hash;
         nothing more if the answer has "there": that state is here already
     {"op": "residuals", "version": V}                              the parts that go with a state
@@ -48,7 +48,7 @@ from trainflow.checkpointing.wire import (
     send_frame,
     send_message,
 )
-from trainflow.epochs import WHOLE, EpochId, PeerAddress, ShardId, Version
+from trainflow.epochs import EpochId, PeerAddress, ShardId, Version
 from trainflow.errors import CheckpointError, StateError
 
 logger = logging.getLogger(__name__)
@@ -199,12 +199,12 @@ class SnapshotServer:
     def _take_copy(
         self, connection: socket.socket, version: Version, request: Mapping[str, Json]
     ) -> None:
-        shard = _parse_shard(request["shard"])
+        shard, of_shard = _parse_shard(request["shard"]), bool(request["of_shard"])
         if self._held.holds(version, shard):
             return send_message(connection, {"ok": True, "there": True})
         newest = self._held.newest(shard)
         # Shards go by the versions of all others; a run that went back has its base copied too.
-        if shard == WHOLE and newest is not None and newest.recency >= version.recency:
+        if not of_shard and newest is not None and newest.recency >= version.recency:
             raise StateError(f"got a copy of {version}, expected a newer one than {newest}")
         kept = None if request["kept"] is None else _parse_version(request["kept"])
         records = [TensorRecord.unpack(packed) for packed in request["tensors"]]
@@ -217,7 +217,7 @@ class SnapshotServer:
         with ExitStack() as until_whole:
             with _telling_to_wait(connection), self._needing_room_for(records):
                 slot = until_whole.enter_context(
-                    self._held.writing_copy(origin, shard, kept, begin)
+                    self._held.writing_copy(origin, kept, begin, of_shard=of_shard)
                 )
             send_message(connection, {"ok": True})
             for view in views:

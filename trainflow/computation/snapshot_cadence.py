@@ -19,9 +19,10 @@ from trainflow.computation.reports import SnapshotLeftOut
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.config.job import JobConfig
-from trainflow.epochs import EpochSpec, Flag, ShardId, Version
+from trainflow.epochs import WHOLE, EpochSpec, Flag, ShardId, Version
 
 _LAST_WITHIN_S = 120.0
+_PAUSING_WITHIN_S = 2.0  # of sharded state: others read their part of it in nodes' memory
 _DISCARD_AFTER_COMMITS = 3
 _SAVE_S_AT_FIRST = 1.0
 _SAVE_S_AT_LEAST = 1e-3
@@ -52,6 +53,7 @@ class SnapshotCadence:
         self._commits_left_to_others = 0
         streams = job.parallel.is_sharded and job.snapshot.replicas > 0
         self._streaming = Streaming() if streams else None
+        self._shard = WHOLE  # of sharded state, what is under way
 
     def flags(self, spec: EpochSpec, rank: int) -> Flag:
         """What this rank tells the others with its record of the step that is being committed."""
@@ -92,10 +94,17 @@ class SnapshotCadence:
                 reason = "the store hasn't taken the one before"
                 self._report(SnapshotLeftOut(version, for_storage=True, reason=reason))
         if share is not None or is_due(version.step, self._job.snapshot.every_steps):
-            patience_s = _LAST_WITHIN_S if self._is_last(version.step, flags) and share else 0.0
+            patience_s = self._choose_patience_s(version.step, flags, share)
             self._write(state, version, share, spec.shard_of(rank), patience_s)
         if self._streaming is not None and self._streaming.commit(version, flags):
-            self._writer.want_copy(version, self._streaming.recoverable)
+            self._writer.want_copy(version, self._shard, self._streaming.recoverable)
+
+    def _choose_patience_s(self, step: int, flags: Flag, share: Share | None) -> float:
+        """Return for how long a copy waits for room; most are soon followed by a newer one."""
+        if share is not None and self._is_last(step, flags):
+            return _LAST_WITHIN_S
+        is_read_next = self._job.parallel.is_sharded and bool(flags & Flag.PAUSE)
+        return _PAUSING_WITHIN_S if is_read_next else 0.0
 
     def copy_lag(self, step: int) -> int | None:
         """Return by how many steps copies of sharded state on other nodes are behind ``step``."""
@@ -129,13 +138,14 @@ class SnapshotCadence:
             self._write(state, version, None, shard, 0.0)
         if self._streaming is not None:
             self._streaming.begin(version)
-            self._writer.want_copy(version, self._streaming.recoverable)
+            self._shard = shard
+            self._writer.want_copy(version, shard, self._streaming.recoverable)
 
     def _copy_flags(self) -> Flag:
         """Say whether what sets out from all ranks has arrived from this one."""
         if self._streaming is None or self._streaming.under_way is None:
             return Flag.NONE
-        state = self._writer.copy_state_of(self._streaming.under_way)
+        state = self._writer.copy_state_of(self._streaming.under_way, self._shard)
         if state is None:
             return Flag.COPY_LOST
         return Flag.NONE if state is CopyState.DONE else Flag.COPYING

@@ -136,7 +136,7 @@ class SnapshotWriter:
             partial = {} if partial_of is None else {"is_partial": True}
             purpose = {"share": [share.index, share.count], **partial}
         try:
-            slot = self._take_one(patience_s)
+            slot = self._take_one(shard, patience_s)
             views = None
             if slot is not None:
                 views = slot.begin(version, flat.skeleton, records, purpose, shard)
@@ -148,7 +148,10 @@ class SnapshotWriter:
                 "(--shm-size of a container), or set snapshot.every_steps to null"
             )
         if slot is None or views is None:
-            return self._leave_out("got every slot in use, expected a free one: the store is slow")
+            return self._leave_out(
+                "got every slot in use, expected a free one: storage, or the way to other nodes, "
+                "is slow"
+            )
         transfers = [
             Transfer(tensor, view, is_lasting=path.startswith(_OPTIMIZERS))
             for path, tensor, view in zip(flat.tensors, tensors, views, strict=True)
@@ -208,22 +211,24 @@ class SnapshotWriter:
         """Whether this shard of a version is here whole."""
         return any((slot.version, slot.shard) == (version, shard) for slot in self._slots)
 
-    def copy_state_of(self, version: Version) -> CopyState | None:
-        """Tell how it stands with copies of a version on other nodes; None if it isn't here."""
-        slot = self._find(version)
+    def copy_state_of(self, version: Version, shard: ShardId) -> CopyState | None:
+        """Tell how it stands with copies of a shard on other nodes; None if it isn't here."""
+        slot = self._find(version, shard)
         return None if slot is None else slot.copy_state
 
-    def want_copy(self, version: Version, kept: Version | None = None) -> None:
-        """Have the Keeper bring a version to other nodes, which keep ``kept``, once it is here."""
-        slot = self._find(version)
+    def want_copy(self, version: Version, shard: ShardId, kept: Version | None = None) -> None:
+        """Have the Keeper bring a shard to other nodes, which keep ``kept``, once it is here."""
+        slot = self._find(version, shard)
         if slot is not None:
             slot.want_copy(kept)
 
-    def _find(self, version: Version) -> Slot | None:
-        """Return the slot with a version, or what is to become it."""
-        if self._staged is not None and self._staged.version == version:
-            return self._staged.slot
-        return next((slot for slot in self._slots if slot.version == version), None)
+    def _find(self, version: Version, shard: ShardId) -> Slot | None:
+        """Return the slot with a shard of a version, or what is to become it."""
+        staged = self._staged
+        if staged is not None and (staged.version, staged.slot.shard) == (version, shard):
+            return staged.slot
+        found = (slot for slot in self._slots if (slot.version, slot.shard) == (version, shard))
+        return next(found, None)
 
     def forget_after(self, step: int) -> None:
         """Steps after this one are void: what was copied of them is no state of the run."""
@@ -243,21 +248,30 @@ class SnapshotWriter:
         self.trouble = trouble
         return False
 
-    def _take_one(self, patience_s: float) -> Slot | None:
-        """Take any slot but the newest ones; that one too if there is no other."""
+    def _take_one(self, shard: ShardId, patience_s: float) -> Slot | None:
+        """Take any slot but the newest ones; that one too if there is no other.
+
+        Of what is kept, the last to go are shards of which the same version is there cut anew.
+        """
         there = {slot.path: slot for slot in self._slots if slot.is_there}
         if len(there) < len(self._paths):
             self._slots = [there.get(path) or Slot(path) for path in self._paths]
         alone = len(self._slots) == 1
         give_up_at_s = SYSTEM_CLOCK.monotonic_s() + patience_s
         while True:
-            for slot in self._slots:
-                may_go = slot not in self._newest and slot.version not in self._kept
-                if (alone or may_go) and slot.take():
+            older = [slot for slot in self._slots if alone or slot not in self._newest]
+            free = [slot for slot in older if alone or slot.version not in self._kept]
+            outdated = [slot for slot in older if self._is_cut_anew(slot, shard)]
+            for slot in free + outdated:
+                if slot.take():
                     return slot
             if SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
                 return None
             SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+
+    def _is_cut_anew(self, slot: Slot, shard: ShardId) -> bool:
+        version = slot.version
+        return slot.shard != shard and version is not None and self.holds(version, shard)
 
 
 def _copy(what: Transfer, start: int, stop: int) -> None:

@@ -19,12 +19,15 @@ class CopyTargets:
     Attributes:
         others: further nodes, the best first; as many as there are to be copies.
         members: of each shard that members on further nodes hold, those nodes; not more of them.
+        of_shards: what is copied is sharded state, one version of all shards after the other, also
+            where one rank holds all of it; else the newest state, whichever that is.
     """
 
     others: tuple[PeerAddress, ...] = ()
     members: Mapping[ShardId, tuple[PeerAddress, ...]] = field(
         default_factory=dict[ShardId, tuple[PeerAddress, ...]]
     )
+    of_shards: bool = False
 
     def of(self, shard: ShardId) -> tuple[PeerAddress, ...]:
         """Return the nodes that are to have a shard, those first that have it of themselves."""

@@ -30,7 +30,6 @@ from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.membership import (
     Candidate,
     FormEpoch,
-    Move,
     PauseToGrow,
     Situation,
     WaitForWorkers,
@@ -42,6 +41,7 @@ from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Ending, RunState, tell_no_state
 from trainflow.coordination.superior import Superior
 from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
+from trainflow.coordination.world_hold import StateBehindError, WorldHold
 from trainflow.epochs import EpochId, EpochSpec, Flag, MemberReport, RecoveryPlan
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,10 @@ class EpochControl:
         self._pool = pool
         self._record = record
         self._recovery = RecoveryLog(record, clock, job.training.max_steps)
+        self._hold = WorldHold(record, clock)
         self._clock = clock
         self.superior = superior
-        self.is_open = self._waiting = self._stop_asked = False
+        self.is_open = self._stop_asked = False
         self._broken = self._member_lost = self._pausing = self._forms_at_boundary = False
         self._counter = 0
         self.attempts = FormingAttempts()
@@ -104,7 +105,7 @@ class EpochControl:
         """The run's state, as far as its epochs tell."""
         if self.epoch is None and not self._broken:
             return RunState.PENDING
-        if self._waiting:
+        if self._recovery.is_waiting:
             return RunState.WAITING
         recovering = self._recovery.is_under_way or self._broken
         return RunState.RECOVERING if recovering else RunState.RUNNING
@@ -222,11 +223,12 @@ class EpochControl:
                 available=self._available(),
                 minimum=self.candidacy.num_needed(self.members, self._finished),
                 target=self.candidacy.at_most(lineup),
-                pausing=self._pausing or self._stop_asked,
+                pausing=self._pausing or self._stop_asked or self._hold.is_on,
                 group_size=self._job.group_size,
             )
         )
-        self._note_waiting(move)
+        if self.members:
+            self._recovery.note_move(move)
         match move:
             case FormEpoch(members):
                 self._start_forming(members, at_boundary=False)
@@ -259,19 +261,12 @@ class EpochControl:
     @property
     def may_pause(self) -> bool:
         """Whether all train, and are not about to stop for something else."""
-        busy = self._pausing or self._stop_asked or bool(self._finished)
+        busy = self._pausing or self._stop_asked or bool(self._finished) or self._hold.is_on
         return self.is_open and self.is_whole and not busy
 
     def _pause(self) -> None:
         self._pausing = True
         self._request.begin(Flag.PAUSE, self.members)
-
-    def _note_waiting(self, move: Move) -> None:
-        was_waiting = self._waiting
-        self._waiting = isinstance(move, WaitForWorkers) and bool(self.members)
-        if isinstance(move, WaitForWorkers) and self._waiting and not was_waiting:
-            text = f"training waits for workers: {move.num_available} of {move.num_needed} are warm"
-            self._record.add_event("waiting", text)
 
     # Stopping
 
@@ -330,6 +325,8 @@ class EpochControl:
         async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
             known, lost = self._record.last_step, self._member_lost  # who leaves may be lost by now
             made = await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            if at_boundary and not self._member_lost:
+                self._hold.require_newest(made, known)
             self._lineup = spec.members
             return made
 
@@ -343,6 +340,9 @@ class EpochControl:
                 record=self._record,
                 now_s=self._clock.unix_s,
             )
+        except StateBehindError as error:
+            self._hold.begin(error, self.advance)
+            self._start_forming(self.members, at_boundary=False)
         except NoLiveStateError as error:
             self._on_no_state(spec, error)
         except RayError as error:

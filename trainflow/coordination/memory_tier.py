@@ -287,6 +287,7 @@ class MemoryTier:
                 node_id: CopyTargets(
                     serving(others),
                     {shard: serving(found) for shard, found in members[node_id].items()},
+                    of_shards=True,
                 )
                 for node_id, others in self._targets_of.items()
             }

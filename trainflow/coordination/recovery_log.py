@@ -10,6 +10,7 @@ Process: coordinator.  Thread: its event loop.
 from trainflow.clock import Clock
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.epoch_former import FormedEpoch
+from trainflow.coordination.membership import Move, WaitForWorkers
 from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import Loss
@@ -21,6 +22,9 @@ class RecoveryLog:
 
     Members that are fast commit a step of an epoch, and say so, before the last call returns that
     releases the others into it, and so before the epoch is known to have begun.
+
+    Attributes:
+        is_waiting: it can't go on before there are more workers.
     """
 
     def __init__(self, record: RunRecord, clock: Clock, max_steps: int):
@@ -34,6 +38,7 @@ class RecoveryLog:
         self._record = record
         self._max_steps = max_steps
         self._clock = clock
+        self.is_waiting = False
         self._loss: Loss | None = None
         self._epoch = INITIAL_EPOCH
         self._early: list[tuple[StepReport, float]] = []  # and when each was heard of
@@ -48,6 +53,13 @@ class RecoveryLog:
         if self._loss is None:
             self._loss = Loss(self._clock.unix_s(), [])
         self._loss.causes.append(cause)
+
+    def note_move(self, move: Move) -> None:
+        """Say once of a run that was training that it waits."""
+        was_waiting, self.is_waiting = self.is_waiting, isinstance(move, WaitForWorkers)
+        if isinstance(move, WaitForWorkers) and not was_waiting:
+            text = f"training waits for workers: {move.num_available} of {move.num_needed} are warm"
+            self._record.add_event("waiting", text)
 
     def on_formed(self, formed: FormedEpoch) -> bool:
         """An epoch has begun that may end the recovery; returns whether one was under way."""

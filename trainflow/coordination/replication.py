@@ -91,10 +91,8 @@ class Replicator:
             OSError: a node can't be reached.
             StateError: it doesn't take the copy; what its people can mend is left in `trouble`.
         """
-        targets, newest = self._targets, self._held.newest(WHOLE)
-        wanted = self._held.find_wanted() if targets.others else []
-        if newest is not None:
-            wanted = [Wanted(newest)]
+        targets = self._targets
+        wanted = self._find_wanted(targets) if targets.others else []
         worked = False
         troubles: list[OSError | StateError] = []
         left: list[OSError | StateError] = []
@@ -107,7 +105,8 @@ class Replicator:
                 continue
             lacking = self._find_lacking(each, targets.of(each.shard))
             worked = worked or bool(lacking)
-            found |= {t: self._send(each, t, num_copies) for t in lacking if t not in found}
+            asked = [target for target in lacking if target not in found]
+            found |= {t: self._send(each, t, num_copies, targets) for t in asked}
             failed = {target: error for target, error in found.items() if error is not None}
             troubles += failed.values()
             left += self._settle(each, failed, targets)
@@ -117,6 +116,12 @@ class Replicator:
         if left:
             raise left[0]
         return worked
+
+    def _find_wanted(self, targets: CopyTargets) -> list[Wanted]:
+        if targets.of_shards:
+            return self._held.find_wanted()
+        newest = self._held.newest(WHOLE)
+        return [] if newest is None else [Wanted(newest)]
 
     def _find_lacking(self, wanted: Wanted, among: Iterable[PeerAddress]) -> list[PeerAddress]:
         """Return those that aren't known to have it."""
@@ -170,7 +175,7 @@ class Replicator:
         ]
         self._failed |= {(target, wanted.shard): wanted.version for target in failed}
         is_there = len(failed) < len(targets.of(wanted.shard))
-        if wanted.shard == WHOLE or not is_there:
+        if not targets.of_shards or not is_there:
             return list(failed.values())
         with self._changing:
             if not again and targets is self._targets:  # else others are to have it now
@@ -181,16 +186,25 @@ class Replicator:
         return again
 
     def _send(
-        self, wanted: Wanted, target: PeerAddress, num_copies: int
+        self, wanted: Wanted, target: PeerAddress, num_copies: int, targets: CopyTargets
     ) -> OSError | StateError | None:
         """Send one of several copies; returns what went wrong."""
         version, shard = wanted.version, wanted.shard
-        origin = self._origin if shard == WHOLE else f"{self._origin}x{shard.index}x{shard.count}"
+        origin = self._origin
+        if targets.of_shards:
+            origin += f"x{shard.index}x{shard.count}"
         try:
             with self._held.reading(version, shard) as snapshot:
                 num_bytes = sum(len(payload) for payload in snapshot.payloads)
                 self._pace.begin(num_bytes, one_of=num_copies)
-                send_copy(snapshot, target, origin, self._pace.before, wanted.kept)
+                send_copy(
+                    snapshot,
+                    target,
+                    origin,
+                    self._pace.before,
+                    of_shard=targets.of_shards,
+                    kept=wanted.kept,
+                )
         except (OSError, StateError) as error:
             return error
         self._sent[target, shard] = version

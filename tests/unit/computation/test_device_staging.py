@@ -12,7 +12,7 @@ from trainflow.checkpointing.snapshot_slots import CopyState, Slot, SlotState
 from trainflow.computation.device_staging import DeviceStaging, Transfer
 from trainflow.computation.snapshot_writer import SnapshotWriter
 from trainflow.computation.training_state import TrainingState
-from trainflow.epochs import EpochId, Version
+from trainflow.epochs import WHOLE, EpochId, Version
 
 ALL = Share(0, 1)
 FILL = 7
@@ -124,9 +124,9 @@ def test_a_copy_may_be_wanted_before_all_of_it_is_there(
     writer: SnapshotWriter, staging: FakeStaging, tmp_path: Path
 ):
     assert writer.write(tree(), version(1), None)
-    assert writer.copy_state_of(version(1)) is CopyState.NONE, "it is not lost"
-    writer.want_copy(version(1), version(0))
-    assert writer.copy_state_of(version(1)) is CopyState.WANTED
+    assert writer.copy_state_of(version(1), WHOLE) is CopyState.NONE, "it is not lost"
+    writer.want_copy(version(1), WHOLE, version(0))
+    assert writer.copy_state_of(version(1), WHOLE) is CopyState.WANTED
     staging.wait()
     (slot,) = [each for path in tmp_path.glob("*") if (each := Slot(path)).version is not None]
     assert (slot.copy_state, slot.kept) == (CopyState.WANTED, version(0))
@@ -134,10 +134,10 @@ def test_a_copy_may_be_wanted_before_all_of_it_is_there(
 
 def test_a_copy_of_what_fails_is_lost(writer: SnapshotWriter, staging: FakeStaging, tmp_path: Path):
     assert writer.write(tree(), version(1), None)
-    writer.want_copy(version(1))
+    writer.want_copy(version(1), WHOLE)
     staging.error = "an illegal memory access was encountered"
     assert not writer.write(tree(), version(2), None)
-    assert writer.copy_state_of(version(1)) is None
+    assert writer.copy_state_of(version(1), WHOLE) is None
     assert whole(tmp_path) == []
 
 

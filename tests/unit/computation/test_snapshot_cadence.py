@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from trainflow.computation.epoch_gate import SessionClosed
 from trainflow.computation.rank_context import RankContext
 from trainflow.computation.session import Session
 from trainflow.computation.snapshot_cadence import SnapshotCadence
+from trainflow.computation.snapshot_writer import SnapshotWriter
+from trainflow.computation.training_state import TrainingState
 from trainflow.config.checkpoint import CheckpointConfig
 from trainflow.config.job import SnapshotConfig
 from trainflow.epochs import INITIAL_VERSION, EpochId, Flag, RecoveryPlan, Version
@@ -164,6 +167,21 @@ def test_want_of_memory_is_told_once_in_a_row(train: Train):
     train(in_memory=1, url=None, album=album)
     assert [each.version.step for each in album.left_out] == [1]
     assert album.left_out[0].reason == "no room"
+
+
+@pytest.mark.parametrize(("mode", "waits"), [("ddp", [False] * 2), ("fsdp", [False, True])])
+def test_before_others_read_their_parts_in_memory_a_copy_waits_for_room(
+    mode: str, waits: list[bool]
+):
+    writer = create_autospec(SnapshotWriter, instance=True)
+    job = make_job(world=1, parallel={"mode": mode})
+    cadence = SnapshotCadence(job, writer, Album().left_out.append, SYSTEM_CLOCK)
+    spec = replace(alone.spec(1), snapshot_ranks=(0,))
+    for step, flags in ((1, Flag.NONE), (2, Flag.PAUSE)):
+        state = TrainingState(version=Version(step, EpochId(1, 1)))
+        cadence.after_commit(state, spec, 0, flags)
+    waited = [call.kwargs["patience_s"] > 0 for call in writer.write.call_args_list]
+    assert waited == waits
 
 
 @pytest.mark.parametrize(("mode", "lag"), [("ddp", None), ("fsdp", 2)])

@@ -45,7 +45,7 @@ class Node:
         """From now on these have copies; of one of two shards a member on another node has one."""
         others = tuple(each.address if isinstance(each, Node) else each for each in targets)
         held = {ShardId(k, 2): (node.address,) for k, node in (members or {}).items()}
-        self.replicator.send_to(CopyTargets(others, held))
+        self.replicator.send_to(CopyTargets(others, held, of_shards=True))
 
     def copy(self) -> str:
         """Send what is wanted; returns what is said of what could not be sent."""
@@ -64,7 +64,7 @@ MakeNode = Callable[[str], Node]
 
 
 class Rank:
-    """What `SnapshotCadence` does, for one of two ranks."""
+    """What `SnapshotCadence` does, for one of two ranks, until there are fewer."""
 
     def __init__(self, node: Node, index: int, worker_id: str | None = None):
         self.shard = ShardId(index, 2)
@@ -73,16 +73,17 @@ class Rank:
         self.writer = SnapshotWriter(node.folder, owner, 5, num_kept=2)
         self.streaming = Streaming()
 
-    def begin(self, base: Version) -> None:
+    def begin(self, base: Version, shard: ShardId | None = None) -> None:
+        self.shard = shard or self.shard
         self.writer.forget_after(base.step)
         if not self.writer.holds(base, self.shard):
             self._write(base)
         self.streaming.begin(base)
-        self.writer.want_copy(base, self.streaming.recoverable)
+        self.writer.want_copy(base, self.shard, self.streaming.recoverable)
 
     def flags(self) -> Flag:
         assert self.streaming.under_way is not None
-        state = self.writer.copy_state_of(self.streaming.under_way)
+        state = self.writer.copy_state_of(self.streaming.under_way, self.shard)
         if state is None:
             return Flag.COPY_LOST
         return Flag.NONE if state is CopyState.DONE else Flag.COPYING
@@ -91,7 +92,7 @@ class Rank:
         if has_room:
             self._write(version)
         if self.streaming.commit(version, flags):
-            self.writer.want_copy(version, self.streaming.recoverable)
+            self.writer.want_copy(version, self.shard, self.streaming.recoverable)
 
     def _write(self, version: Version) -> None:
         tree = {"x": torch.full((1000,), float(version.step + self.shard.index))}

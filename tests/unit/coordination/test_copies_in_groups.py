@@ -52,7 +52,7 @@ class Run:
 
     def has_arrived(self, rank: Rank) -> bool:
         assert rank.streaming.under_way is not None
-        return rank.writer.copy_state_of(rank.streaming.under_way) is CopyState.DONE
+        return rank.writer.copy_state_of(rank.streaming.under_way, rank.shard) is CopyState.DONE
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_targets_that_change_while_a_copy_is_sent_are_looked_at_before_it_counts
     last, send = make_node("d"), replication.send_copy
     run.copy()
 
-    def send_and_change(*args: Any) -> None:
-        send(*args)
+    def send_and_change(*args: Any, **options: Any) -> None:
+        send(*args, **options)
         run.a.send_to(last)
 
     run.commit(1)

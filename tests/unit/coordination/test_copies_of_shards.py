@@ -27,6 +27,8 @@ from trainflow.coordination.replication import Replicator
 from trainflow.coordination.run_record import RunRecord
 from trainflow.epochs import INITIAL_VERSION, ShardId
 
+ALL = ShardId(0, 1)
+
 
 class Run:
     """Ranks 0 and 1 on nodes a and b, whose copies go to c and d: of 2 all, 3 is on its way."""
@@ -92,7 +94,7 @@ def test_an_epoch_that_begins_anew_writes_over_nothing_that_is_recoverable(run: 
             rank.begin(at(base, counter - 1))
         for step in range(base + 1, base + 4):
             commit(run.ranks, at(step, counter))
-        with run.c.held.writing_copy("ax0x2", ShardId(0, 2), run.ranks[0].streaming.recoverable):
+        with run.c.held.writing_copy("ax0x2", run.ranks[0].streaming.recoverable, of_shard=True):
             left = recoverable_from(run.b, run.c, run.d)
             assert left in {at(2), at(8)}, "a is lost as it sends another"
         run.a.copy()  # b's copy never gets through
@@ -103,7 +105,7 @@ def test_what_all_have_though_no_rank_knows_it_yet_stays_too(run: Run):
     run.c.held.tidy(at(3))  # as the coordinator has it
 
     def receive(step: int, kept: int) -> None:
-        with run.c.held.writing_copy("ax0x2", ShardId(0, 2), at(kept)) as slot:
+        with run.c.held.writing_copy("ax0x2", at(kept), of_shard=True) as slot:
             assert {at(3), at(kept)} <= set(run.c.holds(0))
             slot.begin(at(step), {}, [], shard=ShardId(0, 2))
             slot.complete(for_storage=False)
@@ -121,7 +123,7 @@ def test_a_version_that_one_rank_has_no_room_for_costs_no_recoverable_one(run: R
     assert not run.a.copy()
     commit(run.ranks, at(5))
     assert run.ranks[0].streaming.recoverable == at(3)
-    with run.c.held.writing_copy("ax0x2", ShardId(0, 2), at(3)):
+    with run.c.held.writing_copy("ax0x2", at(3), of_shard=True):
         assert recoverable_from(run.b, run.c, run.d) == at(3), "a is lost as it sends another"
 
 
@@ -228,3 +230,31 @@ def test_copies_go_on_whatever_once_failed(
     run.a.replicator.stop()
     copies.join(timeout=10.0)
     assert run.c.holds(0) == [at(2), at(3)]
+
+
+def test_who_is_left_alone_has_its_states_copied_as_before(run: Run):
+    assert not run.a.copy() + run.b.copy()
+    alone = run.ranks[0]
+    alone.begin(at(3), ALL)
+    assert not run.a.copy()
+    assert run.c.held.holds(at(3), ALL)
+    for step in range(4, 10):
+        commit([alone], at(step, 2))
+        assert not run.a.copy()
+    assert alone.streaming.recoverable == at(8, 2)
+    assert recoverable_from(run.c) == at(9, 2), "a is lost"
+    alone.begin(at(5, 2))  # the run goes back for its loss
+    assert not run.a.copy()
+    commit([alone], at(6, 3))
+    assert alone.streaming.recoverable == at(5, 2)
+
+
+def test_while_a_world_that_is_cut_anew_is_copied_its_states_stay_in_memory(run: Run):
+    """Its first state is there twice for a while: as it was cut before, and as it is now."""
+    assert not run.a.copy() + run.b.copy()
+    alone = run.ranks[0]
+    alone.begin(at(3), ALL)
+    for step in range(4, 10):
+        commit([alone], at(step, 2))  # and no copy of any arrives
+        assert recoverable_from(run.a) == at(step, 2)
+    assert recoverable_from(run.c, run.d) == at(3), "a is lost"

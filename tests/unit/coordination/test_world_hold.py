@@ -1,0 +1,97 @@
+"""Who is there goes on alone where others would have to go back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.unit.coordination import test_epoch_control
+from tests.unit.coordination.fakes import FakeKept, FakePool, FakeWorker, settle, until
+from tests.unit.coordination.test_epoch_control import FRESH, Play, Scene
+from trainflow.coordination import world_hold
+from trainflow.coordination.rewind_history import ASKED
+from trainflow.epochs import (
+    EpochId,
+    EpochSpec,
+    Flag,
+    HeldShards,
+    MemberReport,
+    RecoveryPlan,
+    Version,
+)
+
+play = test_epoch_control.play
+
+
+class ShardsBehind(FakeKept):
+    """Of step 1 all shards are in nodes' memory, and of nothing newer."""
+
+    async def plan(
+        self, spec: EpochSpec, reports: Sequence[MemberReport], **known: Any
+    ) -> RecoveryPlan:
+        if all(report.version is not None for report in reports):
+            return await super().plan(spec, reports, **known)
+        stored = HeldShards(Version(1, EpochId(1, 1)), ())
+        return RecoveryPlan(spec, stored.version, stored=stored)
+
+
+async def grow_where_shards_are_behind(scene: Scene) -> None:
+    scene.commit_everywhere(4)
+    scene.pool.entries |= FakePool([FakeWorker("slot3-1.3", None)]).entries
+    scene.control.advance()
+    await settle()
+    scene.report(0, 4, pausing=True)
+    await settle()
+
+
+async def shrink_to_two(scene: Scene) -> None:
+    kept: Any = ShardsBehind()
+    scene.control._kept = kept
+    scene.control.open()
+    await settle()
+    scene.commit_everywhere(1)
+    scene.lose(2)
+    await settle()
+
+
+def test_nobody_joins_where_that_would_undo_steps_and_it_is_tried_again_later(play: Play):
+    async def act(scene: Scene) -> None:
+        await shrink_to_two(scene)
+        await grow_where_shards_are_behind(scene)
+        scene.control.advance()
+        assert not scene.control.pause()
+        await settle()
+        assert scene.workers[0].requested == [Flag.PAUSE]
+        scene.clock.now_s += 31.0
+        scene.control.advance()
+        await settle()
+
+    scene = play(act, FRESH)
+    assert scene.control.members == scene.ids[:2]
+    assert scene.workers[0].plans[-1].base == Version(4, EpochId(1, 2))
+    assert scene.kinds().count("world_held") == 1
+    assert scene.workers[0].requested == [Flag.PAUSE] * 2
+
+
+def test_once_it_is_time_it_is_looked_again_who_may_join(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(world_hold, "_HOLD_S", 0.05)
+
+    async def act(scene: Scene) -> None:
+        await shrink_to_two(scene)
+        await grow_where_shards_are_behind(scene)
+        scene.clock.now_s += 1.0
+        await until(lambda: scene.workers[0].requested == [Flag.PAUSE] * 2)
+
+    assert "world_held" in play(act, FRESH).kinds()
+
+
+def test_a_run_goes_back_for_a_loss_whoever_holds_what_is_newer(play: Play):
+    async def act(scene: Scene) -> None:
+        await shrink_to_two(scene)
+        scene.record.add_event(ASKED, "for its loss", to_step=1, position=9)
+        await grow_where_shards_are_behind(scene)
+
+    scene = play(act, FRESH)
+    assert scene.control.members == (*scene.ids[:2], "slot3-1.3")
