@@ -89,6 +89,11 @@ class Candidacy:
         lineup = self._leave_nodes(candidates, members)
         return self._keep_state(lineup, candidates, members)
 
+    def are_to_go(self, members: Collection[str]) -> bool:
+        """Whether some members are on nodes that are to be emptied, whatever that costs."""
+        warm = {each.worker_id: each.node_id for each in self._warm()}
+        return any(warm.get(each) in self.unfit.draining for each in members)
+
     def _leave_nodes(
         self, candidates: Sequence[Candidate], members: Sequence[str]
     ) -> tuple[str, ...]:

@@ -325,7 +325,7 @@ class EpochControl:
         async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
             known, lost = self._record.last_step, self._member_lost  # who leaves may be lost by now
             made = await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
-            if at_boundary and not self._member_lost:
+            if at_boundary and not (self._member_lost or self.candidacy.are_to_go(self.members)):
                 self._hold.require_newest(made, known)
             self._lineup = spec.members
             return made

@@ -2,7 +2,7 @@
 
 Those who come to sharded state read their part of it in nodes' memory. Where the newest isn't there
 (a node has no room for it, say), a change between two steps would undo what is committed, though
-nobody has failed.
+nobody has failed. Members on nodes that are to go leave all the same: later more would be lost.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """

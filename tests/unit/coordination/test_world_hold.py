@@ -73,6 +73,16 @@ def test_nobody_joins_where_that_would_undo_steps_and_it_is_tried_again_later(pl
     assert scene.workers[0].requested == [Flag.PAUSE] * 2
 
 
+def test_who_is_on_a_node_that_is_to_go_leaves_whatever_that_costs(play: Play):
+    async def act(scene: Scene) -> None:
+        await shrink_to_two(scene)
+        scene.control.candidacy.unfit.draining["node of slot0-1.0"] = 1e9
+        await grow_where_shards_are_behind(scene)
+
+    scene = play(act, FRESH)
+    assert "slot3-1.3" in scene.control.members
+
+
 def test_once_it_is_time_it_is_looked_again_who_may_join(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):
