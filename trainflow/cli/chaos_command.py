@@ -167,6 +167,6 @@ def _describe_figures(figures: "Figures | None") -> str:
     if figures.goodput_ratio is not None and figures.step_s is not None:
         lines.append(
             f"goodput {figures.goodput_ratio:.1%}: undisturbed, a step takes {figures.step_s:.3f} "
-            f"s; workers that started meanwhile took {figures.starting_cpu_s:.1f} s of CPU"
+            f"s; to start workers meanwhile took {figures.starting_cpu_s:.1f} s of CPU, at least"
         )
     return "\n".join(lines)

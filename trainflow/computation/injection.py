@@ -2,7 +2,7 @@
 
 A bit is flipped in the first bucket of summed gradients that the rank waits for in a step's commit:
 after the sum, before it is hashed. So the rank alone holds other bits than the others, as after a
-fault of its memory.
+fault of its memory. In a world of one nobody could see that: there it isn't done, and waits.
 
 Process: worker, in a campaign.  Thread: training; control, where groups are connected.
 Blocks: on the local disk, once a step.
@@ -51,7 +51,7 @@ class Injector:
         def connect_watched(store: Store, rank: int, world_size: int) -> Transport:
             transport = connect(store, rank, world_size)
             self._rank, self._world_size = rank, world_size
-            return _WatchedTransport(transport, self)
+            return _WatchedTransport(transport, self) if world_size > 1 else transport
 
         return connect_watched
 

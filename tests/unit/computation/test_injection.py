@@ -27,12 +27,12 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return sent
 
 
-def make_rank(folder: Path, rank: int, name: str = "slot1-1.1"):
+def make_rank(folder: Path, rank: int, name: str = "slot1-1.1", world_size: int = WORLD):
     """Return the injector of a connected rank, and its transport."""
     injector = Injector(folder, name, SYSTEM_CLOCK)
     connect = injector.watch(lambda _store, _rank, size: EchoTransport(size))
     no_store: Any = None
-    return injector, connect(no_store, rank, WORLD)
+    return injector, connect(no_store, rank, world_size)
 
 
 def go_through(injector: Injector, step: int, epoch: EpochId = EPOCH) -> None:
@@ -129,6 +129,18 @@ def test_a_bit_of_a_sum_is_flipped_once_in_the_commit(tmp_path: Path):
     again = torch.ones(8)
     transport.all_reduce(again).wait()
     assert torch.equal(again, torch.ones(8))
+
+
+def test_no_bit_is_flipped_in_a_world_of_one_until_it_has_grown(tmp_path: Path):
+    give_order(tmp_path, make_order("flip", rank=0, step=None, phase=None))
+    for world_size, num_flipped in [(1, 0), (2, 1)]:
+        injector, transport = make_rank(tmp_path, 0, world_size=world_size)
+        for phase in (Phase.DATA, Phase.COMMUNICATE):
+            injector.on_stamp(phase, 5, EPOCH)
+        sums = torch.ones(8)
+        assert transport.all_reduce(sums).wait()
+        assert sums.ne(1).sum() == num_flipped
+        assert (read_claim(tmp_path, 1) is not None) == num_flipped
 
 
 class FailingTransport(EchoTransport):

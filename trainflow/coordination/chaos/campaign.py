@@ -44,7 +44,7 @@ class Report:
         folder: where all of it is written.
         faults: every planned one.
         verdicts: one for each invariant.
-        figures: what the faults cost; None where clocks were wrong, by which that is measured.
+        figures: what the faults cost; None where clocks were wrong by which that is measured.
         runs: ids of its runs, the disturbed one last.
     """
 
@@ -122,7 +122,7 @@ class Campaign:
             folder=self.ground.folder,
             faults=tuple(sorted(run.fallen, key=lambda each: each.at_s or float("inf"))),
             verdicts=judge(findings),
-            figures=None if is_skewed else figures,
+            figures=None if _skews_figures(self.faults) else figures,
             runs=tuple(each.job_id for each in self.ground.runs),
         )
 
@@ -209,9 +209,10 @@ class _OneRun:
             worker_id = None if victim is None else victim.worker.get("worker_id")
             host = None if victim is None else victim.worker.get("host")
             told = replace(FallenFault.of(planned), victim=name, worker_id=worker_id, host=host)
-            self.fallen.append(replace(told, at_s=at_s, after_step=step))
-            whom = name or scene.undone.get(planned.number, "nobody is there")
-            self._campaign.tell(f"after step {step}: {planned.what}: {whom}")
+            undone = scene.undone.get(planned.number)
+            fallen = replace(told, at_s=at_s, after_step=step, undone=undone)
+            self.fallen.append(fallen)
+            self._campaign.tell(f"after step {step}: {planned.what}: {fallen.told}")
 
     def _is_due(self, planned: PlannedFault, view: RunView) -> bool:
         if planned.at_step is not None:
@@ -262,7 +263,7 @@ class _OneRun:
                 )
         recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
         self.fallen = [replace(each, undone=undone.get(n)) for n, each in fallen.items()]
-        if not _skews_clocks(self._faults):
+        if not _skews_figures(self._faults):
             committed_s = [each["committed_at_s"] for each in evidence.steps]
             self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]
 
@@ -270,6 +271,16 @@ class _OneRun:
 def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
     """Whether times in a run's record may be wrong."""
     return any(each.fault.kind == "skew_clock" for each in faults)
+
+
+def _skews_figures(faults: Sequence[PlannedFault]) -> bool:
+    """Whether clocks may be wrong by which figures are measured.
+
+    Those are the coordinator's and the ranks'. A Keeper's is none, unless one tells when it died.
+    """
+    targets = {each.fault.target for each in faults if each.fault.kind == "skew_clock"}
+    is_told = any(each.is_ordered and each.fault.target == "keeper" for each in faults)
+    return bool(targets) if is_told else bool(targets - {"keeper"})
 
 
 def _done_by_itself(planned: PlannedFault, made: Claim | None, last_step: int) -> FallenFault:

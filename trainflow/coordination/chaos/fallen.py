@@ -1,5 +1,6 @@
 """What became of a campaign's faults: which fell, and why others didn't. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,6 +38,10 @@ _TOLD = {
     Outcome.NOBODY: "nobody was there",
     Outcome.NOT_REACHED: "nobody came to that place",
 }
+_TOLD_OF_FLIP = {
+    Outcome.NOBODY: "nobody was there whose sums another compares",
+    Outcome.NOT_REACHED: "nobody came to that place whose sums another compares",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class FallenFault:
             never due, or nobody came to its place.
         after_step: the newest step that was known to be committed.
         recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
-            known where clocks were wrong.
+            known where clocks were wrong by which that is measured.
         undone: what of it could not be done, and why.
         due_by: what said when.
         is_missed: it was ordered of a process, and the run went on without any that did it.
@@ -106,7 +111,12 @@ class FallenFault:
         """On whom it fell, or why on nobody, for a person."""
         if self.undone is not None:
             return self.undone if self.victim is None else f"{self.victim}; {self.undone}"
-        return self.victim or _TOLD[self.outcome]
+        return self.victim or self._told_of_none
+
+    @property
+    def _told_of_none(self) -> str:
+        of_flip = _TOLD_OF_FLIP if self.kind == "flip" else {}
+        return of_flip.get(self.outcome, _TOLD[self.outcome])
 
 
 def _find_last_s(fault: FaultConfig) -> float | None:
@@ -242,9 +252,8 @@ def _find_reduced(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def count_outcomes(faults: Sequence[FallenFault]) -> str:
     """Return how many fell, and what became of the others."""
     num_fell = sum(each.outcome is Outcome.FELL for each in faults)
-    counts = {
-        outcome: sum(each.outcome is outcome for each in faults)
-        for outcome in (Outcome.NOT_DUE, Outcome.NOBODY, Outcome.NOT_REACHED)
-    }
-    others = [f"of {count} {_TOLD[outcome]}" for outcome, count in counts.items() if count]
+    others: list[str] = []
+    for outcome in _TOLD:
+        counts = Counter(each.told for each in faults if each.outcome is outcome)
+        others += [f"of {count} {told}" for told, count in counts.items()]
     return "; ".join([f"{num_fell} of {len(faults)} faults fell", *others])

@@ -131,12 +131,13 @@ class DropNode:
 
 
 class Flip:
-    """A bit of what one rank has summed, in the next step that it begins."""
+    """A bit of what one rank has summed, in the next step that it begins with others."""
 
     def fall(self, planned: PlannedFault, scene: Scene) -> Victim | None:
-        """Order it of the rank."""
+        """Order it of the rank, if there is another to compare its sums with."""
         victim = scene.find(planned)
-        if victim is None:
+        members = [row for row in scene.view.workers if row["state"] == "member"]
+        if victim is None or len(members) == 1:
             return None
         rank = victim.worker["rank"]
         order = Order(planned.number, "flip", rank, step=None, phase=None, pick=planned.pick)

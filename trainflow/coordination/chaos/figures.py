@@ -6,6 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from trainflow.epochs import EpochId
+
 Line = Mapping[str, Any]
 
 _LONG = 3.0
@@ -26,9 +28,9 @@ class Figures:
             between two commits that are long, what they take beyond a step and beyond the pause
             that the undisturbed run makes before that step too.
         stalled_ratio: of the wall time.
-        steps_lost: committed steps that were done again.
+        steps_lost: committed steps that were done again, but for those that a rewind made void.
         recoveries: that ended with a step of all ranks.
-        starting_cpu_s: CPU time of workers that started while the run trained.
+        starting_cpu_s: CPU time of workers that were started while the run trained, at least.
     """
 
     wall_s: float
@@ -69,9 +71,39 @@ def measure(
         goodput_ratio=(num_steps - 1) * step_s / wall_s if is_measured and step_s else None,
         stalled_s=stalled_s,
         stalled_ratio=stalled_s / wall_s if wall_s else 0.0,
-        steps_lost=sum(each["steps_lost"] for each in recovered),
+        steps_lost=count_lost(events),
         recoveries=len(recovered),
     )
+
+
+def count_lost(events: Iterable[Line]) -> int:
+    """Return how many committed steps were done again, whoever told of them.
+
+    ``resumed`` tells of those that going back to a kept state costs; so does ``recovered``, if a
+    recovery ends with that epoch. One that needs several epochs tells of its last one alone, and
+    one whose coordinator dies of none. What is lost without going back only ``recovered`` tells.
+
+    Args:
+        events: lines of ``events.jsonl``.
+    """
+    lost, rewound_to = 0, None
+    recovered: list[Line] = []
+    counted: set[str] = set()
+    for event in events:
+        data = event["data"]
+        match event["kind"]:
+            case "rewound":
+                rewound_to = data["to_step"]
+            case "resumed":
+                if data["recovering"] or data["step"] != rewound_to:
+                    lost += data["steps_lost"]
+                    counted.add(str(EpochId(*data["epoch"])))
+                rewound_to = None
+            case "recovered":
+                recovered.append(data)
+            case _:
+                pass
+    return lost + sum(each["steps_lost"] for each in recovered if each["epoch"] not in counted)
 
 
 def median_step_s(steps: Sequence[Line]) -> float | None:

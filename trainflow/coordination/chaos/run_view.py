@@ -79,9 +79,9 @@ class RunView:
         self._answered_at_s = clock.monotonic_s()
         self._silent_at_most_s = _SILENT_AT_MOST_S + stopped_s
         self._noted_at_s = float("-inf")
-        self._begun: set[int | None] = set()
+        self._begun: set[str] = set()
         self._noted: set[int] = set()
-        self._cpu_s: dict[int, float] = {}
+        self._cpu_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._ask_on, name="run-view", daemon=True)
 
     def start(self) -> None:
@@ -100,7 +100,11 @@ class RunView:
 
     @property
     def starting_cpu_s(self) -> float:
-        """CPU time of workers that started after the first step, as far as it was seen."""
+        """CPU time that workers took to start that were begun after the first step, at least.
+
+        Of each process from its own beginning until it was seen to stand by; one that was never
+        seen before it was a member counts for nothing.
+        """
         return sum(self._cpu_s.values())
 
     def is_warm(self, num_spares: int) -> bool:
@@ -154,10 +158,18 @@ class RunView:
         return {pid for pid in known if pid is not None}
 
     def _measure_starting(self, workers: Sequence[dict[str, Any]], *, is_training: bool) -> None:
-        """Note what those that start have taken; a new coordinator may yet learn who has begun."""
-        self._begun |= {row["pid"] for row in workers if row["state"] != "starting"}
+        """Note what those that start have taken, by worker; those there at the beginning are none.
+
+        The pid of one that starts may be told no sooner than that it stands by. A new coordinator
+        may yet learn who has begun.
+        """
         for row in workers:
-            if is_training and row["pid"] is not None and row["pid"] not in self._begun:
+            worker_id, pid = row["worker_id"], row["pid"]
+            if not is_training or row["state"] == "member":
+                self._begun.add(worker_id)
+            elif pid is not None and worker_id not in self._begun:
                 with suppress(psutil.Error):
-                    times = psutil.Process(row["pid"]).cpu_times()
-                    self._cpu_s[row["pid"]] = times.user + times.system
+                    times = psutil.Process(pid).cpu_times()
+                    self._cpu_s[worker_id] = times.user + times.system
+                if row["state"] == "spare":
+                    self._begun.add(worker_id)

@@ -114,12 +114,16 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 def carry_out(
-    tmp_path: Path, run: FakeRun, *faults: dict[str, Any], timeout_s: float = 60.0
+    tmp_path: Path,
+    run: FakeRun,
+    *faults: dict[str, Any],
+    timeout_s: float = 60.0,
+    tell: campaign.Tell = lambda _: None,
 ) -> Report:
     ground: Any = Ground(tmp_path / "campaign")
     ground.start = lambda _job: ground.runs.append(run) or run
     planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))
-    made = Campaign(ground, make_job(), planned, FastClock(), timeout_s)
+    made = Campaign(ground, make_job(), planned, FastClock(), timeout_s, tell)
     return made.carry_out(compares=False)
 
 
@@ -192,6 +196,19 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     assert report.faults[0].outcome is Outcome.NOBODY
     assert holds(report, "its faults fall") is False
     assert holds(report, "it ends")
+
+
+@pytest.mark.parametrize(
+    ("kind", "whom"),
+    [("kill", "nobody was there"), ("flip", "nobody was there whose sums another")],
+)
+def test_why_a_fault_falls_on_nobody_is_told_at_once(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, kind: str, whom: str
+):
+    fault.is_there = False
+    lines: list[str] = []
+    carry_out(tmp_path, run, {"kind": kind, "at_s": 0}, tell=lines.append)
+    assert f": {kind} member: {whom}" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +319,7 @@ def test_a_recovery_is_told_with_the_fault_that_it_names(
         "healed_at_s": ends_s,
         "steps_lost": 2,
         "committed_at_s": ends_s,
+        "epoch": "1.2",
     }
     causes = {"causes": ["lost slot1-1.1 (rank 1): its actor exited"]}
     other = {"causes": ["lost slot1-1.11 (rank 2)"], "committed_at_s": ends_s - 1}
@@ -322,6 +340,7 @@ def test_a_loss_after_more_steps_has_another_cause_than_a_fault_on_the_same_work
     ends_s = SYSTEM_CLOCK.unix_s() + 10_000
     data = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), ends_s)
     data |= {"steps_lost": 0, "causes": ["lost slot1-1.1 (rank 1): its actor exited"]}
+    data |= {"epoch": "1.2"}
     event = {"kind": "recovered", "data": data}
     (run.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     steps = [{"step": n, "committed_at_s": ends_s - 50 + n} for n in range(1, num_steps + 1)]
@@ -345,10 +364,38 @@ def test_a_flip_is_told_with_the_recovery_from_it(
     folder.mkdir(parents=True)
     assert claim(folder, Claim(1, "slot1-1.1", 7, 1, 4, (1, 1), 9.0, 3))
     times = dict.fromkeys(("noticed_at_s", "healed_at_s", "committed_at_s"), 11.5)
-    event = {"kind": "recovered", "data": {**times, "steps_lost": 0, "causes": [cause]}}
+    data = {**times, "epoch": "1.2", "steps_lost": 0, "causes": [cause]}
+    event = {"kind": "recovered", "data": data}
     (run.directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     report = carry_out(tmp_path, run, {"kind": "flip", "rank": 1, "at_step": 4})
     assert report.faults[0].recovered_s == pytest.approx(2.5)
+
+
+KEEPER_DIES = {"kind": "kill", "target": "keeper", "at_step": 5, "phase": "restoring"}
+
+
+@pytest.mark.parametrize(
+    ("target", "others", "is_known"),
+    [
+        ("keeper", [], True),
+        ("keeper", [KEEPER_DIES], False),
+        ("member", [], False),
+        ("spare", [], False),
+        ("coordinator", [], False),
+    ],
+)
+def test_figures_are_known_unless_a_clock_is_wrong_by_which_they_are_measured(
+    tmp_path: Path,
+    run: FakeRun,
+    fault: FakeFault,
+    target: str,
+    others: list[dict[str, Any]],
+    *,
+    is_known: bool,
+):
+    skew = {"kind": "skew_clock", "target": target, "at_step": 4}
+    report = carry_out(tmp_path, run, skew, *others)
+    assert (report.figures is not None) == is_known
 
 
 def test_a_run_that_hangs_is_stopped_and_judged_as_it_is(

@@ -190,12 +190,21 @@ def test_a_process_stands_still_as_long_as_any_fault_has_it_do_so(
 
 
 def test_a_flip_is_ordered_of_the_rank(scene: Scene, tmp_path: Path):
-    victim = FAULTS["flip"].fall(planned(kind="flip"), scene)
+    scene.view.workers.append(scene.view.workers[0] | {"rank": 0})
+    victim = FAULTS["flip"].fall(planned(kind="flip", rank=1), scene)
     assert victim is not None
     book = OrderBook(tmp_path)
     book.look()
     (order,) = book.orders
     assert (order.kind, order.rank, order.step, order.phase) == ("flip", 1, None, None)
+
+
+def test_a_flip_falls_on_nobody_whose_sums_nobody_else_has(scene: Scene, tmp_path: Path):
+    scene.view.workers.append(scene.view.workers[0] | {"rank": None, "state": "spare"})
+    assert FAULTS["flip"].fall(planned(kind="flip"), scene) is None
+    book = OrderBook(tmp_path)
+    book.look()
+    assert book.orders == []
 
 
 class FakeHosts:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from trainflow.coordination.chaos.figures import (
+    count_lost,
     find_long_gaps,
     find_stall,
     measure,
@@ -17,9 +18,18 @@ def steps_at(*committed_s: float) -> list[dict[str, Any]]:
     return [{"step": n, "committed_at_s": at_s} for n, at_s in enumerate(committed_s, start=1)]
 
 
-def recovered(noticed_s: float, healed_s: float, steps_lost: int = 0) -> dict[str, Any]:
+def recovered(
+    noticed_s: float, healed_s: float, steps_lost: int = 0, epoch: int = 2
+) -> dict[str, Any]:
     data = {"noticed_at_s": noticed_s, "healed_at_s": healed_s, "steps_lost": steps_lost}
-    return {"kind": "recovered", "data": data}
+    return {"kind": "recovered", "data": data | {"epoch": f"1.{epoch}"}}
+
+
+def resumed(
+    steps_lost: int, epoch: int = 2, step: int = 5, *, recovering: bool = True
+) -> dict[str, Any]:
+    data = {"step": step, "epoch": [1, epoch], "steps_lost": steps_lost, "recovering": recovering}
+    return {"kind": "resumed", "data": data}
 
 
 def test_goodput_is_what_the_steps_take_undisturbed_of_the_time_they_took():
@@ -36,6 +46,29 @@ def test_a_step_done_again_counts_once():
     again = [*steps_at(0, 1, 2), {"step": 3, "committed_at_s": 4.0}]
     assert measure(again, [recovered(2.5, 3, 1)], [2.4], steps_at(0, 1)).goodput_ratio == 0.5
     assert measure(again, [recovered(2.5, 3, 1)], [2.4], None).steps_lost == 1
+
+
+def test_steps_are_lost_as_well_where_no_recovery_tells_of_it():
+    figures = measure(steps_at(0, 1), [resumed(4, recovering=False)], [], None)
+    assert (figures.steps_lost, figures.recoveries) == (4, 0)
+
+
+def test_steps_that_two_events_tell_of_are_lost_once_whichever_comes_first():
+    both = [resumed(4), recovered(1, 2, 4)]
+    assert count_lost(both) == count_lost(both[::-1]) == 4
+    assert count_lost([*both, recovered(3, 4, 1, epoch=3)]) == 5
+
+
+def test_a_recovery_that_needs_several_epochs_has_lost_what_each_of_them_did():
+    assert count_lost([resumed(4, 2), resumed(1, 3), recovered(1, 2, 1, epoch=3)]) == 5
+    assert count_lost([resumed(4, 2), recovered(1, 2, 0, epoch=3)]) == 4
+
+
+def test_what_a_rewind_makes_void_is_asked_for_and_what_is_lost_later_is_not():
+    rewound = {"kind": "rewound", "data": {"to_step": 5, "steps_lost": 4}}
+    asked = [rewound, resumed(4, recovering=False)]
+    assert count_lost(asked) == 0
+    assert count_lost([*asked, resumed(2, 3, recovering=False)]) == 2
 
 
 def test_no_step_runs_from_the_fault_until_all_hold_the_state():

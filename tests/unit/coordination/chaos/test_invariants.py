@@ -410,6 +410,19 @@ def test_where_each_part_has_one_holder_nothing_is_said_of_their_bits():
     assert silent.holds is False
 
 
+def test_flips_that_nobody_could_have_seen_are_told_apart_from_faults_that_found_nobody():
+    fault = replace(NOBODY, due_by="draw")
+    alone = replace(fault, number=4, what="flip member", kind="flip")
+    late = replace(alone, number=5, at_s=None, is_missed=True)
+    findings = replace(make_findings(), faults=(FELL, fault, alone, late))
+    found = verdict(findings, "its faults fall")
+    assert found.holds
+    assert found.evidence == (
+        "1 of 4 faults fell; of 1 nobody was there; of 1 nobody was there whose sums another "
+        "compares; of 1 nobody came to that place whose sums another compares",
+    )
+
+
 def test_flips_are_told_with_how_many_were_named_and_why_others_were_not():
     flips = [
         make_flip(),

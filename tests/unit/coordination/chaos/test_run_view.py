@@ -3,8 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from trainflow.clock import SYSTEM_CLOCK
@@ -28,7 +31,7 @@ class FakeRun:
         return {"state": "running", "step": 3, "spares": 1, "ending": None} | answer
 
     def workers(self) -> list[dict[str, Any]]:
-        return [{"state": "member", "pid": None, "node_id": "n"}]
+        return [{"worker_id": "a", "state": "member", "pid": None, "node_id": "n"}]
 
     def coordinator_pid(self) -> int:
         return 11
@@ -77,7 +80,7 @@ class Restarted(FakeRun):
 
     def workers(self) -> list[dict[str, Any]]:
         state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
-        return [{"state": state, "pid": os.getpid(), "node_id": None}]
+        return [{"worker_id": "a", "state": state, "pid": os.getpid(), "node_id": None}]
 
 
 @pytest.mark.parametrize(("before", "has_started"), [("member", False), ("starting", True)])
@@ -94,6 +97,64 @@ def test_who_has_begun_takes_no_time_to_start_whatever_a_new_coordinator_says(
         view.close()
 
 
+class Refilling(FakeRun):
+    """Its worker is in another state with each question, and it trains from one of them on."""
+
+    def __init__(self, *states: str | None, trains_from: int):
+        super().__init__(*({"step": 0} for _ in range(trains_from)), {})
+        self._states = [*states]
+        self.num_asked = 0
+
+    def workers(self) -> list[dict[str, Any]]:
+        self.num_asked += 1
+        state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        pid = None if state == "starting" else os.getpid()
+        row = {"worker_id": "slot1-1.r1", "state": state, "pid": pid, "node_id": None}
+        return [] if state is None else [row]
+
+
+def measure_starting(*states: str | None, trains_from: int = 0) -> float:
+    run = Refilling(*states, trains_from=trains_from)
+    view = RunView(run, SYSTEM_CLOCK)
+    view.start()
+    try:
+        wait_for(lambda: run.num_asked > len(states) + 2)
+        assert view.gone is None
+        return view.starting_cpu_s
+    finally:
+        view.close()
+
+
+def test_who_is_known_no_sooner_than_it_stands_by_has_taken_time_to_start():
+    used_s = sum(psutil.Process().cpu_times()[:2])
+    assert used_s > 0
+    assert measure_starting(None, "starting", "starting", "spare") >= used_s
+
+
+def test_what_it_takes_to_stand_by_or_train_is_no_time_to_start(monkeypatch: pytest.MonkeyPatch):
+    spent = count(1)
+
+    class Busy:
+        def __init__(self, _pid: int):
+            pass
+
+        def cpu_times(self) -> Any:
+            return SimpleNamespace(user=float(next(spent)), system=0.5)
+
+    monkeypatch.setattr(run_view.psutil, "Process", Busy)
+    assert measure_starting(None, "spare", "spare", "member") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("states", "trains_from"),
+    [((None, "starting", "member", "spare"), 0), (("starting", "starting", "spare"), 1)],
+)
+def test_who_was_a_member_before_it_was_known_or_there_before_the_first_step_counts_for_nothing(
+    states: tuple[str | None, ...], trains_from: int
+):
+    assert measure_starting(*states, trains_from=trains_from) == 0
+
+
 class Arriving(FakeRun):
     """Its worker's node is known from the second time on that workers are asked for."""
 
@@ -102,7 +163,7 @@ class Arriving(FakeRun):
     def workers(self) -> list[dict[str, Any]]:
         self.num_asked += 1
         node_id = None if self.num_asked == 1 else "n"
-        return [{"state": "member", "pid": None, "node_id": node_id}]
+        return [{"worker_id": "a", "state": "member", "pid": None, "node_id": node_id}]
 
     def keeper_pid(self, node_id: str) -> int:
         return 12
@@ -129,7 +190,8 @@ class Growing(FakeRun):
     def workers(self) -> list[dict[str, Any]]:
         self.num_asked += 1
         pids = self._pids.pop(0) if len(self._pids) > 1 else self._pids[0]
-        return [{"state": "member", "pid": pid, "node_id": "n"} for pid in pids]
+        row = {"worker_id": "a", "state": "member", "node_id": "n"}
+        return [row | {"pid": pid} for pid in pids]
 
     def keeper_pid(self, node_id: str) -> int:
         return 12
