@@ -7,23 +7,27 @@ import json
 import os
 import secrets
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainflow.checkpointing.whole_files import replace_file
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.home import require_home
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.leaving import leave_at_once_in_the_end
 from trainflow.cli.output import say
-from trainflow.cli.stop_signals import ending_in_order
+from trainflow.cli.stop_signals import Ending, ending_in_order
 from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import names
 
 if TYPE_CHECKING:
+    from trainflow.config.chaos_plan import ChaosPlan
+    from trainflow.config.job import JobConfig
     from trainflow.coordination.chaos.campaign import Report
     from trainflow.coordination.chaos.fallen import FallenFault
     from trainflow.coordination.chaos.figures import Figures
@@ -92,35 +96,87 @@ def run(
     files = Files(plan=str(plan), job=str(job_file))
     require_fit(chosen, job, os.environ, on_own_cluster=address is None, files=files)
     require_home()
-    from trainflow.coordination.chaos.campaign import Campaign  # noqa: PLC0415
-    from trainflow.coordination.chaos.ground import open_ground  # noqa: PLC0415
-    from trainflow.coordination.chaos.schedule import draw_faults  # noqa: PLC0415
-
-    folder = _make_folder()
-    (folder / "plan.json").write_text(chosen.model_dump_json(indent=1) + "\n")
-
-    def tell(text: str) -> None:
-        say(escape(text), err=True)
-
-    with ending_in_order(), redirect_stdout(sys.stderr):  # Ray prints there, too
-        leave_at_once_in_the_end()
-        tell(f"campaign {folder.name}: what it writes is in {folder}")
-        with open_ground(folder, chosen, job, address) as ground, ending_in_order():
-            faults = draw_faults(chosen)
-            campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, chosen.timeout_s, tell)
-            report = campaign.carry_out(compares=compare)
-    answer = report.to_json()
-    (folder / "report.json").write_text(json.dumps(answer, indent=1) + "\n")
-    write_answer(answer, describe(report), output)
+    report = _carry_out(chosen, job, address, output, compares=compare)
     if not report.holds:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _make_folder() -> Path:
-    """Make the folder of a new campaign."""
-    folder = names.home() / "chaos" / f"chaos-{secrets.token_hex(3)}"
-    folder.mkdir(parents=True)
-    return folder.absolute()
+def _carry_out(
+    plan: "ChaosPlan", job: "JobConfig", address: str | None, output: Output, *, compares: bool
+) -> "Report":
+    """Carry a campaign out; what it came to is told before its cluster ends, which takes a while.
+
+    The first signal ends it. From then on, or once it is over, none is heeded.
+    """
+    from trainflow.coordination.chaos.campaign import Campaign  # noqa: PLC0415
+    from trainflow.coordination.chaos.ground import open_ground  # noqa: PLC0415
+    from trainflow.coordination.chaos.schedule import draw_faults  # noqa: PLC0415
+
+    folder = _choose_folder()
+    answers_to = sys.stdout
+    with (
+        ending_in_order(takes_interrupts=True) as ending,
+        _telling_end(ending, folder),
+        redirect_stdout(sys.stderr),  # Ray prints there, too
+    ):
+        leave_at_once_in_the_end()
+        with open_ground(folder, plan, job, address) as ground:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "plan.json").write_text(plan.model_dump_json(indent=1) + "\n")
+            _tell(f"campaign {folder.name}: what it writes is in {folder}")
+            faults = draw_faults(plan)
+            campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, plan.timeout_s, _tell)
+            try:
+                report = campaign.carry_out(compares=compares)
+            except BaseException as error:
+                ending.heed_no_more()
+                if ending.by is not None:
+                    _tell(f"{ending.by.name}: ending what runs; no further signal hastens that")
+                _keep(folder, campaign.report_so_far(_name_end(ending, error)))
+                raise
+            ending.heed_no_more()
+            answer = report.to_json()
+            _keep(folder, answer)
+            with redirect_stdout(answers_to):
+                write_answer(answer, describe(report), output)
+    return report
+
+
+def _tell(text: str) -> None:
+    say(escape(text), err=True)
+
+
+@contextmanager
+def _telling_end(ending: Ending, folder: Path) -> Generator[None]:
+    """Say by which signal a campaign was ended, and where what there is of it is."""
+    try:
+        yield
+    except BaseException:
+        if ending.by is not None:
+            _tell(f"ended by {ending.by.name} before it was over; no verdict is given")
+            if folder.exists():
+                _tell(f"what it wrote is in {folder}, its runs' records in {names.home() / 'runs'}")
+        raise
+
+
+def _name_end(ending: Ending, error: BaseException) -> str:
+    if ending.by is not None:
+        return ending.by.name
+    return f"{type(error).__name__}: {error}"
+
+
+def _keep(folder: Path, answer: dict[str, Any]) -> None:
+    """Write the report, if there is room for it."""
+    path = folder / "report.json"
+    try:
+        replace_file(path, (json.dumps(answer, indent=1) + "\n").encode())
+    except OSError as error:
+        _tell(f"{path} can't be written ({error.strerror or error}): the report isn't kept there")
+
+
+def _choose_folder() -> Path:
+    """Return where a new campaign writes; nothing is made there yet."""
+    return (names.home() / "chaos" / f"chaos-{secrets.token_hex(3)}").absolute()
 
 
 def describe(report: "Report") -> str:

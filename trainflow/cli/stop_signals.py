@@ -4,7 +4,7 @@ Process: driver.  Thread: main.
 """
 
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
 from typing import Never, Self
@@ -13,28 +13,60 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
+class Ending:
+    """What was asked of a process that ends in order.
+
+    Attributes:
+        by: the signal that has asked for an end; None while none has.
+    """
+
+    def __init__(self, numbers: Iterable[signal.Signals]):
+        self.by: signal.Signals | None = None
+        self._before = {number: signal.getsignal(number) for number in numbers}
+
+    def install(self) -> None:
+        """Take the signals, but for those that are ignored already."""
+        self._handle(self._end)
+
+    def heed_no_more(self) -> None:
+        """Ignore them: all that is left to do is to clean up. Programs started then ignore them."""
+        self._handle(signal.SIG_IGN)
+
+    def give_back(self) -> None:
+        """Have them do what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, handler: Callable[[int, FrameType | None], Never] | signal.Handlers) -> None:
+        for number, before in self._before.items():
+            if before is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+    def _end(self, number: int, _frame: FrameType | None) -> Never:
+        self.heed_no_more()
+        self.by = signal.Signals(number)
+        if self.by is signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+
 @contextmanager
-def ending_in_order() -> Generator[None]:
+def ending_in_order(*, takes_interrupts: bool = False) -> Generator[Ending]:
     """Have SIGTERM and SIGHUP end what goes on as SIGINT does: what was begun is cleaned up.
 
     The process then leaves with 128 and the signal's number. Further ones don't disturb that. Who
     has a signal ignored, as nohup does, has it ignored here too.
+
+    Args:
+        takes_interrupts: SIGINT too is heeded once only, for where the cleaning up has its time: a
+            second Ctrl-C doesn't cut it short.
     """
-    before = {number: signal.getsignal(number) for number in _ENDINGS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _end)
+    ending = Ending((*_ENDINGS, *((signal.SIGINT,) if takes_interrupts else ())))
+    ending.install()
     try:
-        yield
+        yield ending
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(number: int, _frame: FrameType | None) -> Never:
-    for each in _ENDINGS:
-        signal.signal(each, signal.SIG_IGN)
-    raise SystemExit(128 + number)
+        ending.give_back()
 
 
 class StopSignals:

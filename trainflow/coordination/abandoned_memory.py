@@ -22,7 +22,12 @@ import psutil
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import Stamp, read_stamp, remove_empty_folders
 from trainflow.coordination import names
-from trainflow.coordination.liveness import LOOK_EVERY_S, find_processes, wait_gone
+from trainflow.coordination.liveness import (
+    LOOK_EVERY_S,
+    find_processes,
+    read_command_lines,
+    wait_gone,
+)
 
 _DIE_WITHIN_S = 2.0
 _UNUSED_AFTER_S = 60.0
@@ -57,7 +62,7 @@ def find_abandoned() -> list[Path]:
     quiet = [folder for folder in names.memory_directory().glob("*/*") if _is_quiet(folder)]
     if not quiet:
         return []
-    alive = _read_command_lines()  # later than the folders: a node is there before its folder is
+    alive = read_command_lines()  # later than the folders: a node is there before its folder is
     return [folder for folder in quiet if not _has_process(folder, alive)]
 
 
@@ -106,14 +111,6 @@ def _is_there(stamp: Stamp) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(stamp.pid).create_time() < stamped_at_s + _START_TIME_TOLERANCE_S
     return False
-
-
-def _read_command_lines() -> list[str]:
-    lines: list[str] = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            lines.append(" ".join(process.cmdline()))
-    return lines
 
 
 def _stamps(folder: Path) -> list[Path]:

@@ -29,6 +29,15 @@ def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
     return found
 
 
+def read_command_lines() -> list[str]:
+    """Return the command lines of all processes that are seen from here."""
+    lines: list[str] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    return lines
+
+
 def wait_gone(processes: list[psutil.Process], within_s: float) -> list[int]:
     """Wait until all are gone; returns the pids of those that are still alive after a while."""
     deadline_s = SYSTEM_CLOCK.monotonic_s() + within_s

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ import psutil
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.abandoned_memory import remove_of_node
 from trainflow.coordination.liveness import is_alive
+from trainflow.coordination.node_folders import NodeFolder, remove_abandoned
 from trainflow.coordination.ray_reach import LOOPBACK, OF_ONE_MACHINE
 from trainflow.coordination.sites import Loopback, Sites
 from trainflow.coordination.topology import RACK
@@ -50,6 +50,7 @@ class LocalNode:
         node_id: Ray's name for it, after which its folders in shared memory are named; "" until it
             has registered.
         first: its processes when it had registered, also those that a dead parent leaves behind.
+        folder: its ``temp_dir``, if that is in use for as long as this process lives, or the node.
     """
 
     process: subprocess.Popen[bytes]
@@ -57,6 +58,7 @@ class LocalNode:
     host: str | None = None
     node_id: str = ""
     first: Sequence[psutil.Process] = ()
+    folder: NodeFolder | None = None
     _vital: dict[str, psutil.Process] = field(default_factory=dict[str, psutil.Process], init=False)
 
     @property
@@ -73,6 +75,12 @@ class LocalNode:
     def stop(self) -> None:
         """End the node in order; what does not end is killed."""
         _stop([self])
+
+    def remove_files(self) -> None:
+        """Remove Ray's files of a node that has ended; a repeat changes nothing."""
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        if self.folder is not None:
+            self.folder.close()
 
     def note_id(self) -> None:
         """Read the node's id from its processes, unless that is known, or they are gone."""
@@ -180,6 +188,8 @@ class LocalCluster:
     ) -> "LocalCluster":
         """Start a head, then ``num_nodes`` nodes beside it.
 
+        Files of nodes whose starter was killed are removed first.
+
         Args:
             head_cpus: that the head declares.
             num_nodes: how many others there are.
@@ -191,6 +201,7 @@ class LocalCluster:
         Raises:
             CoordinationError: it did not come up; holds what it printed last.
         """
+        remove_abandoned()
         head = ["--head", "--port=0", *_place_dashboard(is_wanted=takes_jobs)]
         node = _start_node(sites, 0, [*head, f"--num-cpus={head_cpus:g}"], bound=dies_with_starter)
         cluster = cls(_wait_head(node), node, sites=sites, dies_with_starter=dies_with_starter)
@@ -221,21 +232,27 @@ class LocalCluster:
         """As `replace`, without waiting for the node to have registered."""
         index = self.nodes.index(dead)
         self._replaced.append(dead)
-        shutil.rmtree(dead.temp_dir, ignore_errors=True)
+        dead.remove_files()
         self.nodes[index] = self._begin_node(index, cpus)
         return self.nodes[index]
 
     def stop(self) -> None:
         """End every process of the cluster, all nodes before the head, and remove its files.
 
-        What jobs have left in shared memory goes with it, also of nodes that were replaced.
+        What jobs have left in shared memory goes with it, also of nodes that were replaced. A
+        signal that interrupts it has what is left killed.
         """
-        _stop(self.nodes)
-        _stop([self.head])
-        for node in [*self._replaced, *self.nodes, self.head]:
-            shutil.rmtree(node.temp_dir, ignore_errors=True)
-            if node.node_id:
-                remove_of_node(node.node_id)
+        try:
+            _stop(self.nodes)
+            _stop([self.head])
+        except BaseException:  # a signal: whoever sends it doesn't wait
+            self.kill()
+            raise
+        finally:
+            for node in [*self._replaced, *self.nodes, self.head]:
+                node.remove_files()
+                if node.node_id:
+                    remove_of_node(node.node_id)
 
     def kill(self) -> None:
         """End every process of the cluster at once; `stop` removes what they leave."""
@@ -294,7 +311,8 @@ def _wait_head(node: LocalNode) -> str:
 
 
 def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool) -> LocalNode:
-    temp_dir = Path(tempfile.mkdtemp(prefix="tf-", dir="/tmp"))
+    folder = NodeFolder()
+    temp_dir = folder.path
     host, rack = sites.address(number), sites.rack(number)
     command = [
         sys.executable,
@@ -321,9 +339,10 @@ def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool)
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={**os.environ, "RAY_AUTH_MODE": "disabled", **reach},
+            pass_fds=[folder.lock],
             preexec_fn=_bind_to_starter if bound else None,  # noqa: PLW1509  one call, no lock
         )
-    return LocalNode(process, temp_dir, host)
+    return LocalNode(process, temp_dir, host, folder=folder)
 
 
 _prctl = ctypes.CDLL(None).prctl
@@ -347,7 +366,7 @@ def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:
         _wait_until(node, reached)
     except BaseException:  # a signal, too: nobody else knows of this node yet
         node.kill()
-        shutil.rmtree(node.temp_dir, ignore_errors=True)
+        node.remove_files()
         raise
 
 

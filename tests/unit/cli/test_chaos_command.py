@@ -1,7 +1,9 @@
 """``trainflow chaos run``: what is refused, what is printed, and the code it leaves with."""
 
+import errno
 import json
-from collections.abc import Generator
+import signal
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,14 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.conftest import CallMain
+from trainflow.cli import chaos_command
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.coordination.chaos import campaign, ground
 from trainflow.coordination.chaos.campaign import Report
 from trainflow.coordination.chaos.fallen import FallenFault
 from trainflow.coordination.chaos.figures import Figures
 from trainflow.coordination.chaos.invariants import Verdict
+from trainflow.errors import UnreachableError
 
 GOOD = Verdict("every sample is used once", True, ("80 samples in 10 steps",))
 BAD = Verdict("ranks end bitwise equal", False, ("ranks 0 hold cafe; ranks 1 hold beef",))
@@ -40,17 +44,29 @@ class FakeCampaigns:
     def __init__(self) -> None:
         self.report = REPORT
         self.calls: list[dict[str, Any]] = []
+        self.signal: signal.Signals | None = None
+        self.signal_at_close: signal.Signals | None = None
+        self.on_open: Callable[[], None] = lambda: None
+        self.closed = False
 
     def carry_out(self, made: Any, *, compares: bool) -> Report:
         self.calls.append({"compares": compares, "faults": len(made.faults), "job": made.job.name})
+        if self.signal is not None:
+            signal.raise_signal(self.signal)
         return self.report
 
     @contextmanager
     def open_ground(
         self, folder: Path, _plan: object, _job: object, address: str | None
     ) -> Generator[ground.Ground]:
+        self.on_open()
         self.calls.append({"address": address})
-        yield ground.Ground(folder)
+        try:
+            yield ground.Ground(folder)
+        finally:
+            for number in filter(None, (self.signal, self.signal_at_close)):
+                signal.raise_signal(number)
+            self.closed = True
 
 
 @pytest.fixture
@@ -70,6 +86,25 @@ def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.yaml"
     path.write_text("schedule:\n- {kind: kill, rank: 1, at_s: 1}\n- {kind: stop, at_step: 5}\n")
     return path
+
+
+@pytest.fixture
+def heeded_hangup() -> Iterator[None]:
+    """Have a hangup end a command, even where these tests were started under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def call_chaos(call_main: CallMain, job_file: Path, plan: Path) -> CallMain:
+    """Call the command on a good job and plan; returns its exit code."""
+    return lambda *more: call_main("chaos", "run", job_file, "--plan", plan, *more)
+
+
+def find_folder(home: Path) -> Path:
+    (folder,) = (home / "chaos").iterdir()
+    return folder
 
 
 def test_a_campaign_is_carried_out_and_reported(
@@ -97,7 +132,7 @@ def test_a_campaign_is_carried_out_and_reported(
         "goodput 90.0%: undisturbed, a step takes 0.100 s",
     ):
         assert told in text
-    (folder,) = (home / "chaos").iterdir()
+    folder = find_folder(home)
     assert json.loads((folder / "report.json").read_text())["holds"] is True
     assert len(json.loads((folder / "plan.json").read_text())["schedule"]) == 2
 
@@ -122,6 +157,76 @@ def test_a_broken_invariant_fails_with_its_evidence(
     }
     assert answer["figures"]["stalled_ratio"] == 0.025
     assert [each["victim"] for each in answer["faults"]][1:4] == [None] * 3
+
+
+@pytest.mark.usefixtures("heeded_hangup")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_as_all_is_taken_down_costs_no_report(
+    campaigns: FakeCampaigns,
+    call_chaos: CallMain,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+):
+    campaigns.signal_at_close = number
+    assert call_chaos() == ExitCode.SUCCESS
+    assert campaigns.closed
+    assert "every sample is used once" in capsys.readouterr().out
+    assert json.loads((find_folder(home) / "report.json").read_text())["holds"] is True
+
+
+@pytest.mark.usefixtures("heeded_hangup")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_campaign_that_a_signal_ends_claims_nothing_and_says_where_it_wrote(
+    campaigns: FakeCampaigns,
+    call_chaos: CallMain,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
+):
+    campaigns.signal = number
+    assert call_chaos() == code
+    assert campaigns.closed
+    told = capsys.readouterr()
+    folder = find_folder(home)
+    assert told.out == ""
+    assert f"ended by {number.name} before it was over; no verdict is given" in told.err
+    assert f"what it wrote is in {folder}, its runs' records in {home / 'runs'}" in told.err
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["ended_early"], report["holds"]) == (number.name, None)
+    assert (report["invariants"], report["faults"], report["runs"]) == ([], [], [])
+
+
+def test_a_full_disk_costs_the_file_and_not_the_report(
+    campaigns: FakeCampaigns,
+    call_chaos: CallMain,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(path: Path, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(chaos_command, "replace_file", refuse)
+    assert call_chaos() == ExitCode.SUCCESS
+    told = capsys.readouterr()
+    assert "every sample is used once" in told.out
+    assert "report.json can't be written (No space left on device)" in told.err
+
+
+def test_where_no_cluster_answers_nothing_is_made(
+    campaigns: FakeCampaigns,
+    call_chaos: CallMain,
+    home: Path,
+):
+    def refuse() -> None:
+        raise UnreachableError("address: got '127.0.0.1:1'")
+
+    campaigns.on_open = refuse
+    assert call_chaos("--address", "127.0.0.1:1") == ExitCode.UNREACHABLE
+    assert not (home / "chaos").exists()
 
 
 @pytest.mark.parametrize(

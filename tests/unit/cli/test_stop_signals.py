@@ -90,3 +90,37 @@ def test_a_hangup_that_is_ignored_stays_so():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_interrupt_is_heeded_once_where_it_is_taken():
+    before = signal.getsignal(signal.SIGINT)
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        with ending_in_order(takes_interrupts=True) as ending:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.raise_signal(number)
+                cleaned.append(ending.by is signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert cleaned == [True]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_nothing_is_heeded_once_all_that_is_left_is_to_clean_up():
+    with ending_in_order(takes_interrupts=True) as ending:
+        ending.heed_no_more()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+    assert ending.by is None
+
+
+def test_elsewhere_an_interrupt_stays_what_it_is():
+    before = signal.getsignal(signal.SIGINT)
+    with ending_in_order() as ending:
+        ending.heed_no_more()
+        assert signal.getsignal(signal.SIGINT) == before

@@ -1,20 +1,23 @@
 """How a cluster of this machine's own ends, with shells for nodes."""
 
+import fcntl
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Never
 
 import psutil
 import pytest
 
 from tests.testbed.daemons import wait_for
 from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
-from trainflow.coordination import local_cluster
+from trainflow.coordination import local_cluster, node_folders
 from trainflow.coordination.liveness import is_alive, wait_gone
 from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.sites import Loopback
 
 # Told to end, each node waits until the other has been told too; the head only looks.
 WAITS = 'touch "$0"; until [ -e "$1" ]; do sleep 0.01; done; exit 0'
@@ -152,3 +155,71 @@ def test_a_head_does_not_outlive_a_signal_that_comes_as_it_starts(
         LocalCluster.start(head_cpus=1)
     assert head.process.returncode == -signal.SIGKILL
     assert not head.temp_dir.exists()
+
+
+def test_a_signal_that_comes_as_nodes_end_leaves_nothing_of_them(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+):
+    head, other = nodes.start("head", "exit"), nodes.start("other", "exit")
+
+    def interrupt(*_: object, **_options: object) -> Never:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(psutil, "wait_procs", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        LocalCluster("", head, [other]).stop()
+    assert -signal.SIGKILL in {head.process.returncode, other.process.returncode}
+    assert not head.temp_dir.exists()
+    assert not other.temp_dir.exists()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nodes have their folders, in place of /tmp."""
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(node_folders, "_PLACE", place)
+    return place
+
+
+class SleepingSites(Loopback):
+    """Sleeps in place of what is to be run on a node."""
+
+    def command(self, number: int, command: list[str]) -> list[str]:
+        return ["sleep", "60"]
+
+
+def test_a_node_has_its_folder_in_use_without_its_starter(place: Path):
+    node = local_cluster._start_node(SleepingSites(), 0, [], bound=False)
+    assert node.folder is not None
+    try:
+        node.folder.close()  # as the end of this process would
+        with pytest.raises(BlockingIOError):
+            take_lock(node.temp_dir)
+        node.kill()
+        take_lock(node.temp_dir)
+    finally:
+        node.kill()
+    node.remove_files()
+    assert list(place.iterdir()) == []
+
+
+def take_lock(folder: Path) -> None:
+    with (folder / "in-use").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_what_is_left_of_nodes_is_removed_before_others_start(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+
+    def start(*_: object, **_options: object) -> Never:
+        calls.append("start")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_cluster, "remove_abandoned", lambda: calls.append("remove"))
+    monkeypatch.setattr(local_cluster, "_start_node", start)
+    with pytest.raises(KeyboardInterrupt):
+        LocalCluster.start(head_cpus=1)
+    assert calls == ["remove", "start"]

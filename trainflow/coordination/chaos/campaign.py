@@ -3,7 +3,7 @@
 Process: driver.  Thread: main.  Blocks: until both runs are over, or the time is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,7 +15,7 @@ from trainflow.computation.chaos_orders import Claim, give_order, read_claim
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
-from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
+from trainflow.coordination.chaos.fallen import FallenFault, Outcome, SparesSeen
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
 from trainflow.coordination.chaos.findings import Findings, RunEvidence
@@ -65,7 +65,7 @@ class Report:
             "holds": self.holds,
             "invariants": [asdict(each) for each in self.verdicts],
             "figures": None if self.figures is None else asdict(self.figures),
-            "faults": [asdict(each) | {"outcome": str(each.outcome)} for each in self.faults],
+            "faults": [_fault_as_json(each) for each in self.faults],
             "runs": list(self.runs),
             "folder": str(self.folder),
         }
@@ -82,6 +82,7 @@ class Campaign:
         clock: tells when.
         timeout_s: longest that one run may take.
         tell: takes a line for a person.
+        disturbed: the run with faults, once that has begun.
     """
 
     ground: Ground
@@ -90,6 +91,7 @@ class Campaign:
     clock: Clock
     timeout_s: float
     tell: Tell = field(default=lambda _: None)
+    disturbed: "_OneRun | None" = field(default=None, init=False)
 
     def carry_out(self, *, compares: bool) -> Report:
         """Run the job, undisturbed first if ``compares``, and judge what it came to."""
@@ -98,9 +100,26 @@ class Campaign:
             self.tell("first run: undisturbed")
             undisturbed = self.run_undisturbed()
         self.tell(f"{'second run' if compares else 'run'}: {len(self.faults)} faults")
-        disturbed = _OneRun(self, "disturbed", self.faults)
-        evidence = disturbed.see_through()
-        return self._report(undisturbed, evidence, disturbed)
+        self.disturbed = _OneRun(self, "disturbed", self.faults)
+        evidence = self.disturbed.see_through()
+        return self._report(undisturbed, evidence, self.disturbed)
+
+    def report_so_far(self, reason: str) -> dict[str, Any]:
+        """Return, as `Report.to_json`, what fell until it ended early; it claims no verdict.
+
+        Args:
+            reason: why it ended.
+        """
+        fallen = [] if self.disturbed is None else self.disturbed.find_fallen()
+        return {
+            "ended_early": reason,
+            "holds": None,
+            "invariants": [],
+            "figures": None,
+            "faults": [_fault_as_json(each) for each in _sorted(fallen)],
+            "runs": [each.job_id for each in self.ground.runs],
+            "folder": str(self.ground.folder),
+        }
 
     def run_undisturbed(self) -> RunEvidence:
         """Run the job with no fault falling."""
@@ -120,7 +139,7 @@ class Campaign:
             figures = replace(figures, goodput_ratio=None)
         return Report(
             folder=self.ground.folder,
-            faults=tuple(sorted(run.fallen, key=lambda each: each.at_s or float("inf"))),
+            faults=_sorted(run.fallen),
             verdicts=judge(findings),
             figures=None if _skews_figures(self.faults) else figures,
             runs=tuple(each.job_id for each in self.ground.runs),
@@ -147,17 +166,19 @@ class _OneRun:
         self._waiting = [each for each in faults if not each.is_ordered]
         self._warm_at_s: float | None = None
         self._was_stopped = False
+        self._run: Run | None = None
+        self._undone: dict[int | None, str] = {}
 
     def see_through(self) -> RunEvidence:
         """Run the job to its end, with its faults; return all that it has left."""
         ground = self._campaign.ground
-        run = ground.start(self._job)
+        run = self._run = ground.start(self._job)
         folder = ground.folder / run.job_id
         for planned in self._faults:
             if planned.is_ordered:
                 give_order(folder, order_of(planned))
         view = RunView(run, self._clock, sum(each.silences_s for each in self._faults))
-        scene = Scene(run.job_id, view, folder, self._clock, ground.own)
+        scene = Scene(run.job_id, view, folder, self._clock, ground.own, undone=self._undone)
         view.start()
         with ExitStack() as at_last:
             at_last.callback(scene.release_stopped)
@@ -175,8 +196,16 @@ class _OneRun:
             left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
         evidence = gather(self._status_at_end(run, view), folder, flips, left)
-        self._conclude(folder, evidence, scene.undone)
+        self._conclude(folder, evidence)
         return evidence
+
+    def find_fallen(self) -> list[FallenFault]:
+        """Return what has fallen so far, or could not be done, also what ranks did themselves."""
+        if self._run is None:
+            return []
+        self._look_for_claims(self._campaign.ground.folder / self._run.job_id, 0)
+        found = [replace(each, undone=self._undone.get(each.number)) for each in self.fallen]
+        return [each for each in found if each.outcome in {Outcome.FELL, Outcome.FAILED}]
 
     def _disturb(self, run: Run, scene: Scene) -> None:
         """Have faults fall until the run is over; one that takes too long is stopped."""
@@ -240,12 +269,18 @@ class _OneRun:
             self._clock.sleep(_LOOK_EVERY_S * 10)
         return []
 
-    def _conclude(
-        self, folder: Path, evidence: RunEvidence, undone: Mapping[int | None, str]
-    ) -> None:
+    def _conclude(self, folder: Path, evidence: RunEvidence) -> None:
         """Say what became of each fault, also of those that ranks did themselves."""
+        self._look_for_claims(folder, max((line["step"] for line in evidence.steps), default=0))
+        recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
+        self.fallen = [replace(each, undone=self._undone.get(each.number)) for each in self.fallen]
+        if not _skews_figures(self._faults):
+            committed_s = [each["committed_at_s"] for each in evidence.steps]
+            self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]
+
+    def _look_for_claims(self, folder: Path, last_step: int) -> None:
+        """Add what became of faults that ranks did themselves, or were to do."""
         fallen = {each.number: each for each in self.fallen}
-        last_step = max((line["step"] for line in evidence.steps), default=0)
         for planned in self._faults:
             by_rank = planned.is_ordered or planned.fault.kind == "flip"
             made = read_claim(folder, planned.number) if by_rank else None
@@ -261,11 +296,15 @@ class _OneRun:
                     at_s=before.at_s if made is None else made.at_s,
                     is_missed=made is None,
                 )
-        recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
-        self.fallen = [replace(each, undone=undone.get(n)) for n, each in fallen.items()]
-        if not _skews_figures(self._faults):
-            committed_s = [each["committed_at_s"] for each in evidence.steps]
-            self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]
+        self.fallen = list(fallen.values())
+
+
+def _sorted(faults: Sequence[FallenFault]) -> tuple[FallenFault, ...]:
+    return tuple(sorted(faults, key=lambda each: each.at_s or float("inf")))
+
+
+def _fault_as_json(fault: FallenFault) -> dict[str, Any]:
+    return asdict(fault) | {"outcome": str(fault.outcome)}
 
 
 def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:

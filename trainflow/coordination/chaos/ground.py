@@ -4,14 +4,15 @@ Process: driver.  Thread: main.  Blocks: while nodes start and end.
 """
 
 import os
-from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import ray
 
+from trainflow.clock import SYSTEM_CLOCK, Clock
 from trainflow.computation.chaos_orders import CAMPAIGN
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.config.job import JobConfig
@@ -24,9 +25,11 @@ from trainflow.coordination.chaos.store_proxy import StoreProxy
 from trainflow.coordination.driver import Run, connect, disconnect, start_run
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.coordination.sites import Loopback
-from trainflow.errors import ConfigError, CoordinationError
+from trainflow.errors import ConfigError, CoordinationError, UnreachableError
 
 HOME = "TRAINFLOW_HOME"
+_RUNS_END_WITHIN_S = 20.0
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass
@@ -75,12 +78,8 @@ def open_ground(
     try:
         connect(address)
         _require_local(address)
-        yield ground
-    except BaseException:
-        for run in ground.runs:
-            with suppress(CoordinationError):  # it may be over
-                run.stop()
-        raise
+        with _ending_runs(ground):
+            yield ground
     finally:
         disconnect()
 
@@ -105,9 +104,40 @@ def _own_ground(folder: Path, plan: ChaosPlan, job: JobConfig) -> Generator[Grou
         ground.own = OwnCluster(cluster, cpus, proxy, disk, hosts)
         try:
             connect(cluster.address)
-            yield ground
+            with _ending_runs(ground):
+                yield ground
         finally:
             disconnect()
+
+
+@contextmanager
+def _ending_runs(ground: Ground) -> Generator[None]:
+    """Where the campaign ends early, have its runs end in order, so that their records tell."""
+    try:
+        yield
+    except BaseException:
+        end_runs(ground.runs, SYSTEM_CLOCK)
+        raise
+
+
+def end_runs(runs: Sequence[Run], clock: Clock) -> None:
+    """Stop runs, and wait a while until they have closed what they ran; not for what is over."""
+    deadline_s = clock.monotonic_s() + _RUNS_END_WITHIN_S
+    for run in runs:
+        is_told = False
+        while clock.monotonic_s() < deadline_s:
+            try:
+                if not is_told:
+                    run.stop()
+                    is_told = True
+                if run.status()["ending"] is not None:
+                    run.retire()
+                    break
+            except UnreachableError:
+                pass  # it may be restarting
+            except CoordinationError:
+                break
+            clock.sleep(_LOOK_EVERY_S)
 
 
 @contextmanager

@@ -120,11 +120,21 @@ def carry_out(
     timeout_s: float = 60.0,
     tell: campaign.Tell = lambda _: None,
 ) -> Report:
+    made = prepare(tmp_path, run, *faults, timeout_s=timeout_s, tell=tell)
+    return made.carry_out(compares=False)
+
+
+def prepare(
+    tmp_path: Path,
+    run: FakeRun,
+    *faults: dict[str, Any],
+    timeout_s: float = 60.0,
+    tell: campaign.Tell = lambda _: None,
+) -> Campaign:
     ground: Any = Ground(tmp_path / "campaign")
     ground.start = lambda _job: ground.runs.append(run) or run
     planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))
-    made = Campaign(ground, make_job(), planned, FastClock(), timeout_s, tell)
-    return made.carry_out(compares=False)
+    return Campaign(ground, make_job(), planned, FastClock(), timeout_s, tell)
 
 
 def holds(report: Report, invariant: str) -> bool | None:
@@ -396,6 +406,43 @@ def test_figures_are_known_unless_a_clock_is_wrong_by_which_they_are_measured(
     skew = {"kind": "skew_clock", "target": target, "at_step": 4}
     report = carry_out(tmp_path, run, skew, *others)
     assert (report.figures is not None) == is_known
+
+
+def test_what_fell_is_known_where_a_signal_ends_it_early(
+    tmp_path: Path, run: FakeRun, fault: FakeFault
+):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(3, "slot2-1.2", 7, 2, 4, (1, 1), 9.0, 3))
+    by_rank = {"kind": "kill", "phase": "data"}
+    made = prepare(
+        tmp_path,
+        run,
+        {"kind": "kill", "at_step": 3},
+        {"kind": "stop", "at_step": 7},
+        by_rank | {"rank": 2, "at_step": 4},
+        by_rank | {"rank": 1, "at_step": 8},
+        {"kind": "slow", "at_step": 4},
+        {"kind": "flip", "at_s": 0},
+    )
+    assert made.report_so_far("SIGTERM")["faults"] == []
+
+    def end(planned: PlannedFault, scene: Scene) -> Victim | None:
+        if planned.number == 2:
+            raise SystemExit(143)
+        fault.error = ConfigError("no") if planned.number == 5 else None
+        return FakeFault.fall(fault, planned, scene)
+
+    fault.fall = end
+    with pytest.raises(SystemExit):
+        made.carry_out(compares=False)
+    told = made.report_so_far("SIGTERM")
+    outcomes = [(each["number"], each["outcome"]) for each in told["faults"]]
+    assert outcomes == [(3, "fell"), (1, "fell"), (5, "failed")], "no rank has done the flip"
+    assert told["faults"][0]["victim"] == "rank 2 (slot2-1.2), pid 7"
+    assert (told["ended_early"], told["holds"]) == ("SIGTERM", None)
+    assert (told["invariants"], told["figures"]) == ([], None)
+    assert told["runs"] == [run.job_id]
 
 
 def test_a_run_that_hangs_is_stopped_and_judged_as_it_is(
