@@ -128,13 +128,13 @@ def _carry_out(
             campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, plan.timeout_s, _tell)
             try:
                 report = campaign.carry_out(compares=compares)
+                ending.heed_no_more()
             except BaseException as error:
                 ending.heed_no_more()
                 if ending.by is not None:
                     _tell(f"{ending.by.name}: ending what runs; no further signal hastens that")
                 _keep(folder, campaign.report_so_far(_name_end(ending, error)))
                 raise
-            ending.heed_no_more()
             answer = report.to_json()
             _keep(folder, answer)
             with redirect_stdout(answers_to):

@@ -82,7 +82,7 @@ class EpochControl:
         self._pool = pool
         self._record = record
         self._recovery = RecoveryLog(record, clock, job.training.max_steps)
-        self._hold = WorldHold(record, clock)
+        self._hold = WorldHold(self.candidacy, pool, record, clock)
         self._clock = clock
         self.superior = superior
         self.is_open = self._stop_asked = False
@@ -244,12 +244,13 @@ class EpochControl:
 
         The member becomes the spare that is taken last.
         """
-        may_leave = self.may_pause and worker_id in self.members
+        may_leave = self.may_pause and not self._hold.is_on and worker_id in self.members
         return may_leave and self.candidacy.relieve(worker_id, self.members) and self.pause()
 
     def empty_nodes(self) -> bool:
         """Have ranks leave unfit nodes at the next step boundary; False if none can leave now."""
-        lineup = self.candidacy.next_at_boundary(self.members) if self.may_pause else self.members
+        may_leave = self.may_pause and self._hold.lets_leave(self.members)
+        lineup = self.candidacy.next_at_boundary(self.members) if may_leave else self.members
         return lineup != self.members and self.pause()
 
     def pause(self) -> bool:
@@ -261,7 +262,7 @@ class EpochControl:
     @property
     def may_pause(self) -> bool:
         """Whether all train, and are not about to stop for something else."""
-        busy = self._pausing or self._stop_asked or bool(self._finished) or self._hold.is_on
+        busy = self._pausing or self._stop_asked or bool(self._finished)
         return self.is_open and self.is_whole and not busy
 
     def _pause(self) -> None:
@@ -280,8 +281,6 @@ class EpochControl:
     async def wait_settled(self) -> None:
         """Wait until no recovery is under way, or none is possible without more workers."""
         await self._settled.wait()
-
-    # How
 
     def _available(self) -> tuple[Candidate, ...]:
         return self.candidacy.available(self._lineup, is_first=self.epoch is None)
@@ -324,9 +323,10 @@ class EpochControl:
 
         async def plan(reports: Sequence[MemberReport]) -> RecoveryPlan:
             known, lost = self._record.last_step, self._member_lost  # who leaves may be lost by now
-            made = await self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
-            if at_boundary and not (self._member_lost or self.candidacy.are_to_go(self.members)):
-                self._hold.require_newest(made, known)
+            making = self._kept.plan(spec, reports, member_lost=lost, committed_step=known)
+            made = await self._hold.look_at(
+                making, spec, known, lambda: () if self._member_lost else self.members
+            )
             self._lineup = spec.members
             return made
 

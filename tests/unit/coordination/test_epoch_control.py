@@ -22,6 +22,7 @@ from tests.unit.coordination.fakes import (
 )
 from tests.unit.coordination.test_run_record import STEP
 from trainflow.computation.reports import Joined, StepReport
+from trainflow.config.job import JobConfig
 from trainflow.coordination.epoch_control import EpochControl
 from trainflow.coordination.epoch_troubles import has_paused
 from trainflow.coordination.hang_detection import Progress
@@ -42,17 +43,18 @@ from trainflow.epochs import (
 class Scene:
     """Three members and a control that has taken office."""
 
+    job: JobConfig = make_job(world=3, minimum=2)
+
     def __init__(self, directory: Path, versions: list[Version | None]):
         self.clock = FakeClock()
         self.workers = [FakeWorker(f"slot{i}-1.{i}", v) for i, v in enumerate(versions)]
         self.pool = FakePool(self.workers)
         self.record = RunRecord(directory, self.clock)
         self.superior = FakeSuperior(self.pool)
-        job = make_job(world=3, minimum=2)
         pool: Any = self.pool
         self.kept = FakeKept()
         kept: Any = self.kept
-        self._parts = job, pool, self.record, kept, self.clock
+        self._parts = self.job, pool, self.record, kept, self.clock
         self.control = self.follow(incarnation=1)
 
     def follow(self, incarnation: int) -> EpochControl:

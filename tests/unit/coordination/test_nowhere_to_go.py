@@ -11,7 +11,6 @@ from tests.unit.coordination.fakes import settle
 from tests.unit.coordination.playing import play_from_first_commit
 from tests.unit.coordination.test_drain_watch import OTHER, SPARE, DrainScene
 from trainflow.config.job import JobConfig, SnapshotConfig
-from trainflow.coordination.candidacy import Candidacy
 from trainflow.coordination.drain_watch import DrainWatch
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.epochs import Flag, HeldState, Version
@@ -24,8 +23,6 @@ class LoneScene(DrainScene):
 
     def open(self) -> DrainWatch:
         any_parts: Any = (self.pool, self.nodes, self.control, self.record, self.clock)
-        any_pool: Any = self.pool
-        self.control.candidacy = Candidacy(self.job, any_pool)
         self.control.candidacy.unfit = self.nodes.unfit
         for each in self.ids:
             self.place(each, "a")

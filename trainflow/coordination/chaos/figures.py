@@ -28,7 +28,7 @@ class Figures:
             between two commits that are long, what they take beyond a step and beyond the pause
             that the undisturbed run makes before that step too.
         stalled_ratio: of the wall time.
-        steps_lost: committed steps that were done again, but for those that a rewind made void.
+        steps_lost: committed steps that were done again, without what a rewind alone made void.
         recoveries: that ended with a step of all ranks.
         starting_cpu_s: CPU time of workers that were started while the run trained, at least.
     """

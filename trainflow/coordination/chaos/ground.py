@@ -123,7 +123,7 @@ def _ending_runs(ground: Ground) -> Generator[None]:
 def end_runs(runs: Sequence[Run], clock: Clock) -> None:
     """Stop runs, and wait a while until they have closed what they ran; not for what is over."""
     deadline_s = clock.monotonic_s() + _RUNS_END_WITHIN_S
-    for run in runs:
+    for run in reversed(runs):
         is_told = False
         while clock.monotonic_s() < deadline_s:
             try:

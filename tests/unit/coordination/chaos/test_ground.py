@@ -71,6 +71,13 @@ def test_one_that_is_over_is_not_waited_for():
     assert (over.calls, run.calls) == ([], ["stop", "retire"])
 
 
+def test_the_run_that_may_still_train_is_stopped_before_one_that_does_not_answer():
+    silent = EndingRun(error=UnreachableError("silent"), num_errors=10**9)
+    run = EndingRun()
+    end(silent, run)
+    assert run.calls == ["stop", "retire"]
+
+
 def test_one_whose_coordinator_restarts_is_told_again():
     run = EndingRun(error=UnreachableError("silent"), num_errors=3)
     assert end(run) < 2.0
