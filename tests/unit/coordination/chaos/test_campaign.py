@@ -113,15 +113,8 @@ def run(tmp_path: Path) -> FakeRun:
     return FakeRun(directory)
 
 
-def carry_out(
-    tmp_path: Path,
-    run: FakeRun,
-    *faults: dict[str, Any],
-    timeout_s: float = 60.0,
-    tell: campaign.Tell = lambda _: None,
-) -> Report:
-    made = prepare(tmp_path, run, *faults, timeout_s=timeout_s, tell=tell)
-    return made.carry_out(compares=False)
+def carry_out(tmp_path: Path, run: FakeRun, *faults: dict[str, Any], **options: Any) -> Report:
+    return prepare(tmp_path, run, *faults, **options).carry_out(compares=False)
 
 
 def prepare(

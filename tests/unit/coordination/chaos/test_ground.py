@@ -6,26 +6,11 @@ from typing import Any
 import pytest
 
 from tests.unit.coordination.chaos.test_fitting import make_job
+from tests.unit.coordination.fakes import SleepyClock
 from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.coordination.chaos import ground
 from trainflow.coordination.chaos.ground import Ground, end_runs, open_ground
 from trainflow.errors import CoordinatorGoneError, UnreachableError
-
-
-class StandingClock:
-    """Goes on by what is slept alone."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 class EndingRun:
@@ -53,9 +38,10 @@ class EndingRun:
 
 
 def end(*runs: Any) -> float:
-    clock = StandingClock()
+    clock = SleepyClock()
+    began_s = clock.now_s
     end_runs(runs, clock)
-    return clock.now_s
+    return clock.now_s - began_s
 
 
 def test_a_run_is_told_to_stop_and_waited_for():
