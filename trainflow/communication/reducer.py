@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from trainflow.communication.aggregation import RingSum
 from trainflow.communication.aggregator import Aggregator, Handle
+from trainflow.communication.bit_digest import digest_bits
 from trainflow.communication.buckets import Bucket, BucketLayout, ParameterSpec, plan_buckets
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.compression.low_rank import LowRankScheme, LowRankSum
@@ -293,11 +293,8 @@ class GradientReducer:
         tail = self._buffers[-1][: self.layout.flags_offset]
         flats = (*self._buffers[:-1], tail)
         norms = [torch.linalg.vector_norm(flat.detach(), dtype=torch.float32) for flat in flats]
-        digest = xxhash.xxh3_64()
-        for flat in flats:
-            digest.update(flat.view(torch.uint8).cpu().numpy().data)
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        return ReducedGradients(flats, digest.intdigest(), float(norm))
+        return ReducedGradients(flats, digest_bits(flats), float(norm))
 
 
 def _for_buckets(

@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from trainflow.communication.bit_digest import digest_bits
 from trainflow.communication.commit_record import find_odd_twins
 from trainflow.communication.compression.auto import AutoSum
 from trainflow.communication.fsdp_collectives import ShardExchange
@@ -184,12 +185,8 @@ class ShardedGradients:
         if norms:
             mine[0, 0] = torch.linalg.vector_norm(torch.stack(norms))
         if self._hashes(group):
-            hashed = xxhash.xxh3_64()
-            for flat in flats:
-                hashed.update(flat.cpu().view(torch.uint8).numpy().data)
-            mine[0, 1:].view(torch.uint8).copy_(
-                torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
-            )
+            hashed = bytearray(digest_bits(flats).to_bytes(8, "big"))
+            mine[0, 1:].view(torch.uint8).copy_(torch.frombuffer(hashed, dtype=torch.uint8))
         everyone = torch.zeros(group.world_size, 2, dtype=torch.float64, device=self._device)
         succeeded = group.all_gather(everyone.view(-1), mine.to(self._device).view(-1)).wait()
         return everyone.cpu() if succeeded else None

@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import Generator
 
+import torch
+
 from trainflow.communication.group import Group
 
 
@@ -19,15 +21,21 @@ class StepTimes:
         exchange_s: what the exchange of commit records took.
     """
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, device: torch.device):
         self._group = group
+        self._device = device
         self._started_at_s = time.monotonic()
         self._waited_before_s = group.waited_s
         self._waiting_from_s = self._started_at_s
         self.computed_s = self.exchange_s = 0.0
 
     def begin_waiting(self) -> None:
-        """What this rank has to compute for the others is done: from here on it waits for them."""
+        """Wait until the device has computed what others wait for; from there on it waits for them.
+
+        A GPU has but been asked to. No collective is waited for: these have streams of their own.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         self._waiting_from_s = time.monotonic()
         waited_s = self._group.waited_s - self._waited_before_s
         self.computed_s = self._waiting_from_s - self._started_at_s - waited_s

@@ -66,10 +66,10 @@ class Transaction:
         self.reached: Outcome | None = None  # the same, also where it is not known to be safe
         self.left_whole = False
         self._start: StepStart | None = None
-        self._times = StepTimes(group)
+        self._times = StepTimes(group, context.device)
         self._weight = 0.0
         self._scale: float | None = None
-        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
         self._scalars: dict[str, tuple[Tensor, float]] = {}
         self._backward_due = False
         self._is_sharded = context.job.parallel.is_sharded
@@ -170,7 +170,7 @@ class Transaction:
             weight = 0.0
         elif not self._spot.is_on:
             self._weight += weight
-            self._loss_sum += mean_loss.detach().to("cpu", torch.float64) * weight
+            self._loss_sum += mean_loss.detach().to(self._loss_sum) * weight
         (mean_loss * (weight * self._scale_for(weight))).backward()
         self._stamp(Phase.COMPUTE)
 
@@ -210,8 +210,8 @@ class Transaction:
             raise TrainingError(
                 f"step {self.number}: got a second commit(), expected one in each step"
             )
-        self._stamp(Phase.COMMUNICATE)
         self._times.begin_waiting()
+        self._stamp(Phase.COMMUNICATE)
         models = self._state.models.values()
         reduced = [model.reducer.finish() for model in models]
         gradients = take_from_rank_0(models, reduced, self._group, self._context.device)

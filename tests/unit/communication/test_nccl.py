@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,10 @@ from trainflow.communication.nccl import NcclConnector, NcclTransport
 from trainflow.epochs import EpochId, EpochSpec
 
 TIMEOUT_S = 5.0
+DEADLINE_S = 20.0
 SPEC = EpochSpec(EpochId(1, 2), ("a", "b"), "", 0)
 
-Event = Callable[[], None]
+Happening = Callable[[], None]
 
 
 class FakeClock:
@@ -24,7 +26,7 @@ class FakeClock:
 
     def __init__(self):
         self.now_s = 100.0
-        self.events: dict[int, Event] = {}
+        self.events: dict[int, Happening] = {}
         self.num_sleeps = 0
 
     def monotonic_s(self) -> float:
@@ -86,7 +88,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def transport(nccl: FakeNccl, clock: FakeClock) -> NcclTransport:
-    return NcclTransport(nccl, collective_timeout_s=TIMEOUT_S, clock=clock)
+    return NcclTransport(nccl, collective_timeout_s=TIMEOUT_S, clock=clock, start=lambda do: do())
 
 
 @pytest.fixture
@@ -141,6 +143,55 @@ def test_a_group_is_aborted_once(transport: NcclTransport, nccl: FakeNccl):
     transport.abort()
     transport.abort()
     assert nccl.num_aborts == 1
+
+
+def test_an_abort_lasts_until_nothing_is_written_any_more(nccl: FakeNccl, clock: FakeClock):
+    to_do: list[Happening] = []
+    transport = NcclTransport(nccl, collective_timeout_s=TIMEOUT_S, clock=clock, start=to_do.append)
+    transport.all_reduce(torch.zeros(1))
+    clock.events[20] = nccl.end
+    transport.abort()
+    assert clock.num_sleeps == 20
+    assert len(to_do) == 1, "NCCL is still at it"
+
+
+def test_an_abort_that_ends_nothing_is_given_up(nccl: FakeNccl, clock: FakeClock):
+    transport = NcclTransport(
+        nccl, collective_timeout_s=TIMEOUT_S, clock=clock, start=lambda _: None
+    )
+    transport.all_reduce(torch.zeros(1))
+    transport.abort()
+    assert clock.now_s == pytest.approx(110.0, rel=1e-3)
+
+
+def test_nobody_waits_for_the_rest_of_an_abort(nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch):
+    begun, may_end, ended = Event(), Event(), Event()
+
+    def abort() -> None:
+        begun.set()
+        assert may_end.wait(DEADLINE_S)
+        ended.set()
+
+    monkeypatch.setattr(nccl, "abort", abort)
+    NcclTransport(nccl, collective_timeout_s=TIMEOUT_S).abort()
+    assert begun.wait(DEADLINE_S)
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(DEADLINE_S)
+
+
+def test_an_abort_that_fails_is_told_in_the_log(
+    transport: NcclTransport,
+    nccl: FakeNccl,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    def abort() -> None:
+        raise RuntimeError("timed out after 5000 ms")
+
+    monkeypatch.setattr(nccl, "abort", abort)
+    transport.abort()
+    assert "timed out after 5000 ms" in caplog.text
 
 
 def test_torch_leaves_failures_to_this_process(monkeypatch: pytest.MonkeyPatch):
