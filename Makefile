@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check format test test-soak test-unit bench bench-recovery bench-overhead bench-checkpoint bench-restore bench-peer-restore \
-	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service bench-service-deaths bench-monitoring clean
+	bench-throttled-store bench-collectives bench-parity bench-anomalies bench-sharded-recovery bench-sharded-modes bench-streaming bench-coordinator bench-startup bench-chaos bench-detection bench-elasticity bench-service bench-service-deaths bench-monitoring bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' Makefile
@@ -107,6 +107,9 @@ bench-sharded-modes: $(STAMP) ## losses and memory by parallel.mode
 
 bench-coordinator: $(STAMP) ## what the coordinator computes with 10 to 1,000 workers
 	$(BIN)/python -m benchmarks.coordinator_scale
+
+bench-gpu: $(STAMP) ## steps, kernels, NCCL and deaths on a GPU; not one of `make bench`
+	$(BIN)/python -m benchmarks.gpu
 
 bench-startup: $(STAMP) ## where the time of a start goes, by phase
 	$(BIN)/python -m benchmarks.startup

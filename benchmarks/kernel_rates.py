@@ -15,15 +15,20 @@ from trainflow.communication.compression.kernels import choose_kernels
 from trainflow.communication.compression.messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _NUM_ELEMENTS = {"cpu": 4 * 1024 * 1024, "cuda": 64 * 1024 * 1024}  # a GPU would cache the former
 _RANKS = 4
 
 
-def measure_kernels(*, quick: bool) -> list[Row]:
-    """Time each kernel and a copy by turns, on one thread; rates are in bytes of fp32 input."""
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+def measure_kernels(*, quick: bool, devices: "Sequence[str]" = ()) -> list[Row]:
+    """Time each kernel and a copy by turns, on one thread; rates are in bytes of fp32 input.
+
+    Args:
+        quick: fewer rounds.
+        devices: "cpu", "cuda", or both; else those that there are.
+    """
+    devices = devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
     threads, num_rounds = torch.get_num_threads(), 10 if quick else 60
     torch.set_num_threads(1)
     try:
