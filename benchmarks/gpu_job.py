@@ -135,11 +135,12 @@ def train_to_be_killed(session: Session, args: Args) -> None:
 def train_plain(args: Args) -> None:
     """Run the same steps as a loop of PyTorch's own."""
     device = torch.device("cuda")
-    model: nn.Module = build_model(args).to(device)
+    model = nn.Module.to(build_model(args), device)
     optimizer = AdamW(model.parameters(), lr=_LR)
     dataset, clock = RandomTokens(), BlockClock(args.side("plain", 1), 0)
     for number in range(args.num_blocks * args.steps_a_block):
         clock.before_step(number)
+        last_loss = torch.zeros(())
         for part in range(args.microbatches):
             first = (number * args.microbatches + part) * MICROBATCH
             inputs = dataset.__getitems__(range(first, first + MICROBATCH))
@@ -147,10 +148,11 @@ def train_plain(args: Args) -> None:
             with torch.autocast("cuda", torch.bfloat16):
                 loss: Tensor = model(**inputs).loss / args.microbatches
             loss.backward()
+            last_loss = loss
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        loss.item()
+        last_loss.item()
         clock.after_step(number)
 
 
