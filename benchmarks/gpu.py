@@ -141,9 +141,7 @@ def _run_beside_plain(args: Args, run: Run) -> dict[str, Any]:
         process.wait()
     if process.returncode:
         raise RuntimeError(f"the plain loop left with {process.returncode}")
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + 60.0
-    while (status := run.status())["ending"] is None and SYSTEM_CLOCK.monotonic_s() < deadline_s:
-        SYSTEM_CLOCK.sleep(0.2)
+    status = wait_for_status(run, "end", lambda status: status["ending"] is not None)
     if status["state"] != "succeeded":
         raise RuntimeError(f"TrainFlow's side ended as {status['state']}: {status['ending']}")
     return status

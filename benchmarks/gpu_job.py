@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.peers.events import STEP, EventLog
+from benchmarks.peers.events import EventLog
+from benchmarks.recovery_job import commit_on_record
 from benchmarks.turns import BlockClock, Side
 from trainflow import Session
 
@@ -124,12 +125,7 @@ def train_to_be_killed(session: Session, args: Args) -> None:
                 with session.autocast():
                     loss = model(**batch.inputs).loss
                 step.backward(loss, weight=batch.num_targets)
-            done = step.commit()
-            assert session.epoch is not None, "a rank that commits is in an epoch"
-            log.generation = session.epoch.incarnation * 100_000 + session.epoch.counter
-            log.rank, log.world_size = session.rank or 0, session.world_size
-            if not step.replayed:
-                log.record(STEP, done.number)
+            commit_on_record(session, step, log)
 
 
 def train_plain(args: Args) -> None:

@@ -60,6 +60,11 @@ def take_step(session: Session, step: Step, model: nn.Module, log: EventLog) -> 
     for batch in step.microbatches():
         loss = workload.loss_of(model, batch.inputs["input_ids"])
         step.backward(loss, weight=batch.num_targets)
+    return commit_on_record(session, step, log)
+
+
+def commit_on_record(session: Session, step: Step, log: EventLog) -> int:
+    """Commit a step, which is an event; returns its number."""
     done = step.commit()
     assert session.epoch is not None, "a rank that commits is in an epoch"
     log.generation = session.epoch.incarnation * 100_000 + session.epoch.counter
