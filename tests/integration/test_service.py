@@ -80,6 +80,24 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
     service.ask("GET", f"/v1/jobs/{job_id}", 404)
 
 
+def test_a_job_that_failed_before_its_first_checkpoint_is_resumed_from_the_first_step(
+    service: Service,
+):
+    job = service.ground.endless_job() | {"failures": {"max_failures": 0}}
+    job["checkpoint"] = {"url": str(service.ground.folder / "none_yet"), "every_steps": 10**6}
+    job_id = service.submit(job)
+    service.wait_job(job_id, lambda job: job["last_step"] > 20)
+    find_actors("Worker")[0].kill()
+    failed = service.wait_job(job_id, lambda job: job["state"] == "failed")
+    assert service.ask("POST", f"/v1/jobs/{job_id}/resume", 202)["attempt"] == 2
+    service.wait_job(job_id, lambda job: job["state"] == "running" and job["attempt"] == 2)
+    service.ask("POST", f"/v1/jobs/{job_id}/stop", 202)
+    service.wait_job(job_id, lambda job: job["state"] == "stopped")
+    events = service.ask("GET", f"/v1/jobs/{job_id}/events?limit=1000")["events"]
+    (resumed,) = [event["data"] for event in events if event["kind"] == "resumed"]
+    assert (resumed["step"], resumed["steps_lost"]) == (0, failed["last_step"])
+
+
 def test_a_job_that_its_driver_refuses_says_why(service: Service):
     job_id = service.submit(tiny_job(entrypoint="my_training:absent"))
     job = service.wait_job(job_id, lambda job: job["state"] == "failed")

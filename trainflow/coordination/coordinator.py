@@ -292,7 +292,7 @@ class Coordinator:
             if self.spend(self._record.losses.last):
                 return
             self._record.add_event("submitted", f"job {self._job_id}")
-            await self._checkpoints.find_stored()
+            await self._kept.find_first()
             self._control.candidacy.designated = await launch_workers(
                 self._job, self._pool, self._nodes, self._record
             )

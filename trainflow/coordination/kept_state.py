@@ -27,6 +27,7 @@ from trainflow.coordination.run_state import Ending, RunState
 from trainflow.coordination.sharded_recovery import Found, newest_whole, plan_sharded_recovery
 from trainflow.coordination.superior import Superior
 from trainflow.epochs import (
+    EpochId,
     EpochSpec,
     HeldShards,
     HeldState,
@@ -191,6 +192,30 @@ class KeptState:
                 return None
 
         return plan(await self.memory.find_shards(committed_step, choose_base))
+
+    async def find_first(self) -> None:
+        """Look for what an attempt goes on from, before any of its workers is there.
+
+        One that follows on an attempt without a checkpoint begins as the first did: the workers
+        that knew more are gone. Not where there have been checkpoints, of which none is left.
+
+        Raises:
+            ConfigError: the checkpoint asked for isn't there, or was made with other settings.
+            CheckpointError: the store doesn't answer, or all that the job has made is gone.
+        """
+        await self.checkpoints.find_stored()
+        committed_step, made = self._record.last_step, self._record.steps_of("checkpoint")
+        if self.checkpoints.newest is not None or not committed_step or self._record.has("epoch"):
+            return
+        if made:
+            raise CheckpointError(
+                f"checkpoint.url: got {self.checkpoints.url} with none of the checkpoints that "
+                f"this job has made, the last of step {made[-1]}, expected the newest of them; put "
+                "it back there, or submit the job anew to begin with its first step"
+            )
+        begins_in = EpochId(self._record.newest_incarnation + 1, 0)
+        told = {"steps_lost": committed_step, "recovering": False}
+        self._record.begin_after(0, "nothing: no checkpoint was made", begins_in, **told)
 
     async def find_stored_again(self, *, members_live: bool) -> None:
         """A new coordinator looks for what its predecessor knew; the store may be slow just then.

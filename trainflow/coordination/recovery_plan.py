@@ -95,7 +95,8 @@ def _plan_restore(
     if stored is None:
         raise NoLiveStateError(
             f"epoch {spec.epoch}: none of {num_members} members holds a whole state of step "
-            f"{committed_step}; the ranks that had one are gone, and so is every copy"
+            f"{committed_step}, expected one; the ranks that had it are gone, and every copy, "
+            "and there is no checkpoint: set checkpoint.url and every_steps to have some"
         )
     return RecoveryPlan(
         spec=spec,

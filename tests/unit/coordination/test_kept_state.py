@@ -183,7 +183,7 @@ def test_without_snapshots_no_node_is_asked(tmp_path: Path):
 
 
 def test_where_nothing_was_kept_that_is_said(tmp_path: Path):
-    with pytest.raises(NoLiveStateError, match="so is every copy"):
+    with pytest.raises(NoLiveStateError, match="and every copy"):
         Scene(tmp_path, FakeNodes(a=None), FakeCheckpoints()).plan(NOTHING, 8)
 
 
