@@ -13,7 +13,7 @@ import heapq
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from typing import Any
 
@@ -22,7 +22,7 @@ from trainflow.computation.reports import StepReport
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.moments import place_moment
 from trainflow.coordination.run_record import RunRecord
-from trainflow.coordination.run_state import RunState
+from trainflow.coordination.run_state import RESUMING, RunState
 from trainflow.monitoring import metrics
 from trainflow.monitoring.failure_causes import FailureCause, name_cause
 from trainflow.monitoring.ledger import CAUSES, NS_PER_S, PRODUCTIVE, Ledger, find_goodput
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 KEEP_EVERY = 500
 _SHOW_EVERY_S = 5.0
 _TOLD = "goodput"
+_TOLD_BY_OTHERS = frozenset({RESUMING, *(str(state) for state in RunState if state.is_terminal)})
+"""Kinds of events that come long after the run itself, if its cluster has died."""
 
 Json = Mapping[str, Any]
 
@@ -45,9 +47,9 @@ class GoodputWatch:
         self._clock = clock
         self._path = record.directory / "ledger.json"
         self._ledger = Ledger()
-        self._submitted_s: float = 0
+        self._submitted_s: float = 0  # since when first workers are waited for; 0: they aren't
         self._last_event = 0
-        self._heard_ns = 0  # when the newest event was
+        self._heard_ns = 0  # when the newest event was that the run itself told
         self._catch_up()
         # What had gone into the causes by now, which this coordinator's counters lack.
         self._before_ns = self._charged_ns()
@@ -86,25 +88,38 @@ class GoodputWatch:
         at_ns = _to_ns(event["at_s"])
         self._on_run(event, at_ns)
         self._on_workers(event["kind"], event["text"], event["data"], at_ns)
-        self._heard_ns = at_ns
+        if event["kind"] not in _TOLD_BY_OTHERS:
+            self._heard_ns = at_ns
 
     def _on_run(self, event: Json, at_ns: int) -> None:
         """Take what begins and ends all workers' time."""
         data, ledger = event["data"], self._ledger
         match event["kind"]:
             case "submitted":
-                self._submitted_s = event["at_s"]
+                if not self._submitted_s:  # else one has died before it had launched any
+                    self._bury()
+                    self._submitted_s = event["at_s"]
             case "launched":
-                begun_ns = _to_ns(self._submitted_s or event["at_s"])
-                ledger.launch(data.get("workers", ()), begun_ns, at_ns)
+                self._launch(data.get("workers", ()), event)
             case "coordinator_restarted" if "workers" in data:
+                if self._submitted_s:  # the one before has died in the midst of launching them
+                    self._launch(data["workers"], event)
                 ledger.find(data["workers"], at_ns)
             case "goodput":
                 ledger.end(at_ns, is_failed=data.get("state") == RunState.FAILED)
-            case "attempt":  # nobody may have lived to tell of the end of the one before
-                ledger.end(max(self._heard_ns, ledger.mark_ns), is_failed=True)
+            case "attempt":
+                self._bury()
+                self._submitted_s = 0
             case _:
                 pass
+
+    def _launch(self, workers: Collection[str], event: Json) -> None:
+        begun_s, self._submitted_s = self._submitted_s or event["at_s"], 0
+        self._ledger.launch(workers, _to_ns(begun_s), _to_ns(event["at_s"]))
+
+    def _bury(self) -> None:
+        """Workers of before are gone, and nobody may have lived to tell when."""
+        self._ledger.end(max(self._heard_ns, self._ledger.mark_ns), is_failed=True)
 
     def _on_workers(self, kind: str, text: str, data: Json, at_ns: int) -> None:
         """Take what becomes of single workers, and of the members."""

@@ -167,6 +167,47 @@ def test_a_later_attempt_goes_on_and_the_time_between_is_nobody_s(run: Run, *, i
     assert told[-1] == 4 * 24.0 + 4 * 14.0
 
 
+@pytest.mark.parametrize("kind", ["resuming", "stopped", "failed"])
+def test_time_until_others_tell_of_a_run_that_is_gone_is_nobody_s(run: Run, kind: str):
+    run.steps(10)
+    run.tell("checkpoint", 2.0, "the last that is known of it", step=8)
+    before = run.watch.describe()["worker_s"]
+    run.tell(kind, 3600.0)
+    RunRecord(run.record.directory, run.clock).begin_attempt(2)
+    run.open()
+    assert run.watch.describe()["worker_s"] == before + 3 * 2.0  # members up to the checkpoint
+
+
+@pytest.mark.parametrize("is_launching", [False, True])
+def test_the_wait_for_room_counts_whole_where_a_coordinator_dies_in_it(
+    tmp_path: Path, *, is_launching: bool
+):
+    run = Run(tmp_path)
+    run.record.add_event("submitted", "job a")
+    run.clock.now_s += 50.0
+    run.open()
+    if is_launching:
+        run.tell("coordinator_restarted", 2.0, workers=[*IDS, SPARE])
+    else:
+        run.tell("submitted", 1.0)
+        run.tell("launched", 1.0, workers=[*IDS, SPARE])
+    run.tell("warm", 8.0, worker=SPARE)
+    run.form(2.0, IDS)
+    run.steps(1)
+    assert run.seconds()["waiting"] == 4 * 52.0
+    assert run.seconds()["start"] == 3 * 10.0 + 8.0
+
+
+def test_workers_of_a_run_that_is_launched_anew_cost_nothing_more(run: Run):
+    """All nodes were lost while there was no coordinator: nobody tells of their deaths."""
+    run.steps(4)
+    run.clock.now_s += 100.0
+    run.open()
+    run.tell("submitted", 0.0)
+    run.tell("launched", 1.0, workers=["slot0-2.0"])
+    assert run.watch.describe()["worker_s"] == 4 * 16.0 + 1.0
+
+
 def test_workers_that_went_while_there_was_no_coordinator_cost_nothing_more(run: Run):
     run.steps(4)
     run.tell("respawned", 0.0, worker="slot4-1.r1")
