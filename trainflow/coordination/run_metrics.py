@@ -11,6 +11,7 @@ from typing import Any
 from trainflow.clock import Clock
 from trainflow.computation.reports import GradientSums, StepReport, WorkDescribed
 from trainflow.config.job import JobConfig
+from trainflow.coordination.lost_steps import LostSteps
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.coordination.paced_export import PacedExport
 from trainflow.coordination.straggler_detection import Load, level_times
@@ -66,7 +67,7 @@ class RunMetrics:
         self._loads: Sequence[Load] = ()  # of a world as large as the newest
         self._stragglers: dict[str, tuple[str, float]] = {}  # by worker: where, and how slow
         self._work: WorkDescribed | None = None
-        self._rewound_to: int | None = None  # until it is told that training begins there
+        self._lost_steps = LostSteps()
         self._failures = FailureCount()
         began_at_s = [each["at_s"] for each in events if each["kind"] in _BEGINNINGS]
         self._stepped_at_s = max([*began_at_s[-1:], stepped_at_s]) or clock.unix_s()
@@ -76,7 +77,7 @@ class RunMetrics:
             "epoch": self._on_epoch,
             "recovered": self._on_recovered,
             "rewound": self._on_rewound,
-            "resumed": self._on_resumed,
+            "resumed": self._count_lost,
             "work": self._on_work_told,
             "anomaly": self._on_anomaly,
             "straggler": self._on_straggler,
@@ -190,14 +191,10 @@ class RunMetrics:
     def _on_rewound(self, event: Event) -> None:
         self._export.add(metrics.REWINDS)
         self._export.add(metrics.STEPS_LOST, event["data"]["steps_lost"])
-        self._rewound_to = event["data"]["to_step"]
+        self._count_lost(event)
 
-    def _on_resumed(self, event: Event) -> None:
-        """Count steps that no recovery and no going back tells of: those of an earlier attempt."""
-        data, rewound_to = event["data"], self._rewound_to
-        self._rewound_to = None
-        if not data.get("recovering", True) and data["step"] != rewound_to:
-            self._export.add(metrics.STEPS_LOST, data["steps_lost"])
+    def _count_lost(self, event: Event) -> None:
+        self._export.add(metrics.STEPS_LOST, self._lost_steps.take(event))
 
     def _on_checkpoint(self, event: Event) -> None:
         self._export.add(metrics.CHECKPOINTS)
@@ -303,7 +300,7 @@ class RunMetrics:
     def _on_recovered(self, event: Event) -> None:
         data = event["data"]
         self._export.add(metrics.RECOVERIES)
-        self._export.add(metrics.STEPS_LOST, data["steps_lost"])
+        self._count_lost(event)
         moments = [data[f"{name}_at_s"] for name in ("noticed", "asked", "begun", "healed")]
         ends = [*moments[1:], data["committed_at_s"]]
         for phase, begin_s, end_s in zip(metrics.RECOVERY_PHASES, moments, ends, strict=True):

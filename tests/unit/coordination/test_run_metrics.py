@@ -24,6 +24,7 @@ DIED = "lost slot1-1.1 (rank 1): its actor exited"
 FAILED = "a collective failed on slot0-1.0: Connection closed by peer"
 CUT = "collective"
 RECOVERED = {
+    "epoch": "1.2",
     "steps_lost": 2,
     "noticed_at_s": 10.0,
     "asked_at_s": 10.1,
@@ -349,15 +350,21 @@ def test_a_recovery_is_shown_by_phase(shown: Shown):
     assert shown.value(metrics.EPOCHS) == 1
 
 
-def test_steps_that_a_later_attempt_does_again_are_counted_once(shown: Shown):
+def test_steps_that_are_done_again_are_counted_once_each(shown: Shown):
     resumed = {"step": 20, "source": "a checkpoint", "epoch": [1, 1]}
-    shown.tell("resumed", **resumed)
-    shown.tell("resumed", **resumed, steps_lost=3, recovering=True)
+    shown.tell("resumed", **resumed)  # of an earlier release
     shown.tell("rewound", to_step=20, position=90, steps_lost=5)
     shown.tell("resumed", **resumed, steps_lost=5, recovering=False)
     assert shown.value(metrics.STEPS_LOST) == 5
-    shown.tell("resumed", **resumed, steps_lost=7, recovering=False)
+    shown.tell("resumed", **resumed, steps_lost=7, recovering=False)  # a later attempt
     assert shown.value(metrics.STEPS_LOST) == 12
+
+
+def test_a_recovery_that_needs_several_epochs_has_lost_what_each_of_them_did(shown: Shown):
+    for epoch, lost in ([1, 2], 4), ([1, 3], 1):
+        shown.tell("resumed", step=20, epoch=epoch, steps_lost=lost, recovering=True)
+    shown.tell("recovered", **RECOVERED | {"epoch": "1.3", "steps_lost": 1})
+    assert shown.value(metrics.STEPS_LOST) == 5
 
 
 def test_a_clock_that_is_behind_makes_no_negative_time(shown: Shown):

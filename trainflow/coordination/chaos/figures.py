@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from trainflow.epochs import EpochId
+from trainflow.coordination.lost_steps import LostSteps
 
 Line = Mapping[str, Any]
 
@@ -77,33 +77,9 @@ def measure(
 
 
 def count_lost(events: Iterable[Line]) -> int:
-    """Return how many committed steps were done again, whoever told of them.
-
-    ``resumed`` tells of those that going back to a kept state costs; so does ``recovered``, if a
-    recovery ends with that epoch. One that needs several epochs tells of its last one alone, and
-    one whose coordinator dies of none. What is lost without going back only ``recovered`` tells.
-
-    Args:
-        events: lines of ``events.jsonl``.
-    """
-    lost, rewound_to = 0, None
-    recovered: list[Line] = []
-    counted: set[str] = set()
-    for event in events:
-        data = event["data"]
-        match event["kind"]:
-            case "rewound":
-                rewound_to = data["to_step"]
-            case "resumed":
-                if data["recovering"] or data["step"] != rewound_to:
-                    lost += data["steps_lost"]
-                    counted.add(str(EpochId(*data["epoch"])))
-                rewound_to = None
-            case "recovered":
-                recovered.append(data)
-            case _:
-                pass
-    return lost + sum(each["steps_lost"] for each in recovered if each["epoch"] not in counted)
+    """Return how many committed steps were done again: lines of ``events.jsonl`` tell of them."""
+    lost = LostSteps()
+    return sum(lost.take(event) for event in events)
 
 
 def median_step_s(steps: Sequence[Line]) -> float | None:

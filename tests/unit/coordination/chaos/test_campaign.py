@@ -325,7 +325,7 @@ def test_a_recovery_is_told_with_the_fault_that_it_names(
         "epoch": "1.2",
     }
     causes = {"causes": ["lost slot1-1.1 (rank 1): its actor exited"]}
-    other = {"causes": ["lost slot1-1.11 (rank 2)"], "committed_at_s": ends_s - 1}
+    other = {"causes": ["lost slot1-1.11 (rank 2)"], "committed_at_s": ends_s - 1, "epoch": "1.3"}
     events = [{"kind": "recovered", "data": data | each} for each in (causes, other)]
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (run.directory / "events.jsonl").write_text(lines)
