@@ -35,6 +35,7 @@ from trainflow.coordination.background import Background
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.closing import close_run
 from trainflow.coordination.consistency_watch import ConsistencyWatch
+from trainflow.coordination.departure import Departure
 from trainflow.coordination.detector_guard import DetectorGuard
 from trainflow.coordination.endings import describe_failure, tell_ending
 from trainflow.coordination.epoch_control import EpochControl
@@ -79,7 +80,6 @@ from trainflow.epochs import Version
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.5
-_LINGER_S = 60.0
 _ACKNOWLEDGE_S = 0.2
 Paths = tuple[str, ...]
 
@@ -131,8 +131,8 @@ class Coordinator:
         self._silent = SilentNodes(pool, nodes, record, self._checkpoints, self, guard)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._state: RunState | None = None
-        self._retired = asyncio.Event()
         self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
+        self._departure = Departure(record, self._status_file, clock)
         follow_skew(find_folder(job_id), os.getpid())
         for lasting in (self._nodes.keep_awake(), self._live(), self._status_file.keep()):
             self._background.start(lasting)
@@ -221,9 +221,9 @@ class Coordinator:
         """Whether it is settled how the run ends; its status tells once all is closed."""
         return self._ending.done()
 
-    async def retire(self) -> None:
-        """The result has been read: the coordinator may go."""
-        self._retired.set()
+    async def retire(self, *, at_once: bool = False) -> None:
+        """The result has been read: the coordinator may go, if `at_once`, on a full disk too."""
+        self._departure.permit(at_once=at_once)
 
     # The run's life
 
@@ -237,8 +237,7 @@ class Coordinator:
             await self._monitor.close(self._ending.result().state)
         self._state = self._ending.result().state
         self._monitor.tell_over(self._state)
-        await self._status_file.close()
-        await asyncio.wait({asyncio.ensure_future(self._retired.wait())}, timeout=_LINGER_S)
+        await self._departure.wait()
         await asyncio.sleep(_ACKNOWLEDGE_S)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
@@ -326,6 +325,7 @@ class Coordinator:
     async def _tick(self) -> None:
         while not self._nodes.is_closing:
             await asyncio.sleep(_TICK_S)
+            self._record.unwritten.flush()
             await self._kept.tick(self._nodes.node_ids)
             self._changes.tick(may_start=self._losses.replaces)
             self._rewinding.tick()

@@ -40,6 +40,7 @@ _LISTENS_WITHIN_S = 5.0
 _LEAVES_WITHIN_S = 20.0
 _SILENT_AT_MOST_S = 60.0
 _READ_WITHIN_S = 0.6  # in which the run's own driver, if it lives, has read the result
+_WRITES_WITHIN_S = 5.0  # what had no room; a disk that is still full then is not waited for
 _LOOK_EVERY_S = 0.1
 # A resource that Ray gives the head, also one that was restarted.
 _ON_HEAD = "node:__internal_head__"
@@ -165,10 +166,14 @@ class Run:
         kind = ConflictError if answer[IS_CONFLICT] else ConfigError
         raise kind(f"profile of {self.job_id}: {answer[REFUSED]}")
 
-    def retire(self) -> None:
-        """Let the coordinator go, once its ending has been read; it may already be gone."""
+    def retire(self, *, at_once: bool = False) -> None:
+        """Let the coordinator go, once its ending has been read; it may already be gone.
+
+        Args:
+            at_once: it doesn't wait for room on a full disk for what it has yet to write.
+        """
         with contextlib.suppress(RayError):
-            answer = self._coordinator.retire.options(max_task_retries=0).remote()
+            answer = self._coordinator.retire.options(max_task_retries=0).remote(at_once=at_once)
             ray.get(answer, timeout=_ANSWER_WITHIN_S)
 
     def coordinator_pid(self) -> int:
@@ -308,7 +313,7 @@ class _Leaving:
         if _is_closed(run):
             self._told_s = now_s if self._told_s is None else self._told_s
             if now_s - self._told_s >= _READ_WITHIN_S:
-                run.retire()
+                run.retire(at_once=now_s - self._told_s >= _WRITES_WITHIN_S)
         elif now_s - self._asked_s > self._closes_within_s:
             raise ConflictError(
                 f"job {self._job_id}: got one that has ended, of which not all is closed after "

@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 def tell_ending(ending: Ending, record: RunRecord) -> None:
     """Write down how the run ended, once, also if an earlier coordinator has."""
-    events = record.events_since(0)
-    if not events or events[-1]["kind"] != str(ending.state):
+    if not record.has(str(ending.state)):
         record.add_event(str(ending.state), ending.reason, exit_code=ending.exit_code)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_MAX_WAITING = 10_000
+MAX_WAITING = 10_000
 _BLOCK_BYTES = 1024 * 1024
 
 
@@ -23,12 +23,19 @@ class LineFile:
 
     Attributes:
         waiting: lines that could not be written so far; the oldest of very many are dropped.
+        num_dropped: how many were.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        self.waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
+        self.num_dropped = 0
+        self.waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         _end_torn_line(path)
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its folder."""
+        return self._path.name
 
     def read(self) -> list[dict[str, Any]]:
         """Return all whole lines."""
@@ -40,7 +47,14 @@ class LineFile:
 
     def append(self, line: dict[str, Any]) -> OSError | None:
         """Write ``line`` and what waits before it; returns why some of it has to wait, if so."""
+        self.num_dropped += len(self.waiting) == self.waiting.maxlen
         self.waiting.append(json.dumps(line).encode() + b"\n")
+        return self.flush()
+
+    def flush(self) -> OSError | None:
+        """Write what waits; returns why some of it has to wait longer, if so."""
+        if not self.waiting:
+            return None
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:

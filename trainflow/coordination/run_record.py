@@ -3,8 +3,8 @@
 ``events.jsonl``, ``metrics.jsonl`` and, if digests of tensors are asked for, ``digests.jsonl`` are
 append-only, one JSON object a line. ``job.json`` is written once, at the beginning (`job_record`),
 ``result.json`` at the end; ``status.json`` is replaced all the time (`status_file`). A full disk
-stops nothing: what can't be written waits in memory, and an event says so. ``workers.jsonl`` is for
-the next coordinator alone (`worker_contacts`).
+stops nothing: what can't be written waits in memory (`unwritten`), and an event says so.
+``workers.jsonl`` is for the next coordinator alone (`worker_contacts`).
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
@@ -34,6 +34,7 @@ from trainflow.coordination.report_events import EVALUATED, WORK, Told, describe
 from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
 from trainflow.coordination.run_state import Ending, RunState
+from trainflow.coordination.unwritten import INCOMPLETE, Unwritten
 from trainflow.coordination.worker_contacts import WorkerContacts
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
 
@@ -72,6 +73,7 @@ class RunRecord:
         told_at_s: when the newest event of a kind and a step was, by CLOCK_REALTIME.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
         contacts: how workers are reached.
+        unwritten: what there is no room for yet.
     """
 
     def __init__(self, directory: Path, clock: Clock):
@@ -87,7 +89,8 @@ class RunRecord:
         self._began_at_s: float | None = None
         self._steps = deque(self._steps_file.read_last(_STEPS_IN_MEMORY), maxlen=_STEPS_IN_MEMORY)
         self._world_sizes = {line["world_size"] for line in self._steps}
-        self._unwritable = False
+        files = self._events_file, self._steps_file, self._digests_file
+        self.unwritten = Unwritten(directory, files, self.add_event)
         self.attempt = 1
         self._followers = Followers()
         # What has to be known of events that are long past, too.
@@ -139,7 +142,7 @@ class RunRecord:
         self._keep(event)
         if kind == "submitted":
             self.contacts.begin()
-        self._note_trouble(self._events_file.append(event))
+        self.unwritten.note(self._events_file.append(event))
         self._note_unfollowed(self._followers.on_event(event))
 
     def follow(self, follower: Follower) -> None:
@@ -176,7 +179,7 @@ class RunRecord:
         line |= {"heard_at_s": self._clock.unix_s(), "after_event": self._newest_event}
         self._steps.append(line)
         self._world_sizes.add(report.world_size)
-        self._note_trouble(self._steps_file.append(line))
+        self.unwritten.note(self._steps_file.append(line))
         self._note_unfollowed(self._followers.on_step(report))
 
     def is_void(self, version: Version) -> bool:
@@ -207,7 +210,7 @@ class RunRecord:
         """Append what a rank tells, as an event but for digests; repeats of it are dropped."""
         if isinstance(report, TensorDigests):
             line = asdict(report) | {"epoch": str(report.epoch)}
-            self._note_trouble(self._digests_file.append(line))
+            self.unwritten.note(self._digests_file.append(line))
             return
         (kind, text), data = describe_report(report), asdict(report)
         if isinstance(report, EvaluationReport):
@@ -338,17 +341,11 @@ class RunRecord:
         except OSError as error:
             logger.exception("job.json could not be written")
             text = f"{self.directory} did not take job.json ({error}): the run can't be replayed"
-            self.add_event("record_incomplete", text)
+            self.add_event(INCOMPLETE, text)
 
     def write_ending(self, job_id: str, ending: Ending) -> None:
-        """Write how the run ended; whole or not at all. A full disk is told by an event."""
-        try:
-            ending_file.write_ending(self.directory, job_id, ending, self._clock.unix_s())
-        except OSError as error:
-            logger.exception("%s could not be written", ending_file.FILE)
-            path = self.directory / ending_file.FILE
-            text = f"{path} could not be written ({error}), and what came last may be missing there"
-            self.add_event("record_incomplete", text)
+        """Write how the run ended, as soon as there is room; whole or not at all."""
+        self.unwritten.write_ending(job_id, ending, self._clock.unix_s())
 
     def read_ending(self) -> Ending | None:
         """Return how the run ended, if it has."""
@@ -359,15 +356,3 @@ class RunRecord:
         for name in names:
             text = f"{name} failed and is told no more: the coordinator's log says why"
             self.add_event("monitoring_failed", text, follower=name)
-
-    def _note_trouble(self, error: OSError | None) -> None:
-        """Say once that the files can't be written, and once that they can again."""
-        if error is not None and not self._unwritable:
-            self._unwritable = True
-            text = f"{self.directory} can't be written ({error}); free some space there: until then"
-            self.add_event("record_unwritable", f"{text} what happens is kept in memory only")
-        elif self._unwritable and not any(
-            file.waiting for file in (self._events_file, self._steps_file, self._digests_file)
-        ):
-            self._unwritable = False
-            self.add_event("record_writable", f"{self.directory} can be written again")

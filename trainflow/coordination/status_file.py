@@ -60,13 +60,18 @@ class StatusFile:
                 async with asyncio.timeout(decide_pause_s(self._took_s)):
                     await self._closed.wait()
 
-    async def close(self) -> None:
-        """Publish what is the case now, and nothing after it; a slow disk is not waited for."""
+    async def close(self) -> bool:
+        """Publish what is the case now, and nothing after it; a slow disk is not waited for.
+
+        Returns:
+            Whether it was published; if not, this may be called again.
+        """
         self._closed.set()
         document = self._gather()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WITHIN_S):
-                await self._publish(document)
+                return await self._publish(document)
+        return False
 
     async def publish_if_due(self) -> None:
         """Publish, if something has changed, or nothing was published for a second."""
@@ -86,17 +91,18 @@ class StatusFile:
             self._note_trouble(error)
             return None
 
-    async def _publish(self, document: Document | None) -> None:
+    async def _publish(self, document: Document | None) -> bool:
         if document is None:
-            return
+            return False
         try:
             async with self._writing:
                 await asyncio.to_thread(_write, self.path, document)
         except OSError as error:
             self._published = None  # it is due again
             self._note_trouble(error)
-        else:
-            self._is_in_trouble = False
+            return False
+        self._is_in_trouble = False
+        return True
 
     def _note_trouble(self, error: Exception) -> None:
         """Tell the first failure in a row."""

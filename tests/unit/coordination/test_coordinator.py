@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.full_disk import room_for
 from tests.unit.coordination.fakes import (
     FakeWorker,
     describe,
@@ -46,6 +47,25 @@ def test_the_ending_is_written_before_anything_is_cleaned_up(play: Play):
         await until(stage.pool.closed.is_set)
         await settle()
         assert await state_of(coordinator) == "succeeded"
+
+    play(act)
+
+
+def test_what_a_full_disk_has_not_taken_of_the_end_is_written_before_it_leaves(play: Play):
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        ids = await train(stage, coordinator)
+        with room_for(5):
+            for worker_id in ids:
+                await coordinator.report(worker_id, [Finished()])
+            await until(stage.pool.closed.is_set)
+            await coordinator.retire()
+            await settle()
+            assert not stage.killed.is_set()
+        await until(stage.killed.is_set)
+        assert stage.result()["state"] == "succeeded"
+        assert stage.published()["status"]["ending"]["exit_code"] == 0
+        assert stage.kinds()[-2:] == ["succeeded", "record_writable"]
 
     play(act)
 

@@ -42,6 +42,7 @@ class Ended:
         looks: how many.
         closing: for how many questions it has yet to close what it ran.
         is_retired: whether it was let go.
+        is_full: its disk is, so that it goes only if it is to go at once.
     """
 
     job_id: str = "tiny-abcdef"
@@ -49,6 +50,7 @@ class Ended:
     looks: int = 2
     closing: int = 0
     is_retired: bool = False
+    is_full: bool = False
 
     def status(self) -> dict[str, Any]:
         self.closing -= 1
@@ -58,8 +60,8 @@ class Ended:
     def is_ending(self) -> bool:
         return self.state != "running"
 
-    def retire(self) -> None:
-        self.is_retired = True
+    def retire(self, *, at_once: bool = False) -> None:
+        self.is_retired = at_once or not self.is_full
 
     def list_runs(self) -> list[str]:
         if self.is_retired:
@@ -73,6 +75,14 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
     monkeypatch.setattr(driver, "list_runs", run.list_runs)
     monkeypatch.setattr(driver, "find_run", lambda _: run)
     return run
+
+
+def test_who_waits_for_room_on_its_disk_is_waited_for_some_seconds(ended: Ended):
+    ended.is_full, clock = True, SleepyClock()
+    begun_s = clock.now_s
+    driver.make_room("tiny-abcdef", clock)
+    assert ended.is_retired
+    assert clock.now_s - begun_s >= 5.0
 
 
 def test_room_is_made_where_a_coordinator_still_tells_its_result(ended: Ended):

@@ -17,6 +17,8 @@ from trainflow.computation.reports import (
     TensorDigests,
     WorkDescribed,
 )
+from trainflow.coordination import line_file
+from trainflow.coordination.endings import tell_ending
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import SUCCESS, Ending, RunState
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Version
@@ -32,6 +34,13 @@ class FrozenClock:
 
     def sleep(self, duration_s: float) -> None:
         raise AssertionError("a record doesn't sleep")
+
+
+class HandClock(FrozenClock):
+    now_s = 1000.0
+
+    def unix_s(self) -> float:
+        return self.now_s
 
 
 STEP = StepReport(
@@ -150,9 +159,55 @@ def test_the_result_is_there_whole_or_not_at_all(record: RunRecord):
 
     with room_for(5):
         record.write_ending("job", SUCCESS)
+        assert not record.unwritten.flush()
     assert record.read_ending() == failed
-    assert record.has("record_incomplete")
     assert sorted(p.name for p in record.directory.iterdir() if "part" in p.name) == []
+
+
+def test_an_ending_without_room_is_written_once_there_is_some(tmp_path: Path):
+    clock = HandClock()
+    record = RunRecord(tmp_path, clock)
+    with room_for(5):
+        record.write_ending("job", SUCCESS)
+        record.add_event("succeeded", "every step is done")
+        record.add_step(STEP)
+        clock.now_s += 30.0
+        assert not record.unwritten.flush()
+    assert record.unwritten.flush()
+    again = open_record(tmp_path)
+    assert again.read_ending() == SUCCESS
+    assert json.loads((tmp_path / "result.json").read_text())["ended_at_s"] == 1000.0
+    kinds = [event["kind"] for event in again.events_since(0)]
+    assert kinds == ["record_unwritable", "succeeded", "record_writable"]
+    assert [line["step"] for line in again.steps_since(0)] == [1]
+    tell_ending(SUCCESS, again)
+    assert len(again.events_since(0)) == 3, "a coordinator that comes back tells it no second time"
+
+
+def test_lines_that_were_too_many_to_wait_are_told(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(line_file, "MAX_WAITING", 2)
+    record = open_record(record.directory)
+    with room_for(0):
+        for step in (1, 2, 3, 4):
+            record.add_step(replace(STEP, step=step))
+    assert record.unwritten.flush()
+    again = open_record(record.directory)
+    assert [line["step"] for line in again.steps_since(0)] == [3, 4]
+    *_, told = again.events_since(0)
+    assert told["kind"] == "record_incomplete"
+    assert told["text"].startswith("2 lines of metrics.jsonl are lost")
+
+
+def test_what_is_given_up_is_told(record: RunRecord, caplog: pytest.LogCaptureFixture):
+    with room_for(0):
+        record.add_step(STEP)
+        record.write_ending("job", SUCCESS)
+        record.unwritten.tell_lost(["status.json"])
+    lost = "1 lines of events.jsonl, 1 lines of metrics.jsonl, result.json, status.json"
+    assert lost in caplog.text
+    assert record.has("record_incomplete")
 
 
 def test_a_later_attempt_goes_on_with_the_record_and_ends_anew(record: RunRecord):
