@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _REST_S = 60.0
+_TRY_AGAIN_AFTER_S = 1.0
+_TRY_AGAIN_AT_MOST_AFTER_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class _Rest:
 
     modified_ns: int | None
     until_s: float
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Why a run could not be taken so far.
+
+    Attributes:
+        error: of the newest try.
+        num_tries: how many there were in a row.
+    """
+
+    error: Exception
+    num_tries: int
+
+    def decide_rest_s(self) -> float:
+        """Return for how long not to try: what is lacked outside may be there any second.
+
+        Any other error is the record's own: it comes again, and each try costs reading all of it.
+        """
+        if not isinstance(self.error, HistoryError | OSError):
+            return _REST_S
+        return min(_TRY_AGAIN_AFTER_S * 2 ** (self.num_tries - 1), _TRY_AGAIN_AT_MOST_AFTER_S)
 
 
 @dataclass(frozen=True)
@@ -93,7 +117,13 @@ class Ingester:
         self._finished: set[str] = set()
         self._is_new = True
         self._rests: dict[str, _Rest] = {}
-        self._troubled: set[str] = set()
+        self._troubled: dict[str, _Trouble] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """What the database has against taking some run; None if nothing."""
+        found = (each.error for each in tuple(self._troubled.values()))  # asked by another thread
+        return next((str(error) for error in found if isinstance(error, HistoryError)), None)
 
     def poll(self) -> Taken:
         """Take what is new, of each run at most one slice of each file.
@@ -139,8 +169,10 @@ class Ingester:
         except FileNotFoundError:
             return  # nothing has ever run here
         except OSError as error:
-            self._tell_trouble("", error)
+            self._note_trouble("", error)
             return
+        there = {entry.name for entry in entries}
+        self._troubled = {name: each for name, each in self._troubled.items() if name in there}
         for entry in entries:
             if _JOB_ID.fullmatch(entry.name) and entry.is_dir() and not self._rests_still(entry):
                 yield Path(entry.path)
@@ -175,9 +207,10 @@ class Ingester:
         except Exception as error:  # noqa: BLE001  other records must not wait for this one
             self._postpone(job_id, error)
             return None
-        self._troubled.discard(job_id)
+        if self._troubled.pop(job_id, None) is not None:
+            logger.warning("%s is taken again", folder)
         if job_id in self._finished:
-            self._rests[job_id] = self._rest(modified_ns)
+            self._rests[job_id] = self._rest(modified_ns, _REST_S)
         return False if is_new else None
 
     def _note(self, job_id: str, imported: Imported, stamps: Stamps) -> None:
@@ -189,14 +222,17 @@ class Ingester:
             self._finished.discard(job_id)
 
     def _postpone(self, job_id: str, error: Exception) -> None:
-        self._tell_trouble(job_id, error)
-        self._rests[job_id] = self._rest(None)
+        trouble = self._note_trouble(job_id, error)
+        self._rests[job_id] = self._rest(None, trouble.decide_rest_s())
 
-    def _rest(self, modified_ns: int | None) -> _Rest:
-        return _Rest(modified_ns, self._clock.monotonic_s() + _REST_S)
+    def _rest(self, modified_ns: int | None, rest_s: float) -> _Rest:
+        return _Rest(modified_ns, self._clock.monotonic_s() + rest_s)
 
-    def _tell_trouble(self, job_id: str, error: Exception) -> None:
-        """Tell once that a run can't be read; others are."""
-        if job_id not in self._troubled:
-            self._troubled.add(job_id)
-            logger.warning("%s is left out", self._runs / job_id, exc_info=error)
+    def _note_trouble(self, job_id: str, error: Exception) -> _Trouble:
+        """Tell once that a run can't be taken for now; others are."""
+        known = self._troubled.get(job_id)
+        trouble = _Trouble(error, 1 if known is None else known.num_tries + 1)
+        if known is None:
+            logger.warning("%s is left out for now", self._runs / job_id, exc_info=error)
+        self._troubled[job_id] = trouble
+        return trouble

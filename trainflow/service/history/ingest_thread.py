@@ -23,7 +23,7 @@ class IngestThread:
         self._ingester = ingester
         self._look_every_s = look_every_s
         self._stopping = threading.Event()
-        self._in_trouble = False
+        self._trouble: str | None = None
         self._thread = threading.Thread(target=self._run, name="history-ingest", daemon=True)
 
     def start(self) -> None:
@@ -34,6 +34,11 @@ class IngestThread:
     def is_running(self) -> bool:
         """Whether it still looks."""
         return self._thread.is_alive()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it can't keep the history up for now; None if it can."""
+        return self._trouble or self._ingester.trouble
 
     def stop(self) -> None:
         """End, and wait for the pass that is under way."""
@@ -50,12 +55,12 @@ class IngestThread:
         try:
             has_more = self._ingester.poll().has_more
         except Exception as error:
-            if not self._in_trouble:
+            if self._trouble is None:
                 trace = None if isinstance(error, HistoryError) else error
                 logger.warning("the history is not kept up for now: %s", error, exc_info=trace)
-            self._in_trouble = True
+            self._trouble = str(error) or type(error).__name__
             return _TRY_AGAIN_AFTER_S
-        if self._in_trouble:
+        if self._trouble is not None:
             logger.warning("the history is kept up again")
-            self._in_trouble = False
+            self._trouble = None
         return 0.0 if has_more else self._look_every_s

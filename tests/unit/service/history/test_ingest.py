@@ -16,6 +16,8 @@ from tests.unit.service.history.records import (
     tell,
 )
 from trainflow.coordination.run_state import STOPPED, SUCCESS, Ending, RunState
+from trainflow.errors import HistoryError
+from trainflow.service.history import ingest
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Aggregate
 
@@ -287,6 +289,72 @@ def test_one_record_that_cannot_be_read_does_not_hold_up_others(
     assert ingester.poll().job_ids == {JOB_ID}
     ingester.poll()
     assert caplog.text.count("a-broken is left out") == 1
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[str]:
+    """Have no run taken; returns a list of those that were tried."""
+    tries: list[str] = []
+
+    def fail(_database: object, folder: Path, _num_bytes: int) -> None:
+        tries.append(folder.name)
+        raise error
+
+    monkeypatch.setattr(ingest, "import_run", fail)
+    return tries
+
+
+@pytest.mark.parametrize("error", [HistoryError("no room"), OSError("no such device")])
+def test_what_is_lacking_outside_a_record_is_looked_for_again_soon(
+    history: History,
+    home: Home,
+    run: RecordedRun,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+):
+    run.event("submitted")
+    clock = HandClock()
+    ingester = home.ingester(history, clock)
+    with monkeypatch.context() as refusing:
+        tries = refuse(refusing, error)
+        for rest_s in (1, 2, 4, 8, 8):
+            before = len(tries)
+            ingester.poll()
+            clock.now_s += rest_s - 0.5
+            ingester.poll()
+            assert len(tries) == before + 1
+            clock.now_s += 0.5
+        assert (ingester.trouble == "no room") == isinstance(error, HistoryError)
+    assert ingester.poll().job_ids == {JOB_ID}
+    assert ingester.trouble is None
+
+
+def test_a_record_that_fails_by_itself_rests_for_a_minute(
+    history: History, home: Home, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+):
+    run.event("submitted")
+    clock = HandClock()
+    ingester = home.ingester(history, clock)
+    tries = refuse(monkeypatch, KeyError("unforeseen"))
+    ingester.poll()
+    clock.now_s += 59
+    ingester.poll()
+    assert len(tries) == 1
+    clock.now_s += 1
+    ingester.poll()
+    assert len(tries) == 2
+
+
+def test_a_run_whose_folder_is_gone_troubles_no_longer(
+    history: History, home: Home, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+):
+    run.event("submitted")
+    ingester = home.ingester(history)
+    refuse(monkeypatch, HistoryError("no room"))
+    ingester.poll()
+    assert ingester.trouble == "no room"
+    run.directory.rename(run.directory.parent.parent / "elsewhere")
+    ingester.poll()
+    assert ingester.trouble is None
 
 
 def test_a_run_that_has_ended_is_glanced_at_until_its_folder_changes(
