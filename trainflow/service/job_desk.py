@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainflow.clock import Clock
 from trainflow.config import JobConfig
@@ -186,6 +186,9 @@ class JobDesk:
     def stop(self, job_id: str) -> JobStatus:
         """Have a job stopped at its next step boundary; of one that is stopped nothing is asked.
 
+        Returns:
+            The job as it was, or, if nobody was at work on it, as it has stopped now.
+
         Raises:
             JobNotFoundError: there is none.
             ConflictError: it has ended otherwise, or may be at work on another cluster.
@@ -200,9 +203,11 @@ class JobDesk:
                 f"job {job_id}: got one that has {found.job.state}, expected one that goes on; "
                 "there is nothing to stop"
             )
-        if not self._stop_coordinator(found.job):
-            self._stop_without_coordinator(found.job)
-        return found
+        if self._stop_coordinator(found.job) or not self._stop_without_coordinator(found.job):
+            return found
+        stopped = _as_stopped(found.job, self.clock.unix_s())
+        stale_s = stopped.find_age_s(self.clock.unix_s())
+        return replace(found, job=stopped, workers=(), stale_s=stale_s)
 
     def _stop_coordinator(self, job: records.Job) -> bool:
         """Have a job stopped by its coordinator; False if it has none.
@@ -214,10 +219,13 @@ class JobDesk:
         except (JobNotFoundError, CoordinatorGoneError):
             return False
 
-    def _stop_without_coordinator(self, job: records.Job) -> None:
+    def _stop_without_coordinator(self, job: records.Job) -> bool:
         """Stop a driver that has yet to start a coordinator, and end the job that has neither then.
 
         A driver that takes longer has a coordinator.
+
+        Returns:
+            Whether the job has stopped; else somebody was told to stop it.
         """
         self._rest.require_gone(job)
         submission_id = names.submission_id(job.job_id, job.attempt)
@@ -229,15 +237,16 @@ class JobDesk:
             is_asked = is_asked or self.cluster.stop_driver(submission_id)
             is_driven = is_at_work(self.cluster, job)
         if self._stop_coordinator(job):  # which may just have been started
-            return
+            return False
         if is_driven and is_asked:
-            return  # it passes that on, or tells itself
+            return False  # it passes that on, or tells itself
         if is_driven:
             raise UnreachableError(
                 f"job {job.job_id}: got a driver that Ray does not ask to end yet, and no "
                 "coordinator; expected one of both; ask again"
             )
         self._tell_stopped(job)
+        return True
 
     def _tell_stopped(self, job: records.Job) -> None:
         try:
@@ -332,6 +341,12 @@ class JobDesk:
                 self._rest.require_closed(job)
                 self.cluster.clear_job(job_id)
         erase_job(self.history, job_id)
+
+
+def _as_stopped(job: records.Job, ended_at_s: float) -> records.Job:
+    """Return a job that has stopped just now, as the history is about to read."""
+    told = {"state": STOPPED.state, "exit_code": STOPPED.exit_code, "reason": STOPPED.reason}
+    return replace(job, ended_at_s=ended_at_s, **told)
 
 
 def driver_command(attempt: Attempt, kept: KeptSubmission) -> str:
