@@ -61,10 +61,14 @@ class Job:
         return self.state.is_terminal
 
     def find_age_s(self, now_s: float) -> float | None:
-        """Return how old its status is: 0 if it has ended; None if none was published."""
-        if self.is_finished:
-            return 0.0
-        return None if self.published_at_s is None else max(0.0, now_s - self.published_at_s)
+        """Return how old its status is; of one that has ended, how old it was then.
+
+        That is 0 as a rule, also if it ended without one; None if none was published so far.
+        """
+        if self.published_at_s is None:
+            return 0.0 if self.is_finished else None
+        told_at_s = self.ended_at_s if self.is_finished and self.ended_at_s is not None else now_s
+        return max(0.0, told_at_s - self.published_at_s)
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,8 @@ class JobStatus:
         workers: rows as `trainflow.coordination.status.list_workers` has them, as of then; of a
             finished job none.
         ranks: by rank, the id of the worker that has it, or, if none has, had it last.
-        stale_s: how old that is; 0 of a finished job, whose status no longer changes; None if none
-            was published.
+        stale_s: how old that is; of a finished job how old it was at its end, which is 0 unless its
+            last status was never read; None if none was published.
     """
 
     job: Job

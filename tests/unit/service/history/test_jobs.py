@@ -173,5 +173,19 @@ def test_the_workers_of_a_finished_job_are_gone(history: History, home: Home):
     run.end(STOPPED)
     home.take(history)
     found = history.jobs.get(JOB_ID)
-    assert (found.workers, found.stale_s) == ((), 0.0)
+    assert found.workers == ()
     assert found.status is not None
+
+
+def test_how_old_the_last_status_was_at_its_end_a_finished_job_tells(
+    history: History, home: Home, clock: HandClock
+):
+    run = home.run().event("submitted").publish("running")
+    run.clock.now_s += 40
+    run.end(STOPPED)
+    home.take(history)
+    clock.now_s = run.clock.now_s + 3600
+    assert history.jobs.get(JOB_ID).stale_s == 41.0
+    run.publish("stopped")
+    home.take(history)
+    assert history.jobs.get(JOB_ID).stale_s == 0.0
