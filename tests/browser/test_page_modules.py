@@ -266,3 +266,16 @@ def test_a_status_is_stale_once_several_were_missed(run: Run):
         assert run("job_state.js", f"m.isStale({json.dumps(job)}, {since_s})") == is_stale
     ended = job | {"state": "failed", "stale_s": 0.0}
     assert not run("job_state.js", f"m.isStale({json.dumps(ended)}, 1000)")
+    cut_off = ended | {"stale_s": 40.0}
+    assert run("job_state.js", f"m.isStale({json.dumps(cut_off)}, 0)")
+
+
+def test_a_status_is_stale_for_the_reason_that_is_known(run: Run):
+    job = {"state": "running", "stale_s": 40.0, "history_problem": None}
+    for changes, said in (
+        ({}, "nothing keeps the history"),
+        ({"history_problem": "the disk is full"}, "for now: the disk is full."),
+        ({"state": "stopped"}, "the job's end was never written"),
+    ):
+        told = run("job_state.js", f"m.describeStaleness({json.dumps(job | changes)})")
+        assert said in told

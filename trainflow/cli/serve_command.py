@@ -4,13 +4,14 @@ Process: driver.  Thread: main.  Blocks: until it is asked to end.
 """
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainflow.cli.history_watch import HistoryWatch, asking
 from trainflow.cli.job_options import Overrides
 from trainflow.cli.output import say
 from trainflow.cli.serving_cluster import Head, HeadWatch, ServingCluster
@@ -137,9 +138,11 @@ def _serve(
             _announce(head, settings, is_own=address is None)
             if detach:
                 return ExitCode.SUCCESS
-            if address is not None:
-                cluster.require = HeadWatch(head.address, SYSTEM_CLOCK).require
-            wait_until_asked(lambda: signals.received > 0, cluster.require, SYSTEM_CLOCK)
+            looks = [HistoryWatch(asking(find_url(settings)), SYSTEM_CLOCK).look]
+            if address is not None:  # the service may be on another machine
+                cluster.require, looks = HeadWatch(head.address, SYSTEM_CLOCK).require, []
+            looks.append(cluster.require)
+            wait_until_asked(lambda: signals.received > 0, looks, SYSTEM_CLOCK)
         say("ending the service")
         if head is not None or address is not None:  # an own head ends anyway
             cluster.undeploy()
@@ -163,11 +166,12 @@ def find_url(settings: "ServiceSettings") -> str:
 
 
 def wait_until_asked(
-    is_asked: Callable[[], bool], require_cluster: Callable[[], None], clock: Clock
+    is_asked: Callable[[], bool], looks: Sequence[Callable[[], None]], clock: Clock
 ) -> None:
-    """Wait until somebody asks for the end, or the cluster is gone, which is raised."""
+    """Wait until somebody asks for the end, or a look raises, as where the cluster is gone."""
     while not is_asked():
-        require_cluster()
+        for look in looks:
+            look()
         clock.sleep(_LOOK_EVERY_S)
 
 

@@ -21,6 +21,7 @@ from trainflow.errors import ConfigError, JobNotFoundError
 if TYPE_CHECKING:
     from trainflow.client import TrainFlowClient
     from trainflow.service.documents import AttemptDocument, JobDetails, JobDocument
+    from trainflow.service.record_documents import WorkersDocument
 
 JOB_COLUMNS = {
     "JOB_ID": "job_id",
@@ -48,6 +49,7 @@ _FIGURES = (
     *("failures", "spares_lost", "preemptions", "checkpoint"),
 )
 _MANY = 5
+_UNKEPT = "The history can't be kept up for now:"
 
 
 @contextmanager
@@ -86,7 +88,9 @@ class ServiceJobs:
         found = self.client.list(states=wanted.states, name=wanted.name, labels=wanted.labels)
         jobs = list(islice(found, wanted.limit))
         answer = [job.model_dump(mode="json") for job in jobs]
-        return Shown(answer, format_table([_times(row) for row in answer], JOB_COLUMNS))
+        problems = [job.history_problem for job in jobs if job.history_problem is not None]
+        notice = f"{_UNKEPT} {problems[0]}" if problems else ""
+        return Shown(answer, format_table([_times(row) for row in answer], JOB_COLUMNS), notice)
 
     def status(self, job_id: str | None) -> Shown:
         """Tell what a job's coordinator published last."""
@@ -95,21 +99,22 @@ class ServiceJobs:
         listed = [each.model_dump(mode="json") for each in attempts]
         answer = job.model_dump(mode="json") | {"attempts": listed}
         lines = [describe_status(job), *describe_earlier(attempts)]
-        return Shown(answer, "\n".join(lines), describe_age(job.stale_s))
+        return Shown(answer, "\n".join(lines), describe_age(job, has_ended=job.state.is_terminal))
 
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
         found = self.client.workers(self.choose(job_id))
         rows = [row.model_dump(mode="json") for row in found.workers]
-        return Shown(rows, format_table(rows, WORKER_COLUMNS), describe_age(found.stale_s))
+        return Shown(rows, format_table(rows, WORKER_COLUMNS), describe_age(found))
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job stopped."""
         job = self.client.stop(self.choose(job_id))
         text = f"{job.job_id} stops at its next step boundary"
         if job.state.is_terminal:
-            text = f"{job.job_id} is stopped already"
-        return Shown(job.model_dump(mode="json"), text, describe_age(job.stale_s))
+            text = f"{job.job_id} is stopped: nobody is at work on it"
+        notice = describe_age(job, has_ended=job.state.is_terminal)
+        return Shown(job.model_dump(mode="json"), text, notice)
 
     def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
         """Have ranks of a job record steps."""
@@ -194,7 +199,7 @@ def describe_status(job: "JobDetails") -> str:
         "exit_code": job.exit_code,
         "directory": job.directory,
     }
-    figures["step"] = status.get("step", job.last_step)
+    figures["step"] = job.last_step  # as in a list
     width = max(map(len, figures))
     lines = [f"{key.ljust(width)}  {format_value(value)}" for key, value in figures.items()]
     reason = (job.reason or "").strip().splitlines()
@@ -220,15 +225,24 @@ def describe_earlier(attempts: Sequence["AttemptDocument"]) -> list[str]:
     return ["", *format_table(rows, EARLIER_COLUMNS).splitlines()]
 
 
-def describe_age(stale_s: float | None) -> str:
+def describe_age(told: "JobDetails | WorkersDocument", *, has_ended: bool = False) -> str:
     """Return what is to be said of how old a status is; empty if it is fresh."""
+    stale_s, problem = told.stale_s, told.history_problem
+    if stale_s is not None and stale_s <= STALE_AFTER_S:
+        return ""
+    if problem is not None:
+        age = "of before it began" if stale_s is None else f"{stale_s:.0f} s old"
+        return f"this is {age}. {_UNKEPT} {problem}"
     if stale_s is None:
         return "nothing was heard of the job yet: it has been submitted, and not begun"
-    if stale_s <= STALE_AFTER_S:
-        return ""
+    if has_ended:
+        return (
+            f"what is told of its training was {stale_s:.0f} s old when it ended: what came after "
+            "that was never written, or its cluster was gone by then"
+        )
     return (
-        f"this is {stale_s:.0f} s old: the job's coordinator restarts, or its cluster is gone; "
-        "`trainflow doctor` looks whether Ray answers"
+        f"this is {stale_s:.0f} s old: the job's coordinator restarts, can't write its record, or "
+        "its cluster is gone; `trainflow doctor` looks whether Ray answers and the disk has room"
     )
 
 

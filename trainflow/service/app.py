@@ -4,7 +4,7 @@ Process: a replica of the service, or a test.  Thread: its event loop.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from trainflow.service.cluster import Cluster
 from trainflow.service.context import Context
 from trainflow.service.head_requests import HeadAsGet
 from trainflow.service.history.history import History
+from trainflow.service.keeping_problem import KeepingProblem
 from trainflow.service.openapi import describe_app
 from trainflow.service.problem_responses import install_problems
 from trainflow.service.record_documents import LOG_OFFSET, LOG_WORKER
@@ -27,7 +28,12 @@ from trainflow.service.settings import ServiceSettings
 
 
 def create_app(
-    settings: ServiceSettings, history: History, cluster: Cluster, clock: Clock = SYSTEM_CLOCK
+    settings: ServiceSettings,
+    history: History,
+    cluster: Cluster,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    find_problem: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
     """Build the app.
 
@@ -36,8 +42,10 @@ def create_app(
         history: that is read; for the caller to close.
         cluster: that jobs run on.
         clock: measures.
+        find_problem: tells why the history can't be kept up; None if it can.
     """
-    context = Context.of(settings, history, cluster, clock)
+    problem = KeepingProblem(find_problem, clock)
+    context = Context.of(settings, history, cluster, problem, clock)
     app = FastAPI(
         title="TrainFlow",
         version="1",

@@ -18,7 +18,9 @@ from trainflow.service.cluster import Cluster
 from trainflow.service.event_feed import EventFeed
 from trainflow.service.event_stream import EventStreams
 from trainflow.service.history.history import History
+from trainflow.service.history.records import Job
 from trainflow.service.job_desk import JobDesk
+from trainflow.service.keeping_problem import KeepingProblem
 from trainflow.service.log_stream import LogStreams
 from trainflow.service.page.files import PageFile, load_page
 from trainflow.service.readiness import Readiness
@@ -26,6 +28,8 @@ from trainflow.service.settings import ServiceSettings
 from trainflow.service.streams import OpenStreams
 
 _RAY_CALLS_AT_ONCE = 40  # as many as anyio allows of all others
+
+_FRESH_S = 3.0  # coordinators publish each second
 
 Given = TypeVarTuple("Given")
 Answer = TypeVar("Answer")
@@ -41,6 +45,7 @@ class Context:
         settings: the service's.
         history: of all jobs.
         readiness: whether that answers.
+        keeping: why that can't be kept up, if so.
         cluster: that they run on.
         desk: takes requests that change something.
         feed: has the newest events.
@@ -55,6 +60,7 @@ class Context:
     settings: ServiceSettings
     history: History
     readiness: Readiness
+    keeping: KeepingProblem
     cluster: Cluster
     desk: JobDesk
     feed: EventFeed
@@ -67,7 +73,12 @@ class Context:
 
     @classmethod
     def of(
-        cls, settings: ServiceSettings, history: History, cluster: Cluster, clock: Clock
+        cls,
+        settings: ServiceSettings,
+        history: History,
+        cluster: Cluster,
+        keeping: KeepingProblem,
+        clock: Clock,
     ) -> "Context":
         """Build what the given ones need between them."""
         look_every_s, heartbeat_s = settings.history.poll_every_s, settings.limits.heartbeat_s
@@ -75,7 +86,8 @@ class Context:
         return cls(
             settings=settings,
             history=history,
-            readiness=Readiness(history.check, clock),
+            readiness=Readiness(history.check, keeping.find, clock),
+            keeping=keeping,
             cluster=cluster,
             desk=JobDesk(history, cluster, tuple(settings.roots), clock),
             feed=feed,
@@ -86,6 +98,14 @@ class Context:
             ray_calls=CapacityLimiter(_RAY_CALLS_AT_ONCE),
             clock=clock,
         )
+
+    def explain(self, job: Job) -> str | None:
+        """Return why what is told of a job is old, where the history can't be kept up.
+
+        Not in the event loop. Nobody is asked where it is fresh, or final.
+        """
+        age_s = 0.0 if job.is_finished else job.find_age_s(self.clock.unix_s())
+        return self.keeping.find() if age_s is None or age_s > _FRESH_S else None
 
     async def ask_ray(self, call: Callable[[*Given], Answer], *given: *Given) -> Answer:
         """Make a call that may wait for Ray, in a thread of another pool than those that read.

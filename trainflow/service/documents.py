@@ -29,6 +29,7 @@ _EXAMPLE_JOB: dict[str, Any] = {
     "last_event": 17,
     "last_step": 120,
     "stale_s": 0.0,
+    "history_problem": None,
 }
 
 
@@ -85,8 +86,13 @@ class JobDocument(Document):
 
     stale_s: float | None
     """How old the status is that was published last. A coordinator publishes each second: much more
-    means that it restarts, or that its cluster is gone, and that all told here may be wrong by now.
-    0 of a job that has ended; null before the first status."""
+    means that it restarts, that its cluster is gone, or that the disk or the history takes nothing,
+    and that all told here may be wrong by now. Of a job that has ended, how old it was then: 0, but
+    where its last one was never written; null before the first status."""
+
+    history_problem: str | None = None
+    """Why what is told of a job that goes on may be old, where the history can't be kept up, as on
+    a full disk; null if it can, or the status is fresh."""
 
 
 class JobDetails(JobDocument):
@@ -194,15 +200,18 @@ class SubmitRequest(Document):
     `roots`; null: the job trains what is installed."""
 
 
-def describe_briefly(job: Job, stale_s: float | None) -> JobDocument:
+def describe_briefly(
+    job: Job, stale_s: float | None, history_problem: str | None = None
+) -> JobDocument:
     """Return a job as it stands in a list; ``stale_s`` is how old its status is."""
-    return JobDocument.model_validate(vars(job) | {"stale_s": stale_s})
+    ages = {"stale_s": stale_s, "history_problem": history_problem}
+    return JobDocument.model_validate(vars(job) | ages)
 
 
-def describe_job(found: JobStatus) -> JobDetails:
+def describe_job(found: JobStatus, history_problem: str | None = None) -> JobDetails:
     """Return a job with its status."""
     return JobDetails(
-        **describe_briefly(found.job, found.stale_s).model_dump(),
+        **describe_briefly(found.job, found.stale_s, history_problem).model_dump(),
         config=dict(found.job.config),
         status=None if found.status is None else dict(found.status),
         published_at_s=found.job.published_at_s,

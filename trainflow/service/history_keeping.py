@@ -7,9 +7,12 @@ Process: the one that keeps the history.  Thread: two of its own.  Blocks: nobod
 """
 
 import logging
+import os
 import threading
+from pathlib import Path
 
 from trainflow.clock import Clock
+from trainflow.coordination import names
 from trainflow.errors import TrainFlowError
 from trainflow.service.cluster import Cluster
 from trainflow.service.history.history import History
@@ -24,6 +27,7 @@ from trainflow.service.submission_watch import SubmissionWatch
 logger = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 5.0
+_LEAST_ROOM_BYTES = 64 * 1024  # for a status, which is replaced whole
 
 
 class HistoryKeeping:
@@ -56,6 +60,14 @@ class HistoryKeeping:
                 "its log says why"
             )
 
+    def find_problem(self) -> str | None:
+        """Return why the history can't be kept for now, with what to do; None if it can."""
+        try:
+            self.require_running()
+        except TrainFlowError as error:
+            return str(error)
+        return _find_lack_of_room(names.home()) or self._reading.trouble
+
     def stop(self) -> None:
         """End, and wait for what is under way."""
         self._stopping.set()
@@ -69,3 +81,18 @@ class HistoryKeeping:
                     look()
                 except Exception:
                     logger.exception("jobs were not looked after")
+
+
+def _find_lack_of_room(home: Path) -> str | None:
+    """Return that jobs can't write what they have to tell, if so."""
+    try:
+        found = os.statvfs(home)
+    except OSError as error:
+        return f"{home}: got {error}, expected the folder of the service's records; mend it"
+    room_bytes = found.f_bavail * found.f_frsize
+    if room_bytes >= _LEAST_ROOM_BYTES:
+        return None
+    return (
+        f"{home}: got a disk with room for {room_bytes} bytes, expected some for what jobs and the "
+        "service write there; free some space"
+    )

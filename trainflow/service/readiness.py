@@ -20,16 +20,29 @@ REMEMBERED_S = 1.0
 class Readiness:
     """What the history has answered last."""
 
-    def __init__(self, check: Callable[[], None], clock: Clock):
-        """Remember nothing yet; ``check`` raises HistoryError if the history doesn't answer."""
+    def __init__(
+        self, check: Callable[[], None], find_problem: Callable[[], str | None], clock: Clock
+    ):
+        """Remember nothing yet.
+
+        Args:
+            check: raises HistoryError if the history doesn't answer.
+            find_problem: tells why it can't be kept up, None if it can; asked where it answers.
+            clock: measures.
+        """
         self._check = check
+        self._find_problem = find_problem
         self._clock = clock
         self._asking = asyncio.Lock()
         self._asked_at_s: float | None = None
         self._trouble: str | None = None
+        self._problem: str | None = None
 
-    async def require(self) -> None:
+    async def require(self) -> str | None:
         """Return if the history has answered within the last second, or does so now.
+
+        Returns:
+            Why it can't be kept up; None if it can.
 
         Raises:
             HistoryError: it has not.
@@ -40,6 +53,7 @@ class Readiness:
                 self._asked_at_s = self._clock.monotonic_s()
         if self._trouble is not None:
             raise HistoryError(self._trouble)
+        return self._problem
 
     def _is_due(self) -> bool:
         asked_at_s = self._asked_at_s
@@ -50,4 +64,5 @@ class Readiness:
             self._check()
         except HistoryError as error:
             return str(error)
+        self._problem = self._find_problem()
         return None

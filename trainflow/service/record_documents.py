@@ -223,3 +223,6 @@ class WorkersDocument(Document):
 
     stale_s: float | None
     """How old that is."""
+
+    history_problem: str | None = None
+    """Why it may be old, where the history can't be kept up."""

@@ -55,6 +55,10 @@ class ReadyDocument(Document):
     authentication: str
     """tokens or off."""
 
+    history_problem: str | None = None
+    """Why what jobs tell can't be read into the history for now, as on a full disk; null if it
+    can."""
+
 
 class TokenDocument(Document):
     """Who asks."""

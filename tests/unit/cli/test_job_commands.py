@@ -20,7 +20,7 @@ from tests.unit.client.conftest import JOB, Service, service
 from tests.unit.service.runs import RecordedRun
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.following import followed
-from trainflow.cli.service_jobs import is_lost
+from trainflow.cli.service_jobs import describe_age, is_lost
 from trainflow.client import TrainFlowClient
 from trainflow.client.problems import Problem, as_error
 from trainflow.client.requests import LogPiece, unreachable
@@ -30,6 +30,7 @@ from trainflow.coordination.run_state import RunState
 from trainflow.service.cluster import DriverState
 from trainflow.service.documents import JobDetails, describe_briefly
 from trainflow.service.history.records import Job
+from trainflow.service.record_documents import WorkersDocument
 
 __all__ = ["service"]
 
@@ -242,12 +243,14 @@ def test_wrong_filters_are_refused(
 
 def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, capsys: Captured):
     run = record(ready)
+    run.train(range(4, 8))
     publish(ready, run, 1000.0, step=3, max_steps=10, goodput={"ratio": 0.931})
     assert call_main("status") == ExitCode.SUCCESS
     captured = capsys.readouterr()
     assert "max_steps    10" in captured.out
     assert "goodput      93.1%" in captured.out
-    assert "s old: the job's coordinator restarts" in captured.err
+    assert "step         7\n" in captured.out, "as in a list, where the status lags behind"
+    assert "s old: the job's coordinator restarts, can't write its record" in captured.err
     call_main("status", ID, "-o", "json")
     assert json.loads(capsys.readouterr().out)["status"]["max_steps"] == 10
     ready.cluster.coordinators.add(ID)
@@ -347,6 +350,38 @@ def test_a_job_is_stopped_and_resumed(ready: Service, call_main: CallMain, capsy
     ready.cluster.states[f"{job_id}-a1"] = DriverState.ENDED
     assert call_main("resume", job_id) == ExitCode.SUCCESS
     assert "goes on as attempt 2" in capsys.readouterr().out
+
+
+def test_a_job_that_nobody_is_at_work_on_has_stopped_at_once(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    with TrainFlowClient(ready.url, ready.token) as client:
+        job_id = client.submit(JOB).job_id
+    ready.cluster.states[f"{job_id}-a1"] = DriverState.ENDED
+    assert call_main("stop", job_id) == ExitCode.SUCCESS
+    assert f"{job_id} is stopped: nobody is at work on it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stale_s", "problem", "has_ended", "said"),
+    [
+        (1.0, "the disk is full", False, ""),
+        (28.0, "the disk is full", False, "28 s old. The history can't be kept up for now: the d"),
+        (28.0, None, False, "restarts, can't write its record, or its cluster is gone"),
+        (28.0, None, True, "was 28 s old when it ended"),
+        (None, "the disk is full", False, "of before it began. The history can't be kept up"),
+        (None, None, False, "it has been submitted, and not begun"),
+    ],
+)
+def test_what_is_old_says_why_as_far_as_that_is_known(
+    stale_s: float | None, problem: str | None, said: str, *, has_ended: bool
+):
+    told = WorkersDocument(
+        workers=[], published_at_s=None, stale_s=stale_s, history_problem=problem
+    )
+    notice = describe_age(told, has_ended=has_ended)
+    assert said in notice
+    assert bool(notice) == bool(said)
 
 
 def test_events_are_printed_in_every_form(ready: Service, call_main: CallMain, capsys: Captured):

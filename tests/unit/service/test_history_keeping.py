@@ -11,6 +11,7 @@ from tests.unit.service.runs import wait_until
 from trainflow.errors import TrainFlowError
 from trainflow.service import history_keeping
 from trainflow.service.history.history import History
+from trainflow.service.history.ingest import Ingester
 from trainflow.service.history.ingest_thread import IngestThread
 from trainflow.service.history_keeping import HistoryKeeping
 from trainflow.service.on_ray.deployment import HistoryReplica
@@ -57,6 +58,28 @@ def test_a_thread_that_has_ended_is_told(
         wait_until(lambda: not is_well(keeping))
         with pytest.raises(TrainFlowError, match=f"the thread has ended that {does};"):
             keeping.require_running()
+    finally:
+        keeping.stop()
+
+
+def test_why_the_history_cannot_be_kept_is_told(
+    history: History,
+    cluster: FakeCluster,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    keeping = HistoryKeeping(history, cluster, clock, ServiceSettings())
+    assert "the history is no longer kept" in (keeping.find_problem() or "")
+    keeping.start()
+    try:
+        assert keeping.find_problem() is None
+        with monkeypatch.context() as full:
+            room = SimpleNamespace(f_bavail=3, f_frsize=4096)
+            full.setattr(history_keeping.os, "statvfs", lambda _: room)
+            assert "room for 12288 bytes" in (keeping.find_problem() or "")
+        with monkeypatch.context() as locked:
+            locked.setattr(Ingester, "trouble", "database is locked")
+            assert keeping.find_problem() == "database is locked"
     finally:
         keeping.stop()
 

@@ -33,7 +33,7 @@ class Database:
 
 async def test_it_is_asked_again_a_second_later(clock: FakeClock):
     database = Database()
-    readiness = Readiness(database.check, clock)
+    readiness = Readiness(database.check, lambda: None, clock)
     await readiness.require()
     database.trouble = "it is locked"
     await readiness.require()
@@ -50,7 +50,7 @@ async def test_it_is_asked_again_a_second_later(clock: FakeClock):
 
 async def test_who_comes_while_it_is_asked_waits_for_the_same_answer(clock: FakeClock):
     database = Database()
-    readiness = Readiness(database.check, clock)
+    readiness = Readiness(database.check, lambda: None, clock)
     await asyncio.gather(*(readiness.require() for _ in range(100)))
     assert database.num_asked == 1
 

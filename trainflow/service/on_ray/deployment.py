@@ -30,6 +30,7 @@ from trainflow.service.settings import ServiceSettings, load_settings
 logger = logging.getLogger(__name__)
 
 APPLICATION = "trainflow"
+_ANSWERS_WITHIN_S = 2.0
 _ON_HEAD = {"node:__internal_head__": 0.001}
 _LOOKED_AFTER: dict[str, Any] = {
     # Serve finds no death but by this, and until then starts no other.
@@ -53,6 +54,10 @@ class HistoryReplica:
         )
         self._keeping.start()
 
+    def find_problem(self) -> str | None:
+        """Return why the history can't be kept for now; asked by replicas that answer."""
+        return self._keeping.find_problem()
+
     def check_health(self) -> None:
         """Raise if it keeps the history no more; called by Serve, which then starts another."""
         self._keeping.require_running()
@@ -69,10 +74,15 @@ class Api:
 
     def __init__(self, settings_json: str, history: Any):  # noqa: ANN401  a handle
         keep_port_to_this_machine()
-        del history  # deployed with this one, and never asked anything
         settings = ServiceSettings.model_validate_json(settings_json)
         self._history = open_history(settings.history.url)
-        app = create_app(settings, self._history, RayCluster(SYSTEM_CLOCK))
+
+        def find_problem() -> str | None:
+            return history.find_problem.remote().result(timeout_s=_ANSWERS_WITHIN_S)
+
+        app = create_app(
+            settings, self._history, RayCluster(SYSTEM_CLOCK), find_problem=find_problem
+        )
         self._server = HttpServer(app, settings.http, settings.limits.stalled_s)
 
     def check_health(self) -> None:

@@ -110,7 +110,7 @@ def list_jobs(
     except ConfigError as error:
         raise ProblemError(ProblemType.INVALID, str(error)) from error
     now_s = here.clock.unix_s()
-    jobs = [describe_briefly(job, job.find_age_s(now_s)) for job in page.jobs]
+    jobs = [describe_briefly(job, job.find_age_s(now_s), here.explain(job)) for job in page.jobs]
     return JobPageDocument(jobs=jobs, next_cursor=page.next_cursor)
 
 
@@ -131,7 +131,8 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
 @router.get("/{job_id}", response_model=JobDetails, responses=problems_for(404, 422))
 def find(job_id: JobId, here: Here) -> JobDetails:
     """Return a job, with the status that its coordinator published last, and how old that is."""
-    return describe_job(here.history.jobs.get(job_id))
+    found = here.history.jobs.get(job_id)
+    return describe_job(found, here.explain(found.job))
 
 
 @router.get(
@@ -153,7 +154,8 @@ async def stop(job_id: JobId, here: Here) -> JobDetails:
 
     Answered once its coordinator has agreed. A repeat changes nothing.
     """
-    return describe_job(await here.ask_ray(here.desk.stop, job_id))
+    found = await here.ask_ray(here.desk.stop, job_id)
+    return describe_job(found, await here.ask_ray(here.explain, found.job))
 
 
 @router.post(

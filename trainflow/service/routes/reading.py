@@ -145,6 +145,7 @@ def list_workers(job_id: JobId, here: Here) -> WorkersDocument:
         workers=[WorkerDocument.model_validate(row) for row in found.workers],
         published_at_s=found.job.published_at_s,
         stale_s=found.stale_s,
+        history_problem=here.explain(found.job),
     )
 
 

@@ -26,9 +26,12 @@ async def tell_health() -> HealthDocument:
 
 @router.get("/readyz", response_model=ReadyDocument, responses=problems_for(503))
 async def tell_ready(here: Here) -> ReadyDocument:
-    """Say that the history answers, as of a second ago at most. Needs no token."""
-    await here.readiness.require()
-    return ReadyDocument(authentication=here.settings.authentication)
+    """Say that the history answers, as of a second ago at most. Needs no token.
+
+    One that answers and can't be kept up for now is ready, and says why: `history_problem`.
+    """
+    problem = await here.readiness.require()
+    return ReadyDocument(authentication=here.settings.authentication, history_problem=problem)
 
 
 @router.get("/v1/cluster", response_model=ClusterDocument, responses=problems_for(503))

@@ -87,7 +87,9 @@ function describeCheckpointAge(job, sinceReceivedS, checkpoint) {
 function describeAge(job, sinceReceivedS) {
   const age = ageOf(job, sinceReceivedS);
   if (hasEnded(job)) {
-    return ["final", ""];
+    return isStale(job, sinceReceivedS)
+      ? ["final", `what it tells of training is of ${formatAge(age)} before the end`]
+      : ["final", ""];
   }
   if (age === null) {
     return ["none yet", "its coordinator has not published any"];

@@ -8,18 +8,28 @@ export function hasEnded(job) {
   return ENDED.has(job.state);
 }
 
-/** Return how old a job's status is now; null before the first one. */
+/** Return how old a job's status is now, or was as it ended; null before the first one. */
 export function ageOf(job, sinceReceivedS) {
   if (job.stale_s === null) {
     return null;
   }
-  return hasEnded(job) ? 0 : job.stale_s + sinceReceivedS;
+  return hasEnded(job) ? job.stale_s : job.stale_s + sinceReceivedS;
 }
 
 /** Whether a status is so old that it may be wrong: coordinators publish each second. */
 export function isStale(job, sinceReceivedS) {
   const age = ageOf(job, sinceReceivedS);
   return age !== null && age > STALE_AFTER_S;
+}
+
+/** Return why a status may be so old, as a sentence. */
+export function describeStaleness(job) {
+  if (hasEnded(job)) {
+    return "What came between it and the job's end was never written, or its cluster was gone.";
+  }
+  return typeof job.history_problem === "string"
+    ? `The history can't be kept up for now: ${job.history_problem}.`
+    : "The job's coordinator restarts or can't write its record, its cluster is gone, or nothing keeps the history.";
 }
 
 /** Return how long the phases of a recovery took, out of its event; all in seconds. */

@@ -8,7 +8,7 @@ import { decideNextLook, describeLoss, describeWait, isUnknown } from "./first_l
 import { formatMoment } from "./format.js";
 import { JobCharts, METRICS } from "./job_charts.js";
 import { JobFigures } from "./job_figures.js";
-import { hasEnded, isStale } from "./job_state.js";
+import { describeStaleness, hasEnded, isStale } from "./job_state.js";
 import { Checkpoints, Nodes, Workers } from "./job_tables.js";
 import { LogView } from "./log_view.js";
 import { pause, repeat, untilHidden, waitVisible } from "./pacing.js";
@@ -244,9 +244,8 @@ export class JobView {
     const stale = isStale(job, sinceReceivedS);
     this.element.classList.toggle("is-stale", stale);
     const text =
-      `Stale: the last status is of ${formatMoment(job.published_at_s ?? 0)}. The job's ` +
-      "coordinator restarts, its cluster is gone, or nothing keeps the history. What is shown is " +
-      "the last known state.";
+      `Stale: the last status is of ${formatMoment(job.published_at_s ?? 0)}. ` +
+      `${describeStaleness(job)} What is shown is the last known state.`;
     this.notices.set("stale", stale && this.#troubles.size === 0 ? text : null);
   }
 }
