@@ -22,6 +22,7 @@ from trainflow.service.job_desk import JobDesk
 from trainflow.service.lost_stops import LostStopWatch
 from trainflow.service.resumption_watch import ResumptionWatch
 from trainflow.service.settings import ServiceSettings
+from trainflow.service.silent_drivers import SilentDriverWatch
 from trainflow.service.submission_watch import SubmissionWatch
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class HistoryKeeping:
         ingester = Ingester(history.database, clock=clock)
         desk = JobDesk(history, cluster, tuple(settings.roots), clock)
         self._lost_stops = LostStopWatch(history, cluster, clock)
+        self._silent_drivers = SilentDriverWatch(history, cluster, clock)
         self._resumptions = ResumptionWatch(history, cluster, desk, clock)
         self._reading = IngestThread(ingester, settings.history.poll_every_s)
         self._watch = SubmissionWatch(history, cluster, clock)
@@ -75,10 +77,11 @@ class HistoryKeeping:
         self._watching.join()
 
     def _keep_watch(self) -> None:
+        watches = self._watch, self._lost_stops, self._silent_drivers, self._resumptions
         while not self._stopping.wait(_WATCH_EVERY_S):
-            for look in (self._watch.look, self._lost_stops.look, self._resumptions.look):
+            for watch in watches:
                 try:
-                    look()
+                    watch.look()
                 except Exception:
                     logger.exception("jobs were not looked after")
 
