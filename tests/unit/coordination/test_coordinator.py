@@ -51,6 +51,24 @@ def test_the_ending_is_written_before_anything_is_cleaned_up(play: Play):
     play(act)
 
 
+def test_what_a_full_disk_has_not_taken_is_written_though_nothing_else_happens(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+
+    async def act(stage: Stage) -> None:
+        coordinator = stage.start()
+        ids = await train(stage, coordinator)
+        epoch = stage.pool.entries[ids[0]].actor.plans[0].spec.epoch
+        with room_for(5):
+            await coordinator.report(ids[0], [replace(STEP, epoch=epoch)])
+        lines = stage.directory / "metrics.jsonl"
+        await until(lambda: lines.exists() and lines.stat().st_size > 0)
+        await until(lambda: "record_writable" in stage.kinds())
+
+    play(act)
+
+
 def test_what_a_full_disk_has_not_taken_of_the_end_is_written_before_it_leaves(play: Play):
     async def act(stage: Stage) -> None:
         coordinator = stage.start()

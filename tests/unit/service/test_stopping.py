@@ -26,7 +26,9 @@ async def test_a_job_without_a_coordinator_yet_is_stopped_at_its_driver(
     async with open_client() as client:
         job_id = await submit(client, job_config)
         answer = await client.post(f"/v1/jobs/{job_id}/stop")
-    assert (answer.status_code, answer.json()["state"]) == (202, "stopped" if ends else "pending")
+    job = answer.json()
+    assert (answer.status_code, job["state"]) == (202, "stopped" if ends else "pending")
+    assert job["stale_s"] == (0.0 if ends else None)
     assert cluster.stopped == [f"{job_id}-a1"]
     result = run_directory(job_id) / "result.json"
     assert result.exists() == ends  # else it has started a coordinator, or will tell itself
