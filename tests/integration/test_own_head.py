@@ -18,7 +18,7 @@ from tests.integration.test_command_line import (
     read_until,
     wait_gone,
 )
-from trainflow.errors import UnreachableError
+from trainflow.errors import ConflictError, UnreachableError
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -136,6 +136,35 @@ def test_other_machines_reach_nothing_of_it_and_it_ends_without_a_word_of_ray(
 
 def _address(ground: Ground) -> str:
     return json.loads((ground.home / "head.json").read_text())["address"]
+
+
+def test_what_a_killed_service_leaves_is_named_and_ended(
+    serve: "Popen[str]", ground: Ground, command_line: CommandLine
+):
+    processes, address = list_descendants(serve), _address(ground)
+    serve.kill()
+    serve.wait()
+    code, _, stderr = command_line.call("serve", "--cpus=3")  # its port is in use, too
+    assert code == ConflictError.exit_code
+    assert f"head: got one that runs already, at {address}" in stderr
+    headers = {"Authorization": f"Bearer {ground.token}"}
+    assert httpx.get(f"{ground.url}/v1/jobs", headers=headers, timeout=60).is_success
+    assert command_line.call("down")[0] == 0
+    assert wait_gone(processes) == []
+
+
+def test_of_two_services_that_start_at_once_one_has_a_head(
+    ground: Ground, command_line: CommandLine
+):
+    both = [command_line.start("serve", "--cpus=3") for _ in range(2)]
+    wait_until(lambda: any(each.poll() is not None for each in both), lambda: "both go on")
+    first, second = sorted(both, key=lambda each: each.poll() is not None)
+    _, stderr = second.communicate()
+    assert second.returncode == ConflictError.exit_code
+    assert f"head: got one that is being started by process {first.pid};" in stderr
+    first.send_signal(signal.SIGTERM)
+    first.communicate()
+    assert first.returncode == 0
 
 
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])

@@ -3,18 +3,20 @@
 It is reached from this machine alone, as Ray asks nobody who he is. A record of it lies in
 TRAINFLOW_HOME/head.json for as long as it runs: commands in other terminals take the address from
 it, and ``trainflow down`` the pid, should the driver have been killed. A record whose process is
-gone, or is another one by now, is stale and is removed. With a head go its files, and the stamps
-that its workers had no time to remove from /dev/shm.
+gone, or is another one by now, is stale and is removed. Until there is one, whoever starts the head
+has TRAINFLOW_HOME/head.starting locked (flock: the kernel gives it up with him). With a head go its
+files, and the stamps that its workers had no time to remove from /dev/shm.
 
 Process: driver.  Blocks: while the head starts and stops.
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,6 +130,36 @@ def refuse_second_head() -> None:
         )
 
 
+@contextlib.contextmanager
+def _sole_start() -> Generator[None]:
+    """Be the only one who starts a head meanwhile.
+
+    Raises:
+        ConflictError: another one runs, or is being started.
+        ConfigError: TRAINFLOW_HOME can't be written.
+    """
+    path = names.home() / "head.starting"
+    with contextlib.ExitStack() as opened:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(path.open("a+"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            refuse_second_head()  # if it has been recorded by now
+            raise ConflictError(
+                f"head: got one that is being started by process {path.read_text() or 'unknown'}; "
+                "expected none where no cluster is named; wait until it runs and use that by "
+                "--address, or end that process"
+            ) from error
+        except OSError as error:
+            raise refuse_home(error) from error
+        refuse_second_head()
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
 def require_whole(cluster: LocalCluster) -> None:
     """Raise UnreachableError if a head that this process has started has died."""
     if (dead := cluster.head.find_dead()) is not None:
@@ -179,12 +211,11 @@ def own_head(workers: WorkersConfig) -> Generator[LocalCluster]:
     A KeyboardInterrupt kills it instead of ending it in order.
 
     Raises:
-        ConflictError: another one runs.
+        ConflictError: another one runs, or is being started.
         CoordinationError: it did not come up.
     """
-    refuse_second_head()
     cpus = count_head_cpus(workers, os.cpu_count() or 1)
-    with _recorded(LocalCluster.start(head_cpus=cpus, sites=OwnMachine())) as cluster:
+    with _recorded(lambda: LocalCluster.start(head_cpus=cpus, sites=OwnMachine())) as cluster:
         yield cluster
 
 
@@ -196,22 +227,25 @@ def serving_head(cpus: float) -> Generator[LocalCluster]:
         cpus: that it declares.
 
     Raises:
-        ConflictError: another one runs.
+        ConflictError: another one runs, or is being started.
         CoordinationError: it did not come up.
     """
-    refuse_second_head()
-    cluster = LocalCluster.start(head_cpus=cpus, takes_jobs=True, sites=OwnMachine())
-    with _recorded(cluster):
+    with _recorded(
+        lambda: LocalCluster.start(head_cpus=cpus, takes_jobs=True, sites=OwnMachine())
+    ) as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
-def _recorded(cluster: LocalCluster) -> Generator[LocalCluster]:
-    with contextlib.ExitStack() as last:
+def _recorded(start: Callable[[], LocalCluster]) -> Generator[LocalCluster]:
+    with contextlib.ExitStack() as last, contextlib.ExitStack() as starting:
+        starting.enter_context(_sole_start())
+        cluster = start()
         try:
             record = HeadRecord.of(cluster)
             last.callback(forget_head, record)
             write_head(record)
+            starting.close()
             yield cluster
             cluster.stop()
         except BaseException:

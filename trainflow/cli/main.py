@@ -133,8 +133,8 @@ def validate(job_file: JobFile, overrides: Overrides = None) -> None:
 def down() -> None:
     """Kill this machine's own head, and every run on it.
 
-    `trainflow run` ends it itself, unless it was killed. A run that still goes on is better
-    stopped first, by `trainflow stop`.
+    `trainflow run` and `trainflow serve` end it themselves, unless they were killed. A run that
+    still goes on is better stopped first, by `trainflow stop`.
     """
     from trainflow.cli.head import end_head, read_head  # noqa: PLC0415
 

@@ -123,6 +123,7 @@ def _serve(
     settings: "ServiceSettings", address: str | None, cpus: int | None, *, detach: bool
 ) -> int:
     from trainflow.cli.exit_codes import ExitCode  # noqa: PLC0415
+    from trainflow.cli.head import refuse_second_head  # noqa: PLC0415
     from trainflow.cli.stop_signals import StopSignals, ending_in_order  # noqa: PLC0415
     from trainflow.service.http_server import (  # noqa: PLC0415
         require_certificate,
@@ -130,6 +131,8 @@ def _serve(
     )
 
     require_certificate(settings.http)
+    if address is None:
+        refuse_second_head()  # what an earlier service has left holds its port, too
     require_free_port(settings.http)
     with ending_in_order(), StopSignals() as signals, _reach(address, cpus) as cluster:
         signals.second_interrupts = True
@@ -181,13 +184,8 @@ def _reach(address: str | None, cpus: int | None) -> Generator[ServingCluster]:
     if address is not None:
         yield ServingCluster(address)
         return
-    from trainflow.cli.head import (  # noqa: PLC0415
-        refuse_second_head,
-        require_whole,
-        serving_head,
-    )
+    from trainflow.cli.head import require_whole, serving_head  # noqa: PLC0415
 
-    refuse_second_head()  # before it is said that one is started
     say("starting a head on this machine; it ends with the service, and jobs with it")
     with serving_head((os.cpu_count() or 1) if cpus is None else cpus) as own:
         yield ServingCluster(own.address, lambda: require_whole(own))

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from trainflow.cli.head import (
     own_head,
     read_head,
     require_whole,
+    serving_head,
     write_head,
 )
 from trainflow.clock import SYSTEM_CLOCK
@@ -287,16 +288,44 @@ def test_no_own_head_is_started_beside_another(record: HeadRecord, calls: list[s
 def test_of_two_heads_that_start_at_once_one_is_stopped(
     record: HeadRecord, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    def record_another(workers: WorkersConfig, num_cores: int) -> float:
+    start: Callable[..., LocalCluster] = LocalCluster.start
+
+    def record_another(*, head_cpus: float, sites: Sites) -> LocalCluster:
         ours = psutil.Process()
         write_head(HeadRecord("10.0.0.2:6379", ours.pid, ours.create_time(), "/nowhere"))
-        return 1.0
+        return start(head_cpus=head_cpus, sites=sites)
 
-    monkeypatch.setattr(heads, "count_head_cpus", record_another)
+    monkeypatch.setattr(LocalCluster, "start", record_another)
     with pytest.raises(ConflictError, match=r"10\.0\.0\.2"), own_head(WORKERS):
         pass
-    assert calls == ["start with 1", "kill", "stop"]
+    assert calls == ["start with 5", "kill", "stop"]
     assert read_head() is not None
+
+
+def test_while_a_head_is_started_no_other_one_is(
+    record: HeadRecord, calls: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    start: Callable[..., LocalCluster] = LocalCluster.start
+
+    def try_another(*, head_cpus: float, sites: Sites) -> LocalCluster:
+        with pytest.raises(ConflictError, match=f"being started by process {os.getpid()}; "):
+            serving_head(1).__enter__()
+        return start(head_cpus=head_cpus, sites=sites)
+
+    monkeypatch.setattr(LocalCluster, "start", try_another)
+    with own_head(WORKERS):
+        assert calls == ["start with 5"]
+        with pytest.raises(ConflictError, match="runs already"):
+            serving_head(1).__enter__()
+    with own_head(WORKERS):  # the one after it finds nothing locked
+        assert read_head() == record
+
+
+def test_who_is_killed_while_a_head_is_started_keeps_nobody_from_it(home: Path, calls: list[str]):
+    home.mkdir()
+    (home / "head.starting").write_text("a process that was")
+    with own_head(WORKERS):
+        assert (home / "head.starting").read_text() == str(os.getpid())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.unit.cli.conftest import CallMain
 from trainflow.cli import head
 from trainflow.cli.places import TOKEN_FILE, read_token
 from trainflow.cli.serving_cluster import Head, ServingCluster
-from trainflow.errors import CoordinationError
+from trainflow.errors import ConflictError, CoordinationError
 from trainflow.service import http_server
 from trainflow.service.history.history import open_history
 from trainflow.service.history.records import Scope
@@ -109,6 +109,28 @@ def test_a_head_that_dies_ends_the_service_with_a_word(
     assert call_main("serve", "--cpus=3") == 5
     assert fake.calls == ["head 3", "deploy 8000 at 1.2.3.4:5", "end head"]
     assert "head: got no process 43 (raylet) any more" in capsys.readouterr().err
+
+
+def test_a_head_that_was_left_is_told_of_before_the_port_that_it_holds(
+    fake: FakeServing,
+    call_main: CallMain,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(_http: object) -> None:
+        raise ConflictError("http.port: got 8000")
+
+    running = head.HeadRecord("10.0.0.1:6379", 42, 0.0, "/tmp/tf-head")
+    monkeypatch.setattr(http_server, "require_free_port", refuse)
+    monkeypatch.setattr(head, "read_head", lambda: running)
+    assert call_main("serve") == 6
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "head: got one that runs already, at 10.0.0.1:6379 (pid 42)" in told.err
+    assert "`trainflow down`" in told.err
+    assert call_main("serve", "--address=10.0.0.1:6379") == 6
+    assert "http.port: got 8000" in capsys.readouterr().err
+    assert fake.calls == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
