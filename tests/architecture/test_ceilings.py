@@ -23,6 +23,7 @@ EXCEPTIONS: dict[str, str] = {
     "trainflow/cli/checkpoints_transfer.py::import_": "each parameter is an option of the command",
     "trainflow/cli/job_commands.py::list_": "each parameter is an option of the command",
     "trainflow/cli/profile_command.py::profile": "each parameter is an option of the command",
+    "trainflow/cli/token_command.py::create": "each parameter is an option of the command",
 }
 
 

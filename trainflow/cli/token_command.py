@@ -7,6 +7,8 @@ Process: any.  Blocks: on the database, and on the disk for a token that goes to
 
 import errno
 import math
+import os
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -70,9 +72,10 @@ TokenFile = Annotated[
     typer.Option(
         "--to",
         metavar="FILE",
-        help="Write the token into this file, that you alone may read, instead of printing it.",
+        help="Write the token into this new file, that you alone may read, instead of printing it.",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="With --to: replace a file that is there.")]
 
 
 @contextmanager
@@ -90,55 +93,91 @@ def _tokens(config: Path | None, *, makes_database: bool = False) -> Generator["
 
 
 @token_app.command()
-def create(
+def create(  # noqa: PLR0913, PLR0917  each is an option
     name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
     scope: Scopes = None,
     days: Days = None,
     to: TokenFile = None,
+    force: Force = False,
     config: SettingsFile = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a token, and print it or write it into a file: it can't be shown again."""
     from trainflow.service.history.records import Scope  # noqa: PLC0415
 
-    expires_at_s = None
-    if days is not None:
-        if math.isnan(days):  # which is within any range
-            raise ConfigError(
-                f"--days: got {days}, expected a number of days up to {_MOST_DAYS:g}; mend it, or "
-                "leave --days out"
-            )
-        expires_at_s = SYSTEM_CLOCK.unix_s() + timedelta(days=days).total_seconds()
+    if force and to is None:
+        raise ConfigError("--force: got it without --to, expected a file to replace; leave it out")
     scopes = {Scope(str(each)) for each in scope or [ScopeName.READ]}
+    expires_at_s = _find_end(days)
     with _tokens(config, makes_database=True) as tokens:
-        made = tokens.create(name, scopes, expires_at_s=expires_at_s)
         if to is not None:
-            _keep(made, to, tokens)
+            with _place_for(to, replaces=force) as place:
+                made = tokens.create(name, scopes, expires_at_s=expires_at_s)
+                _keep(made, place, tokens)
             told = f"token {made.token.token_id} is in {to}, which you alone may read"
             write_answer(_describe(made.token) | {"file": str(to)}, told, output)
             return
+        made = tokens.create(name, scopes, expires_at_s=expires_at_s)
     if output is Output.TABLE:
         say("keep it now; only a hash of it is stored:", err=True)
     write_answer(_describe(made.token) | {"token": made.secret}, made.secret, output)
 
 
-def _keep(made: "NewToken", file: Path, tokens: "Tokens") -> None:
-    """Write a token into a file for its owner's eyes alone; one that is there is replaced.
+def _find_end(days: float | None) -> float | None:
+    """Return when a token of so many days is refused; None if it lasts."""
+    if days is None:
+        return None
+    if math.isnan(days):  # which is within any range
+        raise ConfigError(
+            f"--days: got {days}, expected a number of days up to {_MOST_DAYS:g}; mend it, or "
+            "leave --days out"
+        )
+    return SYSTEM_CLOCK.unix_s() + timedelta(days=days).total_seconds()
+
+
+@contextmanager
+def _place_for(file: Path, *, replaces: bool) -> Generator[Path]:
+    """Give where a token's file is to be, made before there is a token unless one is replaced.
+
+    Raises:
+        ConfigError: no file can be made there; what was made is gone then.
+    """
+    place = file.resolve()
+    try:
+        if not replaces:
+            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        elif place.exists() and not place.is_file():
+            raise FileExistsError(errno.EEXIST, "something else than a file is there")
+        else:
+            tempfile.TemporaryFile(dir=place.parent).close()
+    except OSError as error:
+        raise _refuse_file(file, error) from error
+    try:
+        yield place
+    except BaseException:
+        if not replaces:
+            place.unlink(missing_ok=True)
+        raise
+
+
+def _refuse_file(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--to: got {file} ({error.strerror or error}), expected a new file in a folder that is "
+        "there and takes it; choose another one, or replace a file that is there by --force"
+    )
+
+
+def _keep(made: "NewToken", place: Path, tokens: "Tokens") -> None:
+    """Write a token into a file for its owner's eyes alone, whole or not at all.
 
     Raises:
         ConfigError: that can't be written; the token is refused then, since nobody knows it.
     """
-    place = file.resolve()
     try:
-        if place.exists() and not place.is_file():
-            raise FileExistsError(errno.EEXIST, "something else than a file is there")
         replace_file(place, f"{made.secret}\n".encode())  # readable by its owner alone
     except OSError as error:
         tokens.revoke(made.token.token_id)
-        raise ConfigError(
-            f"--to: got {file} ({error.strerror or error}), expected a file that can be written; "
-            "choose another one"
-        ) from error
+        raise _refuse_file(place, error) from error
 
 
 @token_app.command("list")

@@ -1,5 +1,6 @@
 """``trainflow serve`` and ``trainflow token``."""
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from tests.unit.cli.conftest import CallMain
-from trainflow.cli import head
+from trainflow.cli import head, token_command
 from trainflow.cli.places import TOKEN_FILE, read_token
 from trainflow.cli.serving_cluster import Head, ServingCluster
 from trainflow.errors import ConflictError, CoordinationError
@@ -278,12 +279,12 @@ def test_tokens_of_a_database_that_is_not_there_are_refused(
 def test_a_token_is_written_for_the_eyes_of_its_owner_alone(
     home: Path, call_main: CallMain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    file = tmp_path / "out" / "token"
+    file = tmp_path / "token"
     umask = os.umask(0)
     try:
         assert call_main("token", "create", "me", "--to", file) == 0
         (tmp_path / "open").write_text("an older one")
-        assert call_main("token", "create", "me", "--to", tmp_path / "open") == 0
+        assert call_main("token", "create", "me", "--to", tmp_path / "open", "--force") == 0
     finally:
         os.umask(umask)
     told = "".join(capsys.readouterr())
@@ -296,15 +297,40 @@ def test_a_token_is_written_for_the_eyes_of_its_owner_alone(
         assert secret not in told
 
 
-def test_a_token_that_can_not_be_written_is_refused_from_then_on(
+def test_where_no_file_can_be_made_no_token_is(
     home: Path, call_main: CallMain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "file").touch()
-    for place in (tmp_path, tmp_path / "file" / "token", Path("/dev/null")):
-        assert call_main("token", "create", "me", "--to", place) == 2
+    (tmp_path / "file").write_text("the token of another")
+    for place in ("", "file/token", "file", "nowhere/token"):
+        assert call_main("token", "create", "me", "--to", tmp_path / place) == 2
+        told = capsys.readouterr().err
+        assert f"--to: got {tmp_path / place} (" in told
+        assert "by --force" in told
+    for place in (tmp_path, tmp_path / "nowhere" / "token", Path("/dev/null")):
+        assert call_main("token", "create", "me", "--to", place, "--force") == 2
         assert f"--to: got {place} (" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "the token of another"
+    assert not (tmp_path / "nowhere").exists()
     with open_history() as history:
-        assert [each.revoked_at_s is None for each in history.tokens.list()] == [False] * 3
+        assert not history.tokens.list()
+
+
+def test_a_token_that_is_refused_leaves_no_file(home: Path, call_main: CallMain, tmp_path: Path):
+    assert call_main("token", "create", "", "--to", tmp_path / "token") == 2
+    assert not (tmp_path / "token").exists()
+
+
+def test_a_token_that_could_not_be_written_is_refused_from_then_on(
+    home: Path, call_main: CallMain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(token_command, "replace_file", fill)
+    assert call_main("token", "create", "me", "--to", tmp_path / "token") == 2
+    assert not (tmp_path / "token").exists()
+    with open_history() as history:
+        assert [each.revoked_at_s is None for each in history.tokens.list()] == [False]
 
 
 def test_a_token_reads_unless_told_otherwise_and_may_expire(
@@ -329,6 +355,7 @@ def test_a_token_reads_unless_told_otherwise_and_may_expire(
         ["create", "a", "--days=inf"],
         ["create", "a", "--days=nan"],
         ["create", "a", "--scope=all"],
+        ["create", "a", "--force"],
     ],
 )
 def test_a_wrong_token_command_is_refused(arguments: list[str], home: Path, call_main: CallMain):
