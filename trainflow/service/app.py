@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
@@ -20,6 +20,7 @@ from trainflow.service.context import Context
 from trainflow.service.head_requests import HeadAsGet
 from trainflow.service.history.history import History
 from trainflow.service.keeping_problem import KeepingProblem
+from trainflow.service.known_queries import require_known_query
 from trainflow.service.openapi import describe_app
 from trainflow.service.problem_responses import install_problems
 from trainflow.service.record_documents import LOG_OFFSET, LOG_WORKER
@@ -57,8 +58,9 @@ def create_app(
     )
     app.state.context = context
     install_problems(app)
-    for router in (r.router for r in (jobs, profiles, reading, service, page)):
-        app.include_router(router)
+    for router in (r.router for r in (jobs, profiles, reading, service)):
+        app.include_router(router, dependencies=[Depends(require_known_query)])
+    app.include_router(page.router)
     described: list[dict[str, Any]] = []
 
     def describe() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from trainflow.service.problems import MEDIA_TYPE, ProblemDocument, ProblemType
 
-_OPEN = (413, 421, 500)
+_OPEN = (413, 421, 422, 500)
 _ALWAYS = (401, 403, 429, 503, *_OPEN)
 _DESCRIPTION = """Jobs of TrainFlow: submit, follow, stop, resume, read what became of them.
 

@@ -15,6 +15,7 @@ from trainflow.coordination.run_state import RunState
 from trainflow.service.documents import GREATEST
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
+from trainflow.service.problems import ProblemType
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +91,51 @@ async def test_metrics_come_from_a_step_on_as_many_points_as_asked_for(
     assert len(few) <= 5
     assert sum(point["num_steps"] for point in few) == 20
     assert all(point["values"].keys() == {"loss"} for point in few)
+
+
+async def test_a_metric_that_the_job_lacks_is_refused(
+    open_client: OpenClient, run: RecordedRun, ingester: Ingester
+):
+    run.train(range(1, 3))
+    ingester.catch_up()
+    async with open_client() as client:
+        answer = await client.get(f"{JOB}/metrics?name=loss&name=nonsense")
+    assert (answer.status_code, answer.json()["type"]) == (422, ProblemType.INVALID.urn)
+    assert answer.json()["detail"].startswith("query.name: got 'nonsense', expected what the job")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", f"{JOB}/metrics?names=loss", "query.name"),
+        ("GET", f"{JOB}?bogus=1", "expected none; remove query.bogus"),
+        ("GET", f"{JOB}/events?after=1&bogus=1", "expected one of after, limit; "),
+        ("HEAD", f"{JOB}/events?bogus=1", ""),
+        ("POST", f"{JOB}/stop?force=1", "remove query.force"),
+        ("DELETE", f"{JOB}?force=1", "remove query.force"),
+        ("GET", "/v1/jobs?stat=running", "query.state"),
+        ("GET", "/v1/cluster?a=1", "remove query.a"),
+        ("GET", "/healthz?a=1", "remove query.a"),
+    ],
+)
+async def test_a_parameter_that_an_address_lacks_is_refused(
+    method: str,
+    path: str,
+    said: str,
+    open_client: OpenClient,
+    run: RecordedRun,
+    ingester: Ingester,
+):
+    ingester.catch_up()
+    async with open_client() as client:
+        answer = await client.request(method, path)
+        page = await client.get("/?from=mail")
+    assert answer.status_code == 422
+    if said:
+        assert answer.json()["type"] == ProblemType.INVALID.urn
+        assert answer.json()["errors"][0]["got"] == "an unknown parameter"
+        assert said in answer.json()["detail"]
+    assert page.status_code == 200
 
 
 async def test_a_loss_that_is_no_number_is_answered_as_json(

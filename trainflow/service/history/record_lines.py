@@ -7,9 +7,10 @@ not the form that is expected says nothing.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
+from trainflow.computation.reports import StepReport
 from trainflow.config.masking import mask_variables
 from trainflow.coordination.run_state import LOST, RunState
 from trainflow.service.history.downsampling import Point, Tally
@@ -26,6 +27,11 @@ _MAX_DEPTH = 3
 _NO_METRICS = frozenset({"step", "epoch", "rank", "committed_at_s", "heard_at_s", "after_event"})
 
 Line = Mapping[str, Any]
+
+METRICS_OF_ANY_RUN = frozenset(
+    {each.name for each in fields(StepReport)} - _NO_METRICS | {"num_spares"}
+)
+"""Metrics that any run may have; one that lacks some may have them later."""
 
 GOES_BACK = "resumed"
 """Kind of the event that tells after which step training goes on."""

@@ -6,8 +6,9 @@ Process: any that serves the history.  Thread: any.  Blocks: on the database.  F
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Result, select
+from sqlalchemy import ColumnElement, Result, Row, select
 
+from trainflow.config.problems import show
 from trainflow.errors import ConfigError
 from trainflow.service.history import schema
 from trainflow.service.history.database import Database
@@ -15,10 +16,12 @@ from trainflow.service.history.downsampling import Point, Tally, choose_width, m
 from trainflow.service.history.events import require_count
 from trainflow.service.history.jobs import require_job
 from trainflow.service.history.point_rows import to_point
+from trainflow.service.history.record_lines import METRICS_OF_ANY_RUN
 from trainflow.service.history.records import Aggregate, SeriesPoint
 
 MAX_POINTS = 10_000
 _FEW_AT_ONCE = {"yield_per": 200}
+_MOST_TOLD = 10
 
 
 class MetricSeries:
@@ -45,13 +48,15 @@ class MetricSeries:
         Args:
             job_id: of the job.
             step: points that end after it; 0 for all.
-            metrics: names of those that are wanted; all if None. One that a step lacks is left out.
+            metrics: names of those that are wanted; all if None. One that a step lacks is left out;
+                one that no step of the job has is refused, where there are points, unless any job
+                may have it.
             max_points: how many at most, 1 to ``MAX_POINTS``: neighbouring steps become one point.
                 However many there are, no more than these are in memory, and a few.
 
         Raises:
             JobNotFoundError: there is none of that id.
-            ConfigError: the step or the maximum is wrong.
+            ConfigError: the step, the maximum or a name is wrong.
             HistoryError: the database doesn't answer.
         """
         if not 1 <= max_points <= MAX_POINTS:
@@ -68,9 +73,30 @@ class MetricSeries:
                     later.order_by(table.c.last_step), execution_options=_FEW_AT_ONCE
                 )
 
+            names: set[str] = set()
+
+            def take(row: Row[Any]) -> Point:
+                names.update(row.metrics)
+                return to_point(row, wanted)
+
             width = choose_width(read(table.c.last_step).scalars().all(), max_points)
-            points = merge_by_grid((to_point(row, wanted) for row in read(*table.c)), width)
+            points = merge_by_grid(map(take, read(*table.c)), width)
+            if points and wanted and (missing := wanted - names - METRICS_OF_ANY_RUN):
+                earlier = select(table.c.metrics).where(
+                    table.c.job_id == job_id, table.c.last_step <= step
+                )
+                for metrics_then in connection.execute(earlier, execution_options=_FEW_AT_ONCE):
+                    names.update(*metrics_then)
+                _require_known(missing, names)
         return tuple(map(_describe, points))
+
+
+def _require_known(wanted: Collection[str], names: Collection[str]) -> None:
+    if unknown := sorted(set(wanted) - set(names)):
+        raise ConfigError(
+            f"name: got {', '.join(map(show, unknown[:_MOST_TOLD]))}, expected what the job has: "
+            f"{', '.join(sorted(names))}; change name, or leave it out for all"
+        )
 
 
 def _describe(point: Point) -> SeriesPoint:

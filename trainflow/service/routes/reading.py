@@ -12,6 +12,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Response
 from starlette.requests import Request
 
+from trainflow.errors import ConfigError
 from trainflow.service import sse
 from trainflow.service.context import Here, JobId
 from trainflow.service.documents import GREATEST
@@ -112,7 +113,11 @@ def list_metrics(
     ] = 0,
     name: Annotated[
         list[str] | None,
-        Query(max_length=100, description="Only these metrics; repeatable."),
+        Query(
+            max_length=100,
+            description="Only these metrics; repeatable. One that the job has not is refused, once "
+            "there are points.",
+        ),
     ] = None,
     max_points: Annotated[
         int, Query(ge=1, le=10_000, description="Points, at most: neighbouring steps become one.")
@@ -122,9 +127,12 @@ def list_metrics(
 
     Steps that were done again after a failure are there once.
     """
-    points = here.history.series.since(
-        job_id, since_step, metrics=name or None, max_points=max_points
-    )
+    try:
+        points = here.history.series.since(
+            job_id, since_step, metrics=name or None, max_points=max_points
+        )
+    except ConfigError as error:
+        raise ProblemError(ProblemType.INVALID, f"query.{error}") from error
     return SeriesDocument(points=[PointDocument.model_validate(point) for point in points])
 
 

@@ -24,12 +24,30 @@ def test_a_series_goes_on_after_a_step_with_the_metrics_that_are_wanted(
 ):
     home.run().event("submitted").steps(1, 2, 3)
     home.take(history)
-    points = history.series.since(JOB_ID, 1, metrics=["loss", "none"])
+    points = history.series.since(JOB_ID, 1, metrics=["loss", "odd_norm"])
     assert [(point.last_step, set(point.values)) for point in points] == [
         (2, {"loss"}),
         (3, {"loss"}),
     ]
     assert history.series.since(JOB_ID, 3) == ()
+
+
+def test_metrics_that_a_job_lacks_are_refused_where_it_has_points(history: History, home: Home):
+    run = home.run().event("submitted")
+    home.take(history)
+    assert history.series.since(JOB_ID, metrics=["scalars.rare"]) == ()
+    run.record.add_step(replace(STEP, step=1, epoch=EpochId(1, 1), scalars={"rare": 1.0}))
+    run.steps(2, 3)
+    home.take(history)
+    assert len(history.series.since(JOB_ID, metrics=["scalars.rare"])) == 3
+    assert len(history.series.since(JOB_ID, 1, metrics=["scalars.rare"])) == 2
+    assert history.series.since(JOB_ID, 3, metrics=["nonsense"]) == ()
+    for step in (0, 2):
+        with pytest.raises(ConfigError) as refused:
+            history.series.since(JOB_ID, step, metrics=["loss", "nonsense"])
+        assert str(refused.value).startswith("name: got 'nonsense', expected what the job has: ")
+        assert "loss, " in str(refused.value)
+        assert ", scalars.rare" in str(refused.value)
 
 
 def test_spares_are_told_of_the_steps_that_have_them_recorded(history: History, home: Home):
