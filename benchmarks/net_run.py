@@ -61,7 +61,7 @@ class NetRun:
         """Ask the coordinator for its workers; members come first, by rank."""
         command = self._command("workers", "--output", "json")
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+        return json.loads(done.stdout)["workers"]
 
     def read(self, name: str) -> Lines:
         """Return what is whole of a file of the run's record."""

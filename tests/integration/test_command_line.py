@@ -131,8 +131,9 @@ def test_a_run_of_its_own_is_found_and_stopped_by_a_signal(command_line: Command
     read_until(run, "step=10/")
     descendants = list_descendants(run)
     _, stdout, _ = command_line.call("workers", "-o", "json")
-    assert {row["rank"] for row in json.loads(stdout)} == {0, 1}
-    assert {row["pid"] for row in json.loads(stdout)} <= {each.pid for each in descendants}
+    workers = json.loads(stdout)["workers"]
+    assert {row["rank"] for row in workers} == {0, 1}
+    assert {row["pid"] for row in workers} <= {each.pid for each in descendants}
     code, _, stderr = command_line.call("run", job)
     assert code == 6
     assert "trainflow down" in stderr

@@ -51,7 +51,7 @@ class ClusterJobs:
     def workers(self, job_id: str | None) -> Shown:
         """Ask a job's coordinator for its workers."""
         rows = choose_run(job_id).workers()
-        return Shown(rows, format_table(rows, WORKER_COLUMNS))
+        return Shown({"workers": rows}, format_table(rows, WORKER_COLUMNS))
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job's coordinator stop it."""

@@ -104,8 +104,9 @@ class ServiceJobs:
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
         found = self.client.workers(self.choose(job_id))
-        rows = [row.model_dump(mode="json") for row in found.workers]
-        return Shown(rows, format_table(rows, WORKER_COLUMNS), describe_age(found))
+        answer = found.model_dump(mode="json")
+        rows: list[dict[str, Any]] = answer["workers"]
+        return Shown(answer, format_table(rows, WORKER_COLUMNS), describe_age(found))
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job stopped."""

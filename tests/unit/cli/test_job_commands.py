@@ -295,6 +295,17 @@ def test_of_several_jobs_that_go_on_one_is_to_be_named(
     assert call_main("workers", "../cluster") == ExitCode.USAGE
 
 
+def test_workers_are_written_for_programs_as_the_service_has_answered(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    publish(ready, record(ready), SYSTEM_CLOCK.unix_s())
+    assert call_main("workers", ID, "-o", "json") == ExitCode.SUCCESS
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"workers", "published_at_s", "stale_s"}
+    assert answer["workers"] == []
+    assert answer["published_at_s"] is not None
+
+
 def record_an_hour_ago(service: Service, job_id: str) -> None:
     """Record a job of which nothing was heard for an hour."""
     run = service.record(job_id)

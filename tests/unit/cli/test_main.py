@@ -144,7 +144,7 @@ def test_workers_are_listed(
     assert heading.split() == list(WORKER_COLUMNS)
     assert row.split() == ["0", "slot0-1.0", "10.0.0.1", "42", "member", "7", "compute", "0.0"]
     call_main("workers", "tiny-abcdef", ADDRESS, "-o", "json")
-    assert json.loads(capsys.readouterr().out)[0]["pid"] == 42
+    assert json.loads(capsys.readouterr().out)["workers"][0]["pid"] == 42
 
 
 def test_runs_are_listed(
