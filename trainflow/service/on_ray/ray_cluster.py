@@ -5,6 +5,7 @@ dashboard, which has no time limit of its own, is left behind then.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 _ANSWERS_WITHIN_S = 15.0
 _SUBMITS_WITHIN_S = 60.0  # with the copy of a folder
 _CALLS_AT_ONCE = 16
+_RAYS_OWN = re.compile(r"^node:|_group_([0-9]+_)?[0-9a-f]{36}$")
 _DESCRIBED_EVERY_S = 1.0
 _STATES = {
     JobStatus.PENDING: DriverState.PENDING,
@@ -188,8 +190,8 @@ def read_session_begin_s(name: str) -> float | None:
 
 
 def _plain(resources: dict[str, Any]) -> dict[str, float]:
-    """Leave out what Ray counts for itself: a resource a node, by its address."""
-    return {name: float(each) for name, each in resources.items() if not name.startswith("node:")}
+    """Leave out what Ray counts for itself: a node by its address, what a placement group has."""
+    return {name: float(each) for name, each in resources.items() if not _RAYS_OWN.search(name)}
 
 
 def _unreachable(error: Exception) -> UnreachableError:
