@@ -119,9 +119,12 @@ class TestOnAGivenCluster:
         arguments = ["--set", "args.raise_in_step=5", "--address", cluster.address]
         code, stdout, stderr = command_line.call("run", job, *arguments)
         assert code == 1
-        assert stderr.startswith("failed: rank ")
+        first, *rest = stderr.splitlines()
+        assert first.startswith("failed: rank ")
+        assert "ValueError: the job gives up in step 5 (" in first
+        assert "command_line_job.py:" in first
         assert stderr.count("Traceback") == 1
-        assert stderr.count("ValueError: the job gives up in step 5") == 1
+        assert rest.count("ValueError: the job gives up in step 5") == 1
         assert "Traceback" not in stdout
         assert "respawned" not in command_line.read_events()
 

@@ -56,10 +56,11 @@ class Raised:
         if worker_id not in self._pool.entries:
             return  # lost before; what it says is about a group that is past
         rank = self._control.rank_of(worker_id)
-        cause = f"it raised: {explain_trace(trace)}"
+        what = explain_trace(trace)
+        cause = f"it raised: {what}"
         keep_last_words(self._record.directory, worker_id, cause, trace)
         if rank is None and self._record.has("epoch"):
             self._superior.lose([worker_id], cause)
             return
         who = worker_id if rank is None else f"rank {rank} ({worker_id})"
-        self._superior.end(Ending(RunState.FAILED, f"{who} raised:\n{trace}", 1))
+        self._superior.end(Ending(RunState.FAILED, f"{who} raised: {what}\n{trace}", 1))

@@ -320,9 +320,11 @@ def test_a_member_that_raises_fails_the_run_once_and_a_lost_one_does_not(play: P
         await coordinator.report("slot9-1.9", [Crashed("of one that was replaced")])
         ids = await train(stage, coordinator)
         assert await state_of(coordinator) == "running"
-        await coordinator.report(ids[1], [Crashed("Traceback: ValueError")])
+        trace = 'Traceback:\n  File "my.py", line 3, in train\n    fit()\nValueError: no\n'
+        await coordinator.report(ids[1], [Crashed(trace)])
         await until(stage.pool.closed.is_set)
-        assert stage.result()["reason"] == f"rank 1 ({ids[1]}) raised:\nTraceback: ValueError"
+        what = "ValueError: no (my.py:3, in train)"
+        assert stage.result()["reason"] == f"rank 1 ({ids[1]}) raised: {what}\n{trace}"
 
     play(act)
 

@@ -379,7 +379,7 @@ def test_a_member_that_raises_while_there_is_no_coordinator_fails_the_run(play: 
         await hear(stage, IDS[1])
         await until(stage.pool.closed.is_set)
         assert stage.result()["state"] == "failed"
-        assert stage.result()["reason"] == f"rank 1 ({IDS[1]}) raised:\n{TRACE}"
+        assert stage.result()["reason"] == f"rank 1 ({IDS[1]}) raised: {TRACE}\n{TRACE}"
         assert stage.pool.spawned == []
 
     play(act)
