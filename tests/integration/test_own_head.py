@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-OWN_LINES = ("starting a head", "`ray job submit` finds", "serving at", "ending the service")
+OWN_LINES = ("starting a head", "`ray job submit` finds", "serving at", "ending the")
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 

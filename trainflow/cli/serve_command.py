@@ -146,7 +146,7 @@ def _serve(
                 cluster.require, looks = HeadWatch(head.address, SYSTEM_CLOCK).require, []
             looks.append(cluster.require)
             wait_until_asked(lambda: signals.received > 0, looks, SYSTEM_CLOCK)
-        say("ending the service")
+        say("ending the service; what it answers has some seconds")
         if head is not None or address is not None:  # an own head ends anyway
             cluster.undeploy()
     return ExitCode.SUCCESS
@@ -189,3 +189,4 @@ def _reach(address: str | None, cpus: int | None) -> Generator[ServingCluster]:
     say("starting a head on this machine; it ends with the service, and jobs with it")
     with serving_head((os.cpu_count() or 1) if cpus is None else cpus) as own:
         yield ServingCluster(own.address, lambda: require_whole(own))
+        say("ending the head, and jobs on it; what hasn't ended after some seconds is killed")

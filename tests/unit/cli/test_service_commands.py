@@ -101,6 +101,10 @@ def test_a_head_of_its_own_lives_as_long_as_the_service(
     assert "ray job submit` finds its head with --address http://10.0.0.1:8266" in captured.out
     assert "there is no token yet" in captured.err
     assert "run code there" not in captured.err
+    assert [line.split(";")[0] for line in captured.out.splitlines()[-2:]] == [
+        "ending the service",
+        "ending the head, and jobs on it",
+    ]
 
 
 def test_a_head_that_dies_ends_the_service_with_a_word(
