@@ -9,9 +9,10 @@ import errno
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trainflow.cli.chaos_command import chaos_app
 from trainflow.cli.checkpoints_command import checkpoints_app
@@ -44,7 +45,20 @@ _PLAIN_CAUSES = {
 }
 
 
+class _PlainGroup(TyperGroup):
+    """Commands whose refusals are without pydantic's words for whoever programs with it."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  as above it
+        """Call the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
+    cls=_PlainGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

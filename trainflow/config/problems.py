@@ -118,7 +118,7 @@ def find_problems(
         if conflicts := details.get("ctx", {}).get(_CONFLICTS):
             problems += cast("tuple[Problem, ...]", conflicts)
         else:
-            path = _path_in_data(details, data)
+            path = find_path(details["type"], details["loc"], data)
             by_path.setdefault(path, []).append(details)
     for path, alternatives in by_path.items():
         problems.append(_problem_at(path, alternatives, model, prefix))
@@ -127,14 +127,22 @@ def find_problems(
     ]
 
 
-def _path_in_data(details: "ErrorDetails", data: object) -> tuple[str | int, ...]:
-    """Drop what pydantic adds to a location to tell the branches of a union apart."""
+def find_path(
+    error_type: str, location: Sequence[str | int], data: object
+) -> tuple[str | int, ...]:
+    """Drop what pydantic adds to a location to tell the branches of a union apart.
+
+    Args:
+        error_type: pydantic's name of the error.
+        location: of the error, by pydantic.
+        data: the input that was refused.
+    """
     path: list[str | int] = []
-    for part in details["loc"]:
+    for part in location:
         found = _child(data, part)
         if found is _ABSENT:
-            if details["type"] == "missing":
-                path.append(details["loc"][-1])
+            if error_type == "missing":
+                path.append(location[-1])
             break
         path.append(part)
         data = found

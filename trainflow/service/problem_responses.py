@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from trainflow.config.problems import show
+from trainflow.config.problems import find_path, show
 from trainflow.errors import TrainFlowError
 from trainflow.service.problems import (
     MEDIA_TYPE,
@@ -39,6 +39,8 @@ _BY_STATUS = {
 _EXPECTED = {  # by pydantic's names of errors, where its words are for programmers
     "missing": "a value",
     "extra_forbidden": "no such key",
+    "dict_type": "a section of keys and values",
+    "string_type": "text",
     "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "{min_length} or more of them",
     "too_long": "{max_length} of them at most",
@@ -91,18 +93,27 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
                 f"character {where['loc'][-1]}), expected JSON; mend it there",
             )
         )
-    items = [_item_of(each) for each in found]
+    by_setting: dict[str, list[Mapping[str, Any]]] = {}
+    for each in found:
+        by_setting.setdefault(_setting_of(each, error.body), []).append(each)
+    items = [_item_of(setting, several) for setting, several in by_setting.items()]
     detail = "; ".join(f"{i.setting}: got {i.got}, expected {i.expected}" for i in items)
     return respond(ProblemError(ProblemType.INVALID, f"{detail}; {items[0].change}", items))
 
 
-def _item_of(found: Mapping[str, Any]) -> ProblemItem:
-    setting = ".".join(map(str, found["loc"]))
-    missing = found["type"] == "missing"
+def _setting_of(found: Mapping[str, Any], body: object) -> str:
+    place, *location = found["loc"]
+    inner = find_path(found["type"], location, body) if place == "body" else location
+    return ".".join(map(str, [place, *inner]))
+
+
+def _item_of(setting: str, alternatives: Sequence[Mapping[str, Any]]) -> ProblemItem:
+    """Describe what is wrong with a setting, by each type that it may have."""
+    first = alternatives[0]
     return ProblemItem(
         setting=setting,
-        got="nothing" if missing else show(found.get("input")),
-        expected=_expectation_in(found),
+        got="nothing" if first["type"] == "missing" else show(first.get("input")),
+        expected=" or ".join(map(_expectation_in, alternatives)),
         change=f"change {setting}; /openapi.json says what it means",
     )
 
@@ -110,7 +121,7 @@ def _item_of(found: Mapping[str, Any]) -> ProblemItem:
 def _expectation_in(found: Mapping[str, Any]) -> str:
     if expected := _EXPECTED.get(found["type"]):
         return expected.format_map(found.get("ctx", {}))
-    return re.sub(r"^(Input|String|List) should (be )?", "", found["msg"])
+    return re.sub(r"^(Input|String|List) should (be )?|^Value error, ", "", found["msg"])
 
 
 def _list_methods(request: Request) -> str:

@@ -368,6 +368,13 @@ def test_a_wrong_token_command_is_refused(arguments: list[str], home: Path, call
         assert not history.tokens.list()
 
 
+def test_a_choice_that_is_none_is_refused_in_plain_words(
+    home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    assert call_main("token", "create", "a", "--scope=nonsense") == 2
+    assert "'--scope': 'nonsense' is not one of 'read', 'submit'" in capsys.readouterr().err
+
+
 def test_a_token_lasts_a_hundred_years_at_most(
     home: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
 ):

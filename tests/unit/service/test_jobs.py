@@ -253,6 +253,15 @@ async def test_a_body_of_another_form_is_refused(
     assert answer.json()["type"] == f"urn:trainflow:problem:{problem}"
 
 
+async def test_what_may_be_of_several_types_is_told_once_by_its_own_key(open_client: OpenClient):
+    async with open_client() as client:
+        answer = await client.post("/v1/jobs", json={"config": 5})
+    (item,) = answer.json()["errors"]
+    assert (item["setting"], item["got"]) == ("body.config", "5")
+    assert item["expected"] == "a section of keys and values or text"
+    assert item["change"].startswith("change body.config; ")
+
+
 @pytest.mark.parametrize("body", [b"[" * 200_000, b"9" * 10_000])
 async def test_a_body_that_is_more_than_can_be_read_is_told_as_such(
     body: bytes, open_client: OpenClient
