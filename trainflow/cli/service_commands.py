@@ -268,6 +268,7 @@ def logs(
         return f"trainflow logs{named}{option} -f{begin}{place.option()}"
 
     with leavable(lambda: explain_return(chosen, come_back())), _jobs_of(place) as jobs:
+        from trainflow.cli.log_output import LogOutput  # noqa: PLC0415
         from trainflow.cli.worker_logs import print_all  # noqa: PLC0415
 
         chosen = jobs.choose(job_id)
@@ -275,10 +276,12 @@ def logs(
             if worker == _ALL:
                 print_all(jobs.client, chosen, SYSTEM_CLOCK, follow=follow)
                 return
+            shown = LogOutput.to_stdout()
             pieces = jobs.client.log_pieces(chosen, worker=worker, offset=offset, follow=follow)
             for piece in pieces:
-                typer.echo(piece.data, nl=False)
+                shown.write(piece.data)
                 reached, whose = piece.end, piece.worker
+            shown.end()
 
 
 def _require_one_log(worker: str | None, offset: int) -> None:

@@ -5,8 +5,7 @@ Process: driver.  Blocks: until the service answers; where it follows, until the
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from trainflow.cli.log_output import LogOutput
 from trainflow.clock import Clock
 
 if TYPE_CHECKING:
@@ -46,19 +45,18 @@ def print_all(client: "TrainFlowClient", job_id: str, clock: Clock, *, follow: b
         ServiceError: the service doesn't answer.
     """
     known: dict[str, WorkerLines] = {}
+    output = LogOutput.to_stdout()
     while True:
         is_over = not follow or client.get(job_id).state.is_terminal  # before the last look
         for log in client.worker_logs(job_id):
             lines = known.setdefault(log.worker_id, WorkerLines(log.worker_id))
             if log.end > lines.offset:
-                _print_new(client, job_id, log.worker_id, lines)
+                pieces = client.log_pieces(job_id, worker=log.worker_id, offset=lines.offset)
+                for piece in pieces:
+                    output.write(lines.take(piece.begin, piece.data))
         if is_over:
             break
         clock.sleep(_LOOK_EVERY_S)
     for lines in known.values():
-        typer.echo(lines.take_rest(), nl=False)
-
-
-def _print_new(client: "TrainFlowClient", job_id: str, worker_id: str, lines: WorkerLines) -> None:
-    for piece in client.log_pieces(job_id, worker=worker_id, offset=lines.offset):
-        typer.echo(lines.take(piece.begin, piece.data), nl=False)
+        output.write(lines.take_rest())
+    output.end()
