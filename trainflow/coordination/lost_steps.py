@@ -11,11 +11,11 @@ class LostSteps:
 
     ``resumed`` tells of those that going back to a kept state costs; so does ``recovered``, of the
     last epoch that the recovery needed. What is lost without going back only ``recovered`` tells.
-    What a run goes back for its loss is asked for, and is not lost.
+    What a run goes back for its loss is asked for, and is not lost, also if somebody dies then.
     """
 
     def __init__(self) -> None:
-        self._counted: dict[str, int] = {}  # by the epoch that does them again
+        self._counted: dict[str, int] = {}  # by the epoch that does them again, asked for or not
         self._rewound_to: int | None = None  # until it is told that training begins there
 
     def take(self, event: Mapping[str, Any]) -> int:
@@ -26,8 +26,8 @@ class LostSteps:
                 self._rewound_to = data["to_step"]
             case "resumed" if "steps_lost" in data:  # earlier releases didn't say
                 rewound_to, self._rewound_to = self._rewound_to, None
-                if data["recovering"] or data["step"] != rewound_to:
-                    return self._count(str(EpochId(*data["epoch"])), data["steps_lost"])
+                lost = self._count(str(EpochId(*data["epoch"])), data["steps_lost"])
+                return lost if data["step"] != rewound_to else 0
             case "recovered":
                 return self._count(data["epoch"], data["steps_lost"])
             case _:

@@ -47,7 +47,7 @@ class RewindHistory:
         elif kind == DONE:
             self._positions[data["to_step"]] = data["position"]
             self.pending = None
-        elif kind in {GIVEN_UP, "attempt"}:
+        elif kind == GIVEN_UP:
             self.pending = None
         elif kind == _UNUSABLE and data["step"] in self._positions:
             self._unusable.add(data["step"])

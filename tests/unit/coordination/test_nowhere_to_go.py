@@ -120,7 +120,7 @@ def test_once_workers_are_warm_elsewhere_ranks_go_there(play: Play):
 
     scene = play(act)
     assert scene.control.members == (SPARE, OTHER)
-    assert scene.text("drained").endswith("the world went from 3 to 2")
+    assert scene.text("drained").endswith("no rank is there; the world has 2 of 3")
     assert not scene.superior.endings
 
 

@@ -356,8 +356,16 @@ def test_steps_that_are_done_again_are_counted_once_each(shown: Shown):
     shown.tell("rewound", to_step=20, position=90, steps_lost=5)
     shown.tell("resumed", **resumed, steps_lost=5, recovering=False)
     assert shown.value(metrics.STEPS_LOST) == 5
-    shown.tell("resumed", **resumed, steps_lost=7, recovering=False)  # a later attempt
+    later = resumed | {"epoch": [2, 1]}
+    shown.tell("resumed", **later, steps_lost=7, recovering=False)  # another attempt
     assert shown.value(metrics.STEPS_LOST) == 12
+
+
+def test_steps_that_a_rewind_makes_void_are_counted_once_though_a_member_dies_then(shown: Shown):
+    shown.tell("rewound", to_step=20, position=90, steps_lost=11)
+    shown.tell("resumed", step=20, epoch=[1, 2], steps_lost=11, recovering=True)
+    shown.tell("recovered", **RECOVERED | {"epoch": "1.2", "steps_lost": 11})
+    assert shown.value(metrics.STEPS_LOST) == 11
 
 
 def test_a_recovery_that_needs_several_epochs_has_lost_what_each_of_them_did(shown: Shown):

@@ -69,6 +69,8 @@ def test_what_a_rewind_makes_void_is_asked_for_and_what_is_lost_later_is_not():
     asked = [rewound, resumed(4, recovering=False)]
     assert count_lost(asked) == 0
     assert count_lost([*asked, resumed(2, 3, recovering=False)]) == 2
+    with_a_death = [rewound, resumed(4), recovered(1, 2, 4)]
+    assert count_lost([*with_a_death, resumed(2, 3)]) == 2
 
 
 def test_no_step_runs_from_the_fault_until_all_hold_the_state():
