@@ -301,7 +301,7 @@ def test_workers_are_written_for_programs_as_the_service_has_answered(
     publish(ready, record(ready), SYSTEM_CLOCK.unix_s())
     assert call_main("workers", ID, "-o", "json") == ExitCode.SUCCESS
     answer = json.loads(capsys.readouterr().out)
-    assert answer.keys() == {"workers", "published_at_s", "stale_s"}
+    assert answer.keys() == {"workers", "published_at_s", "stale_s", "history_problem"}
     assert answer["workers"] == []
     assert answer["published_at_s"] is not None
 
