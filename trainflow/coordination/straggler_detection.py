@@ -203,9 +203,8 @@ class StragglerDetector:
             for worker_id, each in self.current.items()
             if worker_id in ranks
         }
-        for counter in (self._num_slow, self._num_fine):
-            for worker_id in counter.keys() - ranks.keys():
-                del counter[worker_id]
+        self._num_slow.clear()
+        self._num_fine.clear()
         return gone
 
     def _judge(self, medians_s: Sequence[float], ratings: Sequence[Rating]) -> StragglerVerdict:

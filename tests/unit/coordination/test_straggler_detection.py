@@ -222,6 +222,25 @@ def test_another_world_begins_anew_and_keeps_who_straggles():
     assert not world.detector.current
 
 
+def test_windows_of_two_worlds_are_not_in_a_row_even_for_who_is_in_both():
+    world = World(4)
+
+    def change() -> None:
+        world.members = [*world.members[:3], Member(f"x{len(world.verdicts)}", "n3")]
+        world.step([STEP_S] * 4)
+
+    for _ in range(BEGIN_AFTER - 1):
+        world.window(w2=1.5)
+    change()
+    begun = [ids(world.window(w2=1.5).begun) for _ in range(BEGIN_AFTER)]
+    assert begun == [[]] * (BEGIN_AFTER - 1) + [["w2"]]
+    for _ in range(END_AFTER - 1):
+        world.window()
+    change()
+    over = [world.window().over for _ in range(END_AFTER)]
+    assert over == [()] * (END_AFTER - 1) + [("w2",)]
+
+
 def test_what_another_detector_has_told_of_holds():
     told = Straggler(2, "w2", "n2", 0.15, 0.1, 10.0)
     world = World(4, detector=StragglerDetector([told, Straggler(0, "w7", "n7", 1.0, 0.5, 9.0)]))
