@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from trainflow.config.job import JobConfig
 from trainflow.coordination.draining import group_by_deadline
 from trainflow.coordination.membership import Candidate, next_members
+from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -23,13 +24,13 @@ class Candidacy:
         unfit: nodes whose workers take no rank.
     """
 
-    def __init__(self, job: JobConfig, pool: WorkerPool):
+    def __init__(self, job: JobConfig, pool: WorkerPool, record: RunRecord):
         self.designated: frozenset[str] = frozenset()
         self.unfit = UnfitNodes()
         self._job = job
         self._pool = pool
+        self._record = record
         self._leaving: str | None = None
-        self._relieved: set[str] = set()
 
     def at_most(self, members: Sequence[str]) -> int:
         """Return how many members there may be.
@@ -72,7 +73,8 @@ class Candidacy:
         fit = self._find_fit(warm, members)
         num_needed = self.at_most(members) if is_first else self._job.workers.minimum
         candidates = fit if len(fit) >= num_needed else warm
-        return self._prefer(candidates, self._relieved.difference(members), members)
+        relieved = self._record.reliefs.relieved.difference(members)
+        return self._prefer(candidates, relieved, members)
 
     def next_at_boundary(self, members: Sequence[str]) -> tuple[str, ...]:
         """Return who is to be a member once all have stopped between two steps.
@@ -139,10 +141,8 @@ class Candidacy:
         self._leaving = worker_id
         return True
 
-    def on_formed(self, members: Sequence[str]) -> None:
-        """An epoch of these has begun; nobody has left if one was lost before the boundary."""
-        if self._leaving is not None and self._leaving not in members:
-            self._relieved.add(self._leaving)
+    def on_formed(self) -> None:
+        """An epoch has begun: who was to leave has left, or stays after all."""
         self._leaving = None
 
     def _fill(self, members: Sequence[str], candidates: Sequence[Candidate]) -> tuple[str, ...]:

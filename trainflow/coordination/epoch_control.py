@@ -75,7 +75,7 @@ class EpochControl:
         self.incarnation = record.newest_incarnation
         self.members: tuple[str, ...] = ()
         self.epoch: EpochId | None = None
-        self.candidacy = Candidacy(job, pool)
+        self.candidacy = Candidacy(job, pool, record)
         self._request = BoundaryRequest(pool)
         self._kept = kept
         self._job = job
@@ -386,7 +386,7 @@ class EpochControl:
         self.members, self.epoch, self._forming = spec.members, spec.epoch, None
         self._broken = self._member_lost = self._pausing = False
         self.attempts.succeed()
-        self.candidacy.on_formed(spec.members)
+        self.candidacy.on_formed()
         self.running_since_s = self._clock.monotonic_s()
         recovering = self._recovery.on_formed(formed)
         if not self._recovery.is_under_way:

@@ -30,6 +30,7 @@ from trainflow.coordination.job_record import JobRecord, write_job_record
 from trainflow.coordination.line_file import LineFile
 from trainflow.coordination.loss_history import LossHistory
 from trainflow.coordination.messages import Event
+from trainflow.coordination.relief_history import ReliefHistory
 from trainflow.coordination.report_events import EVALUATED, WORK, Told, describe_report
 from trainflow.coordination.rewind_history import DONE as REWOUND
 from trainflow.coordination.rewind_history import RewindHistory
@@ -69,6 +70,7 @@ class RunRecord:
         rewinds: how it has gone back for its loss, in all attempts.
         anomalies: those that are told of, in all attempts.
         hangs: what was judged to hang so far, in this attempt.
+        reliefs: who has given its rank to a spare, in this attempt.
         beginnings: of each epoch its id, and the step that it began after.
         told_at_s: when the newest event of a kind and a step was, by CLOCK_REALTIME.
         attempt: counts how often the job was begun: 1, and one more each time it is resumed.
@@ -98,6 +100,7 @@ class RunRecord:
         self.anomalies = AnomalyHistory()
         self.losses = LossHistory()
         self.hangs = HangHistory()
+        self.reliefs = ReliefHistory()
         self.beginnings: list[tuple[EpochId, int]] = []
         self._begun_from_stored: dict[int, EpochId] = {}  # by the checkpoint's step, the last time
         self.told_at_s: dict[tuple[str, int], float] = {}
@@ -233,6 +236,7 @@ class RunRecord:
         self.rewinds.take(event)
         self.losses.take(event)
         self.hangs.take(event)
+        self.reliefs.take(event)
         self.anomalies.take(event)
         if kind == "attempt":
             self._forget_attempt(event)
@@ -258,7 +262,8 @@ class RunRecord:
     def _forget_attempt(self, event: dict[str, Any]) -> None:
         """Begin anew with what goes by what has happened: the attempt before is over."""
         self.attempt = event["data"]["attempt"]
-        self.losses, self.hangs, self._kinds = LossHistory(), HangHistory(), set()
+        self.losses, self.hangs, self.reliefs = LossHistory(), HangHistory(), ReliefHistory()
+        self._kinds = set()
         self._lasting, self._began_at_s = [], event["at_s"]
 
     def _find_last_step(self, resumed: dict[str, Any] | None) -> int:

@@ -13,6 +13,7 @@ from tests.unit.coordination.playing import Play, make_play
 from tests.unit.coordination.test_epoch_control import Scene
 from trainflow.coordination import boundary_request
 from trainflow.coordination.candidacy import Candidacy
+from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import Flag
@@ -39,7 +40,25 @@ async def reach_boundary(scene: Scene, step: int = 2) -> None:
 async def relieve(scene: Scene) -> None:
     add_spare(scene)
     assert scene.control.relieve(scene.ids[2])
+    scene.record.add_event("straggler_relieved", "told", worker_id=scene.ids[2])
     await reach_boundary(scene)
+
+
+def restart(scene: Scene, *, knows_epoch: bool = True) -> None:
+    """Have another coordinator go on; the one before may not have lived to tell of its epoch."""
+    scene.control.close()
+    if not knows_epoch:
+        events = scene.record.directory / "events.jsonl"
+        *before, last = events.read_text().splitlines(keepends=True)
+        assert '"kind": "epoch"' in last
+        events.write_text("".join(before))
+    scene.record = RunRecord(scene.record.directory, scene.clock)
+    job, pool, _, kept, clock = scene._parts
+    scene._parts = job, pool, scene.record, kept, clock
+    scene.control = scene.follow(incarnation=2)
+    plan = scene.workers[0].plans[-1]
+    scene.control.take_over(plan.spec, intact=True, plan=plan)
+    scene.control.open()
 
 
 def test_a_spare_takes_the_rank_at_the_boundary_and_nothing_is_lost(play: Play):
@@ -215,17 +234,33 @@ def test_it_is_the_last_to_be_taken_again(play: Play):
     assert scene.control.members == (scene.ids[0], scene.ids[2], SPARE), "no other was left"
 
 
-def test_it_takes_no_rank_from_another(play: Play):
+@pytest.mark.parametrize("knows_epoch", [True, False])
+def test_a_later_coordinator_takes_it_last_as_well(play: Play, *, knows_epoch: bool):
     async def act(scene: Scene) -> None:
         await relieve(scene)
+        restart(scene, knows_epoch=knows_epoch)
+        scene.commit_everywhere(4)
+        add_spare(scene, OTHER)
+        scene.lose(1)
+        await settle()
+
+    assert play(act).control.members == ("slot0-1.0", OTHER, SPARE)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_it_takes_no_rank_from_another(play: Play, *, restarts: bool):
+    async def act(scene: Scene) -> None:
+        await relieve(scene)
+        if restarts:
+            restart(scene)
         scene.commit_everywhere(4)
         assert not scene.control.relieve(scene.ids[1])
 
     play(act)
 
 
-def test_where_no_bundles_are_reserved_nobody_is_a_candidate():
+def test_where_no_bundles_are_reserved_nobody_is_a_candidate(record: RunRecord):
     """Before a run has its bundles, and once they are given back: people may ask for its status."""
     pool = WorkerPool("job-1", make_job(), (), cast("Any", None))
     assert pool.num_bundles() == 0
-    assert Candidacy(make_job(), pool).available(()) == ()
+    assert Candidacy(make_job(), pool, record).available(()) == ()

@@ -213,17 +213,21 @@ def test_what_is_given_up_is_told(record: RunRecord, caplog: pytest.LogCaptureFi
 def test_a_later_attempt_goes_on_with_the_record_and_ends_anew(record: RunRecord):
     record.add_event("epoch", "epoch 3.1", epoch="3.1", base="4@2.1", members=["a"])
     record.add_event("failure", "lost a")
+    record.add_event("straggler_relieved", "b leaves", worker_id="b")
+    record.add_event("epoch", "epoch 3.2", epoch="3.2", base="4@2.1", members=["a"])
     record.add_event("stopping", "asked to")
     record.write_ending("job", SUCCESS)
 
     again = open_record(record.directory)
+    assert again.reliefs.relieved == {"b"}
     again.begin_attempt(2)
+    assert again.reliefs.relieved == set()
     assert (again.attempt, again.num_failures, again.read_ending()) == (2, 0, None)
     assert not again.has("stopping")
     assert again.newest_incarnation == 3
     before = {"attempt": 1, "state": "succeeded", "ended_at_s": 1000.0}
     before |= {"exit_code": 0, "reason": "every step is done"}
-    assert again.events_since(3)[0]["data"] == {"attempt": 2, "before": before}
+    assert again.events_since(5)[0]["data"] == {"attempt": 2, "before": before}
     first = json.loads((record.directory / "result-a1.json").read_text())
     assert first["state"] == "succeeded"
 
