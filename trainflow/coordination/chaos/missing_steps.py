@@ -5,9 +5,10 @@ that hears it: each of these deaths may take one step along. A rank's takes the 
 epoch, or others would have gone on and told of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trainflow.coordination.chaos.epoch_bases import Base, find_bases
 from trainflow.coordination.chaos.used_samples import Committed, EpochKey
 from trainflow.epochs import EpochId
 
@@ -65,7 +66,7 @@ def tell_missing_steps(
             for step in missing
             if step not in waited and not (is_untimed or _is_on_full_disk(step, steps, filled_at_s))
         ]
-    last = _find_last(commits)
+    last = _find_last((*commits, *find_bases(events)))
     num_within = sum(step not in last for step in unheard)
     if len(unheard) <= num_ranks + num_coordinators and num_within <= num_coordinators:
         return []
@@ -77,7 +78,7 @@ def tell_missing_steps(
     ]
 
 
-def _find_last(commits: Sequence[Committed]) -> set[int]:
+def _find_last(commits: Iterable[Committed | Base]) -> set[int]:
     """Return the steps after which an epoch committed none."""
     last: dict[EpochKey, int] = {}
     for each in commits:

@@ -75,6 +75,18 @@ def test_the_death_of_a_rank_excuses_the_last_step_of_an_epoch():
     assert wrong(without(5, 10), [lost, RESTARTED]) == []
 
 
+def test_the_last_step_of_an_epoch_may_be_one_that_only_the_next_ones_base_proves():
+    commits = [Committed("a", number, (1, 1)) for number in range(1, 10)]
+    commits += [Committed("b", number, (2, 2)) for number in range(11, LAST + 1)]
+    went_on = tell("epoch", epoch="2.2", members=["b"], base="10@1.1")
+
+    def judge(*events: dict[str, Any]) -> list[str]:
+        return tell_missing_steps([10], without(10), events, commits, [], has_wrong_clocks=False)
+
+    assert judge(lose("a", 0), went_on) == []
+    assert judge(lose("a", 0)) != []
+
+
 @pytest.mark.parametrize(
     "event", [lose("c", None), tell("failure", epoch="1.1"), tell("submitted"), FORMED]
 )

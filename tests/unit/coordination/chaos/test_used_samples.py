@@ -1,6 +1,7 @@
 """The oracle itself: it must see a step that was done twice, and one that was not done."""
 
 from trainflow.coordination.chaos.used_samples import (
+    UNKNOWN,
     Committed,
     Used,
     collect_samples,
@@ -46,3 +47,18 @@ def test_samples_of_a_rank_that_died_after_its_record_was_out_count():
 
 def test_a_step_that_nobody_committed_is_missing():
     assert collect_samples([Used(A, 1, FIRST, (1, 2))], {}) == {}
+
+
+def test_what_is_proven_counts_beside_what_was_told():
+    assert find_committing_epochs([], {1: {FIRST}}) == {1: {FIRST}}
+    told = [Committed(A, 1, FIRST), Committed(A, 2, FIRST)]
+    assert find_committing_epochs(told, {1: {SECOND}})[1] == {FIRST, SECOND}
+
+
+def test_a_commit_that_nobody_outlived_never_happened_if_a_later_one_is_proven():
+    assert find_committing_epochs([Committed(A, 1, FIRST)], {1: {SECOND}}) == {1: {SECOND}}
+
+
+def test_of_which_try_was_committed_where_that_is_unknown_no_samples_are_told():
+    used = [Used(A, 1, FIRST, (1,)), Used(A, 1, SECOND, (1,)), Used(A, 2, SECOND, (2,))]
+    assert collect_samples(used, {1: {UNKNOWN}, 2: {SECOND}}) == {2: [2]}
