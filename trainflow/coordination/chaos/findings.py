@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainflow.coordination.bisection import History
+from trainflow.coordination.chaos.epoch_bases import find_bases, find_proven
 from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
 from trainflow.coordination.chaos.flips import Flip
-from trainflow.coordination.chaos.used_samples import Committed, Used
+from trainflow.coordination.chaos.used_samples import (
+    Committed,
+    EpochKey,
+    Used,
+    find_committing_epochs,
+)
 from trainflow.data.order import OrderKind
 
 
@@ -89,6 +95,11 @@ class RunEvidence:
     def is_done(self) -> bool:
         """Whether it did all of its steps."""
         return self.state == "succeeded"
+
+    def find_committing(self) -> dict[int, set[EpochKey]]:
+        """Return the epochs in which each step was committed, by its ranks and by what began."""
+        proven = find_proven(find_bases(self.events), self.commits, self.used)
+        return find_committing_epochs(self.commits, proven)
 
     def history(self) -> History:
         """Return what it has digested."""

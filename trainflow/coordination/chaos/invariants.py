@@ -5,7 +5,7 @@ why, and counts for nothing. Pure.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,7 @@ from trainflow.coordination.chaos.findings import Findings, RunEvidence
 from trainflow.coordination.chaos.flips import Naming, find_naming
 from trainflow.coordination.chaos.missing_steps import find_missing_steps, tell_missing_steps
 from trainflow.coordination.chaos.unplanned_losses import find_losses, tell_unplanned
-from trainflow.coordination.chaos.used_samples import (
-    collect_samples,
-    find_committing_epochs,
-)
+from trainflow.coordination.chaos.used_samples import collect_samples
 from trainflow.coordination.chaos.worker_lives import compare_ledger
 from trainflow.data.order import SampleOrder
 
@@ -49,8 +46,12 @@ def judge(found: Findings) -> tuple[Verdict, ...]:
 def _judge(name: str, faults: Iterable[str], told: str) -> Verdict:
     """Hold what has no faults; of many faults the first are shown."""
     wrong = list(faults)
-    more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-    return Verdict(name, not wrong, (*wrong[:_SHOWN], *more) if wrong else (told,))
+    return Verdict(name, not wrong, _cut(wrong) if wrong else (told,))
+
+
+def _cut(wrong: Sequence[str]) -> tuple[str, ...]:
+    more = (f"and {len(wrong) - _SHOWN} more",) if len(wrong) > _SHOWN else ()
+    return (*wrong[:_SHOWN], *more)
 
 
 def judge_end(found: Findings) -> Verdict:
@@ -91,7 +92,7 @@ def judge_losses(found: Findings) -> Verdict:
 def judge_steps(found: Findings) -> Verdict:
     """Every step was committed once: in one epoch, by all ranks of it."""
     run, last = found.disturbed, found.job.max_steps
-    committing = find_committing_epochs(run.commits)
+    committing = run.find_committing()
     recorded = Counter(line["step"] for line in run.steps)
     wrong = [
         f"step {step} was committed in {len(epochs)} epochs: {_list(epochs)}"
@@ -127,9 +128,10 @@ def judge_samples(found: Findings) -> Verdict:
     name, job, run = "every sample is used once", found.job, found.disturbed
     if not run.num_samples:
         return Verdict(name, None, ("no rank has told how many samples there are",))
-    used = collect_samples(run.used, find_committing_epochs(run.commits))
-    if not used:
+    committing = run.find_committing()
+    if not committing:
         return Verdict(name, None, ("no step was committed",))
+    used = collect_samples(run.used, committing)
     order = SampleOrder(run.num_samples, job.seed, job.order)
     wrong: list[str] = []
     for step, indices in sorted(used.items()):
@@ -140,7 +142,14 @@ def judge_samples(found: Findings) -> Verdict:
                 f"step {step}: samples {[*(missing - extra).elements()]} are missing, and "
                 f"{[*(extra - missing).elements()]} too many"
             )
-    return _judge(name, wrong, f"{sum(map(len, used.values()))} samples in {len(used)} steps")
+    told = f"{sum(map(len, used.values()))} samples in {len(used)} of {job.max_steps} steps"
+    last = job.max_steps if run.is_done else max(committing)
+    unknown = [step for step in range(1, last + 1) if step not in used]
+    if not unknown:
+        return _judge(name, wrong, told)
+    named = ", ".join(map(str, unknown[:_SHOWN])) + (", …" if len(unknown) > _SHOWN else "")
+    told += f"; of {len(unknown)} it isn't known which try was committed: steps {named}"
+    return Verdict(name, False if wrong else None, (*_cut(wrong), told))
 
 
 def judge_ranks(found: Findings) -> Verdict:
@@ -187,7 +196,7 @@ def judge_flips(found: Findings) -> Verdict:
     name, run = "flipped bits are kept out", found.disturbed
     if not run.flips:
         return Verdict(name, None, ("no bit was flipped",))
-    committing = find_committing_epochs(run.commits)
+    committing = run.find_committing()
     wrong = [
         f"step {flip.step} was committed in epoch {flip.epoch}, with a bit flipped on rank "
         f"{flip.rank}"
