@@ -101,6 +101,11 @@ class RunEvidence:
         proven = find_proven(find_bases(self.events), self.commits, self.used)
         return find_committing_epochs(self.commits, proven)
 
+    def find_reached(self) -> int:
+        """Return the newest step that was committed; 0 if none was."""
+        recorded = (line["step"] for line in self.steps)
+        return max((*self.find_committing(), *recorded), default=0)
+
     def history(self) -> History:
         """Return what it has digested."""
         digests = {line["step"]: line["digest"] for line in self.steps if line.get("digest")}

@@ -90,9 +90,12 @@ def judge_losses(found: Findings) -> Verdict:
 
 
 def judge_steps(found: Findings) -> Verdict:
-    """Every step was committed once: in one epoch, by all ranks of it."""
-    run, last = found.disturbed, found.job.max_steps
+    """Every step that the run came to was committed once: in one epoch, by all ranks of it."""
+    name, run, last = "every step is committed once", found.disturbed, found.job.max_steps
+    reached = last if run.is_done else min(run.find_reached(), last)
     committing = run.find_committing()
+    if not reached and not committing:
+        return Verdict(name, None, ("no step was committed",))
     recorded = Counter(line["step"] for line in run.steps)
     wrong = [
         f"step {step} was committed in {len(epochs)} epochs: {_list(epochs)}"
@@ -101,12 +104,12 @@ def judge_steps(found: Findings) -> Verdict:
     ]
     wrong += [
         f"step {step} was committed by no rank"
-        for step in range(1, last + 1)
+        for step in range(1, reached + 1)
         if step not in committing
     ]
     wrong += [f"step {s} is in the record {n} times" for s, n in sorted(recorded.items()) if n > 1]
     wrong += [f"step {step} is none of {last}" for step in committing if not 1 <= step <= last]
-    missing = find_missing_steps(run.steps, last)
+    missing = find_missing_steps(run.steps, reached)
     if run.is_done:
         filled_at_s = [
             each.at_s for each in found.faults if each.kind == "fill_disk" and each.at_s is not None
@@ -119,8 +122,12 @@ def judge_steps(found: Findings) -> Verdict:
             filled_at_s,
             has_wrong_clocks=found.has_wrong_clocks,
         )
-    told = f"{last} steps" + (f"; nobody lived to report {len(missing)}" if missing else "")
-    return _judge("every step is committed once", wrong, told)
+    told = f"{last} steps" if reached == last else f"the {reached} that it came to, of {last} steps"
+    if missing:
+        told += (
+            f"; {'nobody lived to report' if run.is_done else 'its record lacks'} {len(missing)}"
+        )
+    return _judge(name, wrong, told)
 
 
 def judge_samples(found: Findings) -> Verdict:
@@ -143,8 +150,8 @@ def judge_samples(found: Findings) -> Verdict:
                 f"{[*(extra - missing).elements()]} too many"
             )
     told = f"{sum(map(len, used.values()))} samples in {len(used)} of {job.max_steps} steps"
-    last = job.max_steps if run.is_done else max(committing)
-    unknown = [step for step in range(1, last + 1) if step not in used]
+    reached = job.max_steps if run.is_done else run.find_reached()
+    unknown = [step for step in range(1, reached + 1) if step not in used]
     if not unknown:
         return _judge(name, wrong, told)
     named = ", ".join(map(str, unknown[:_SHOWN])) + (", …" if len(unknown) > _SHOWN else "")

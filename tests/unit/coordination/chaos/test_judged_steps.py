@@ -1,11 +1,13 @@
-"""Which steps are judged, and by what: also of a step that nobody told of."""
+"""Which steps are judged, and by what: of a run that ended early, and of a step nobody told of."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.coordination.chaos.test_invariants import (
     CLEAN,
     EPOCH,
     LATER,
+    line,
     make_events,
     make_findings,
     make_flip,
@@ -78,3 +80,36 @@ def test_of_a_checkpoint_of_several_tries_the_samples_are_not_judged_and_that_is
     wrong = verdict(make_findings(commits=UNTOLD, used=[*CLEAN.used, *used]), USED)
     assert wrong.holds is False
     assert wrong.evidence[-1].startswith("24 samples in 3 of 4 steps; of 1 it isn't known which")
+
+
+def test_of_a_run_that_did_not_end_the_steps_are_judged_that_it_came_to():
+    commits = [each for each in CLEAN.commits if each.step <= 2]
+    found = make_findings(commits=commits, steps=[line(1), line(2)], state="stopped")
+    assert verdict(found, "it ends").holds is False
+    assert verdict(found, ONCE).evidence == ("the 2 that it came to, of 4 steps",)
+    assert verdict(found, USED).evidence == ("8 samples in 2 of 4 steps",)
+    assert verdict(found, ONCE).holds
+    assert verdict(found, USED).holds
+    done = replace(found, disturbed=replace(found.disturbed, state="succeeded"))
+    assert "step 3 was committed by no rank" in verdict(done, ONCE).evidence
+
+
+def test_of_a_run_that_did_not_end_a_step_that_was_left_out_is_lost():
+    commits = [each for each in CLEAN.commits if each.step in {1, 3}]
+    found = make_findings(commits=commits, steps=[line(1), line(3)], state="stopped")
+    assert verdict(found, ONCE).evidence == ("step 2 was committed by no rank",)
+    recorded = make_findings(commits=commits[:2], steps=[line(1), line(2)], state="stopped")
+    assert verdict(recorded, ONCE).evidence == ("step 2 was committed by no rank",)
+    silent = make_findings(commits=CLEAN.commits[:4], steps=[line(1)], state="stopped")
+    assert verdict(silent, ONCE).evidence == (
+        "the 2 that it came to, of 4 steps; its record lacks 1",
+    )
+
+
+def test_of_a_run_that_committed_nothing_no_step_is_judged():
+    found = make_findings(commits=[], steps=[], state="stopped")
+    for name in (ONCE, USED):
+        judged = verdict(found, name)
+        assert (judged.holds, judged.evidence) == (None, ("no step was committed",))
+    done = make_findings(commits=[], steps=[])
+    assert verdict(done, ONCE).holds is False
