@@ -25,6 +25,8 @@ async def require_known_query(request: Request) -> None:
     Raises:
         ProblemError: INVALID.
     """
+    if not request.query_params:
+        return
     known = _list_parameters(request)
     if unknown := [name for name in dict.fromkeys(request.query_params) if name not in known]:
         items = [_describe(name, known) for name in unknown[:_MOST_TOLD]]
