@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.full_disk import room_for
-from tests.unit.coordination.fakes import until
+from tests.unit.coordination.fakes import FakeClock, until
 from trainflow.coordination import departure as module
 from trainflow.coordination.departure import Departure
 from trainflow.coordination.run_record import RunRecord
@@ -17,22 +17,9 @@ from trainflow.coordination.run_state import STOPPED
 from trainflow.coordination.status_file import StatusFile
 
 
-class HandClock:
-    now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s
-
-    def sleep(self, duration_s: float) -> None:
-        raise AssertionError("nothing here sleeps")
-
-
 class Stage:
     def __init__(self, directory: Path):
-        self.clock = HandClock()
+        self.clock = FakeClock()
         self.record = RunRecord(directory, self.clock)
         self.status = directory / "status.json"
         file = StatusFile(directory, self._look, self.clock)
