@@ -74,7 +74,8 @@ class _Trouble:
         """
         if not isinstance(self.error, HistoryError | OSError):
             return _REST_S
-        return min(_TRY_AGAIN_AFTER_S * 2 ** (self.num_tries - 1), _TRY_AGAIN_AT_MOST_AFTER_S)
+        num_doublings = min(self.num_tries - 1, 10)  # of thousands there is no float
+        return min(_TRY_AGAIN_AFTER_S * 2**num_doublings, _TRY_AGAIN_AT_MOST_AFTER_S)
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,21 @@ def test_what_is_lacking_outside_a_record_is_looked_for_again_soon(
     assert ingester.trouble is None
 
 
+def test_a_record_that_cannot_be_read_for_days_does_not_hold_up_others(
+    history: History, home: Home, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+):
+    (home.run("a-broken").directory / "events.jsonl").mkdir()
+    clock = HandClock()
+    ingester = home.ingester(history, clock)
+    with monkeypatch.context() as refusing:
+        tries = refuse(refusing, OSError("no such device"))
+        while len(tries) < 3000:
+            ingester.poll()
+            clock.now_s += 8
+    run.event("submitted")
+    assert ingester.poll().job_ids == {JOB_ID}
+
+
 def test_a_record_that_fails_by_itself_rests_for_a_minute(
     history: History, home: Home, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ):
