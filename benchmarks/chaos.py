@@ -11,8 +11,9 @@ mix: a wrong clock, as times are measured by it, and a store that hangs, as host
 off reach none.
 
 Goodput is the steps that were done, times the median step of the same system undisturbed, over the
-time it took. The campaigns are those of ``trainflow chaos run``, with its invariants: one that is
-broken fails the benchmark.
+time it took. A machine may become slower or faster within a run: steps are measured before it and
+after it, and the mean of both medians counts. The campaigns are those of ``trainflow chaos run``,
+with its invariants: one that is broken fails the benchmark.
 
 Process: the harness; one measured system at a time.
 """
@@ -22,7 +23,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from benchmarks.peers import ray_train
@@ -43,6 +46,7 @@ SEED = 2  # with which each entry of both mixes is drawn within ten minutes
 HANG_TIMEOUT_S = 3.0
 LEASE_S = 4.0
 _NUM_CALIBRATING_STEPS = 40
+_NUM_STEPS_AFTER = 240
 _NUM_QUICK_STEPS = 24
 _TIMEOUT_S = 3600.0
 
@@ -98,18 +102,34 @@ def make_job(log_dir: Path, max_steps: int, *, members: int = 4, spares: int = 2
     )
 
 
-def measure_trainflow(system: str, for_s: float, seed: int, work_dir: Path) -> Report:
-    """Carry a campaign out whose run takes about ``for_s`` seconds, and one without faults."""
+@dataclass(frozen=True)
+class Measured:
+    """A campaign, and the median step of a run without faults right after it."""
+
+    report: Report
+    step_after_s: float
+
+
+def measure_trainflow(system: str, for_s: float, seed: int, work_dir: Path) -> Measured:
+    """Carry a campaign out whose run takes about ``for_s`` seconds, and others without faults."""
     plan = make_plan(MIXES[system], 2 * for_s, seed)  # as long as the run may last
     short = make_job(work_dir / "events", _NUM_CALIBRATING_STEPS)
     with open_ground(_folder(work_dir), plan, short, None) as ground:
         calibrating = Campaign(ground, short, (), SYSTEM_CLOCK, _TIMEOUT_S, print)
-        step_s = median_step_s(calibrating.run_undisturbed().steps)
-        assert step_s, "it has done some steps"
+        step_s = _median_step_s(calibrating)
         job = make_job(work_dir / "events", int(_STEPS_RATIO[system] * for_s / step_s))
         faults = draw_faults(plan)
         campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, _TIMEOUT_S, print)
-        return campaign.carry_out(compares=True)
+        report = campaign.carry_out(compares=True)
+        after = make_job(work_dir / "events", _NUM_STEPS_AFTER)
+        step_after_s = _median_step_s(Campaign(ground, after, (), SYSTEM_CLOCK, _TIMEOUT_S, print))
+        return Measured(report, step_after_s)
+
+
+def _median_step_s(campaign: Campaign) -> float:
+    step_s = median_step_s(campaign.run_undisturbed().steps)
+    assert step_s, "it has done some steps"
+    return step_s
 
 
 def measure_quickly(work_dir: Path) -> Report:
@@ -144,8 +164,8 @@ def _describe(report: Report) -> dict[str, Any]:
     return {name: value for name, value in report.to_json().items() if name != "folder"}
 
 
-def campaign_rows(system: str, report: Report) -> list[Row]:
-    """Return the figures of a campaign."""
+def campaign_rows(system: str, report: Report, step_after_s: float | None = None) -> list[Row]:
+    """Return the figures of a campaign; goodput by the step before it alone, without one after."""
     figures = report.figures
     assert figures is not None, "no clock is wrong in these plans"
     rows = [
@@ -157,8 +177,12 @@ def campaign_rows(system: str, report: Report) -> list[Row]:
         Row(system, "starting_cpu_s", figures.starting_cpu_s, "s"),
     ]
     if figures.goodput_ratio is not None and figures.step_s is not None:
-        rows.insert(0, Row(system, "goodput", figures.goodput_ratio, "1"))
         rows.append(Row(system, "step_s", figures.step_s, "s"))
+        goodput_ratio = figures.goodput_ratio
+        if step_after_s is not None:
+            rows.append(Row(system, "step_after_s", step_after_s, "s"))
+            goodput_ratio *= mean([figures.step_s, step_after_s]) / figures.step_s
+        rows.insert(0, Row(system, "goodput", goodput_ratio, "1"))
     same = next(e for e in report.verdicts if e.invariant == "it ends as an undisturbed run")
     if same.holds is not None:
         rows.append(Row(system, "hash_equal", float(same.holds), "1"))
@@ -172,6 +196,7 @@ def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
         Row("ray_train", "faults", found.num_kills, "faults"),
         Row("ray_train", "wall_s", found.wall_s, "s"),
         Row("ray_train", "step_s", found.step_s, "s"),
+        Row("ray_train", "step_after_s", found.step_after_s, "s"),
     ]
     goodput = {row.system: row.value for row in ours if row.metric == "goodput"}
     if "trainflow_processes" not in goodput:  # it did not end
@@ -189,9 +214,10 @@ def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
     reports: dict[str, Report] = {}
     for system in MIXES:
         work_dir = Path(tempfile.mkdtemp(prefix=f"{system}-"))
-        reports[system] = measure_trainflow(system, for_s, seed, work_dir)
+        measured = measure_trainflow(system, for_s, seed, work_dir)
         shutil.rmtree(work_dir, ignore_errors=True)
-        found = campaign_rows(system, reports[system])
+        reports[system] = measured.report
+        found = campaign_rows(system, measured.report, measured.step_after_s)
         print(*found, sep="\n", flush=True)
         rows += found
     work_dir = Path(tempfile.mkdtemp(prefix="ray_train-"))

@@ -14,8 +14,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import psutil
@@ -66,6 +67,8 @@ class WorkerGroup:
 
 
 DDP = WorkerGroup(train_worker, num_workers=3)
+
+_NUM_STEPS_AFTER = 240
 
 MILESTONES = (
     Milestone("restart", "entered"),
@@ -148,18 +151,20 @@ class Goodput:
         wall_s: how long it was watched.
         num_steps: that it got further meanwhile.
         step_s: its median step before the first kill.
+        step_after_s: the same once it was let alone again.
         num_kills: that found somebody.
     """
 
     wall_s: float
     num_steps: int
     step_s: float
+    step_after_s: float
     num_kills: int
 
     @property
     def goodput_ratio(self) -> float:
-        """Of the time, what the steps that it got further take undisturbed."""
-        return self.num_steps * self.step_s / self.wall_s
+        """Of the time, what the steps that it got further take undisturbed, before and after."""
+        return self.num_steps * mean([self.step_s, self.step_after_s]) / self.wall_s
 
 
 def measure_goodput(
@@ -174,10 +179,11 @@ def measure_goodput(
         group: what is run.
 
     Raises:
-        TimeoutError: Ray Train did not settle; see ``driver.log``.
+        TimeoutError: Ray Train did not settle, before or after; see ``driver.log``.
         RuntimeError: the driver is gone.
     """
     plan = KillPlan(0, 0, group.num_workers, group.settled_steps[0], group.timeout_s)
+    plan_after = replace(plan, settled_steps=_NUM_STEPS_AFTER)
     with _driven(work_dir, group) as harness:
         wait_until(harness, group.timeout_s, "settle", lambda events: is_settled(events, plan))
         began_s, before = harness.clock.unix_s(), newest_step(harness.tail.events)
@@ -189,13 +195,18 @@ def measure_goodput(
             if at_s < for_s and (victim := _choose(harness.tail.poll(), pick)) is not None:
                 killed.append(harness.clock.unix_s())
                 harness.kill(victim)
-        events = harness.tail.poll()
+        num_steps = newest_step(harness.tail.poll()) - before
+        wait_until(
+            harness, group.timeout_s, "settle", lambda events: is_settled(events, plan_after)
+        )
+        events = harness.tail.events
     undisturbed = [e for e in events if e.unix_s < min(killed, default=began_s + for_s)]
-    generation = max(e.generation for e in undisturbed)
+    after = [e for e in events if e.unix_s >= began_s + for_s]
     return Goodput(
         for_s,
-        newest_step(events) - before,
-        median_step_s(undisturbed, generation),
+        num_steps,
+        median_step_s(undisturbed, max(e.generation for e in undisturbed)),
+        median_step_s(after, max(e.generation for e in after)),
         len(killed),
     )
 

@@ -35,7 +35,21 @@ def test_rows_say_whether_the_end_is_the_undisturbed_one():
 
 def test_time_lost_is_a_ratio_to_that_of_the_same_faults():
     ours = [Row("trainflow", "goodput", 0.7, "1"), Row("trainflow_processes", "goodput", 0.9, "1")]
-    found = Goodput(wall_s=100, num_steps=500, step_s=0.1, num_kills=3)
+    found = Goodput(wall_s=100, num_steps=500, step_s=0.08, step_after_s=0.12, num_kills=3)
     rows = {row.metric: row.value for row in chaos.ray_rows(found, ours)}
     assert rows["goodput"] == pytest.approx(0.5)
     assert rows["time_lost_to_trainflow_ratio"] == pytest.approx(5.0)
+
+
+def test_goodput_is_by_the_steps_before_and_after():
+    assert REPORT.figures is not None
+    verdict = Verdict("it ends as an undisturbed run", None, ())
+    figures = replace(REPORT.figures, step_s=0.2, goodput_ratio=0.8)
+    report = replace(REPORT, verdicts=(verdict,), figures=figures)
+    alone = {row.metric: row.value for row in chaos.campaign_rows("trainflow", report)}
+    assert alone["goodput"] == pytest.approx(0.8)
+    assert "step_after_s" not in alone
+    both = {row.metric: row.value for row in chaos.campaign_rows("trainflow", report, 0.22)}
+    assert both["goodput"] == pytest.approx(0.84)
+    assert both["step_s"] == pytest.approx(0.2)
+    assert both["step_after_s"] == pytest.approx(0.22)
