@@ -103,10 +103,13 @@ class ServiceJobs:
 
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
-        found = self.client.workers(self.choose(job_id))
+        chosen = self.choose(job_id)
+        found = self.client.workers(chosen)
+        has_ended = self.client.get(chosen).state.is_terminal
         answer = found.model_dump(mode="json")
         rows: list[dict[str, Any]] = answer["workers"]
-        return Shown(answer, format_table(rows, WORKER_COLUMNS), describe_age(found))
+        notice = describe_age(found, has_ended=has_ended)
+        return Shown(answer, format_table(rows, WORKER_COLUMNS), notice)
 
     def stop(self, job_id: str | None) -> Shown:
         """Have a job stopped."""

@@ -295,6 +295,19 @@ def test_of_several_jobs_that_go_on_one_is_to_be_named(
     assert call_main("workers", "../cluster") == ExitCode.USAGE
 
 
+def test_workers_of_a_job_that_ended_unheard_are_not_said_to_come_back(
+    ready: Service, call_main: CallMain, capsys: Captured
+):
+    run = record(ready)
+    publish(ready, run, as_of_s=SYSTEM_CLOCK.unix_s() - 60.0)
+    run.end()
+    ready.ingester.catch_up()
+    assert call_main("workers", ID) == ExitCode.SUCCESS
+    told = capsys.readouterr().err
+    assert "s old when it ended" in told
+    assert "restarts" not in told
+
+
 def test_workers_are_written_for_programs_as_the_service_has_answered(
     ready: Service, call_main: CallMain, capsys: Captured
 ):
