@@ -29,7 +29,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.peers import ray_train
-from benchmarks.peers.ray_train import WorkerGroup
+from benchmarks.peers.ray_train import NUM_STEPS_AFTER, WorkerGroup
 from benchmarks.peers.ray_train_worker import train_worker
 from benchmarks.report import Row, publish
 from trainflow.cli.stop_signals import ending_in_order
@@ -46,7 +46,6 @@ SEED = 2  # with which each entry of both mixes is drawn within ten minutes
 HANG_TIMEOUT_S = 3.0
 LEASE_S = 4.0
 _NUM_CALIBRATING_STEPS = 40
-_NUM_STEPS_AFTER = 240
 _NUM_QUICK_STEPS = 24
 _TIMEOUT_S = 3600.0
 
@@ -121,7 +120,7 @@ def measure_trainflow(system: str, for_s: float, seed: int, work_dir: Path) -> M
         faults = draw_faults(plan)
         campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, _TIMEOUT_S, print)
         report = campaign.carry_out(compares=True)
-        after = make_job(work_dir / "events", _NUM_STEPS_AFTER)
+        after = make_job(work_dir / "events", NUM_STEPS_AFTER)
         step_after_s = _median_step_s(Campaign(ground, after, (), SYSTEM_CLOCK, _TIMEOUT_S, print))
         return Measured(report, step_after_s)
 

@@ -68,7 +68,8 @@ class WorkerGroup:
 
 DDP = WorkerGroup(train_worker, num_workers=3)
 
-_NUM_STEPS_AFTER = 240
+NUM_STEPS_AFTER = 240
+"""Of a system that is let alone again, to tell its undisturbed step from."""
 
 MILESTONES = (
     Milestone("restart", "entered"),
@@ -183,7 +184,7 @@ def measure_goodput(
         RuntimeError: the driver is gone.
     """
     plan = KillPlan(0, 0, group.num_workers, group.settled_steps[0], group.timeout_s)
-    plan_after = replace(plan, settled_steps=_NUM_STEPS_AFTER)
+    plan_after = replace(plan, settled_steps=NUM_STEPS_AFTER)
     with _driven(work_dir, group) as harness:
         wait_until(harness, group.timeout_s, "settle", lambda events: is_settled(events, plan))
         began_s, before = harness.clock.unix_s(), newest_step(harness.tail.events)
