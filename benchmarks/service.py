@@ -68,7 +68,7 @@ class Plan:
     counted_s: float
 
 
-_FULL = Plan(num_answers=1000, window_s=60.0, num_pairs=4, counted_s=20.0)
+_FULL = Plan(num_answers=1000, window_s=60.0, num_pairs=8, counted_s=20.0)
 _QUICK = Plan(num_answers=40, window_s=3.0, num_pairs=1, counted_s=2.0)
 
 

@@ -13,14 +13,20 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 BAD_STEP, LAST_STEP = 60, 80
-BAD_UNTIL = BAD_STEP * GLOBAL_BATCH
+MARGIN = 2  # steps for which the data stays bad after that one
+BAD_FROM, BAD_UNTIL = (BAD_STEP - 1) * GLOBAL_BATCH, (BAD_STEP + MARGIN) * GLOBAL_BATCH
 SETTINGS: dict[str, Any] = {
     "monitoring": {
-        "anomalies": {"action": "rewind", "max_rewinds": 1, "stalled_after_steps": None}
+        "anomalies": {
+            "action": "rewind",
+            "max_rewinds": 1,
+            "rewind_margin": MARGIN,
+            "stalled_after_steps": None,
+        }
     },
     "data": {"order": "sequential"},
     "max_steps": LAST_STEP,
-    "bad_samples": (BAD_UNTIL - GLOBAL_BATCH, BAD_UNTIL),
+    "bad_samples": (BAD_FROM, BAD_UNTIL),
     # So that the store takes a checkpoint shortly before: from an early one the run would come
     # to the bad samples again when it has gone through all.
     "sleep_from": BAD_STEP - 25,

@@ -25,7 +25,7 @@ ALTERING_WITH_BATCH_SCALING: dict[str, frozenset[str] | None] = {"workers": froz
 
 ALTERING_BY_ACTION = {
     "skip": ("action", "norm_z", "max_skips"),
-    "rewind": ("action", "spike_z", "rise_ratio", "max_rewinds"),
+    "rewind": ("action", "spike_z", "rise_ratio", "max_rewinds", "rewind_margin"),
 }
 """Those of ``monitoring.anomalies`` that do so where ``action`` is one that alters anything."""
 

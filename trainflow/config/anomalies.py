@@ -6,7 +6,7 @@ Process: any.  Pure: plain values in, a frozen configuration out.
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from trainflow.config.problems import Problem, show
 from trainflow.config.section import PositiveFloat, Section
@@ -16,6 +16,7 @@ _LEAST_Z = 3.0
 _LEAST_PATIENCE = 256
 _MAX_SKIPS = 5
 _MAX_REWINDS = 2
+_REWIND_MARGIN = 10
 _LIMITS = ("spike_z", "norm_z", "rise_ratio", "stalled_after_steps")
 
 Score = Annotated[float, Field(ge=_LEAST_Z, allow_inf_nan=False)]
@@ -30,13 +31,17 @@ class AnomaliesConfig(Section):
     action: Literal["alert", "skip", "rewind"] = "alert"
     """What is done beside telling. skip: nothing is applied of a step whose gradient's norm is
     high, by ``norm_z``; its samples count as used. rewind: after a spike or a sudden rise of the
-    loss training goes on from the newest checkpoint before it, with the samples that come next."""
+    loss training goes on from the newest checkpoint before it, with samples that come later."""
 
     max_skips: PositiveInt = _MAX_SKIPS
     """Steps in a row that are skipped for their norms, after which norms like these are usual."""
 
     max_rewinds: PositiveInt = _MAX_REWINDS
     """How often the job goes back for its loss; from then on it is only told."""
+
+    rewind_margin: NonNegativeInt = _REWIND_MARGIN
+    """Steps' worth of samples that are passed over then beyond the step in which it was found: what
+    is wrong with the data seldom ends with the step that shows it."""
 
     spike_z: Score = 6.0
     """By how many spreads (1.4826 MAD, in the log domain) a loss is above those before it, in two
@@ -69,8 +74,12 @@ class AnomaliesConfig(Section):
             problems.append(Problem(f"{_NAME}.action", show(self.action), expected, change))
         if not self.enabled:
             problems += self._unread()
-        bounds = {"skip": ("max_skips", _MAX_SKIPS), "rewind": ("max_rewinds", _MAX_REWINDS)}
-        for action, (name, usual) in bounds.items():
+        bounds = (
+            ("skip", "max_skips", _MAX_SKIPS),
+            ("rewind", "max_rewinds", _MAX_REWINDS),
+            ("rewind", "rewind_margin", _REWIND_MARGIN),
+        )
+        for action, name, usual in bounds:
             value = getattr(self, name)
             if value != usual and self.action != action:
                 expected = f"nothing where {_NAME}.action is {self.action}"

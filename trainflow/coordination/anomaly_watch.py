@@ -3,7 +3,8 @@
 What is known so far is a value. Every some hundred steps it is kept, in ``anomalies.jsonl`` beside
 the record. A new coordinator takes the newest that is not void and goes on through the steps that
 were recorded since, and so does a run that goes back to an earlier step: either comes to the very
-state that it would have had. A checkpoint keeps it too, for a run that begins with another run's.
+state that it would have had. But a run that goes back to its first steps is judged by how values
+spread later on. A checkpoint keeps the state too, for a run that begins with another run's.
 
 Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 Fails: as a follower, which is then told no more.
@@ -25,6 +26,7 @@ from trainflow.monitoring.anomalies.detector import (
     DetectorState,
     Ended,
     StepValues,
+    go_back,
     observe,
 )
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
@@ -87,7 +89,10 @@ class AnomalyWatch:
             return
         base_step = int(event["data"]["base"].partition("@")[0])
         if base_step < self._step or not self._step:
-            self._state, self._step = self._find_state(base_step), base_step
+            found = self._find_state(base_step)
+            self._state, self._step = go_back(found, self._state), base_step
+            if self._state != found:
+                self._keep(Version(base_step, self._record.beginnings[-1][0]))
             self._tell_difference()
 
     def on_step(self, report: StepReport) -> None:

@@ -155,7 +155,9 @@ class GoodputWatch:
         # Earlier releases didn't say when they had heard of it.
         heard_ns = _to_ns(line["heard_at_s"]) if "heard_at_s" in line else told_ns
         at_ns = place_moment(told_ns, self._ledger.mark_ns, heard_ns)
-        self._ledger.commit(line["step"], at_ns, line.get("phases_s", {}))
+        is_applied = line.get("applied", True)  # earlier releases didn't say
+        phases_s = line.get("phases_s", {})
+        self._ledger.commit(line["step"], at_ns, phases_s, is_applied=is_applied)
 
     def _charged_ns(self) -> dict[str, int]:
         """Return what went into the causes until now."""

@@ -42,6 +42,7 @@ class Rewinding:
 
     def __init__(self, job: JobConfig, record: RunRecord, epochs: RunningEpoch, stored: Stored):
         self._limits = job.monitoring.anomalies
+        self._margin = self._limits.rewind_margin * job.training.global_batch_size  # samples
         self._record = record
         self._epochs = epochs
         self._stored = stored
@@ -71,7 +72,7 @@ class Rewinding:
         match decided:
             case GoBack(step):
                 why = "; ".join(event["text"] for event in found.values())
-                self._ask(step, report.consumed_samples, why)
+                self._ask(step, report.consumed_samples + self._margin, why)
             case GoOn(reason):
                 text = f"the run does not go back for its loss: {reason}"
                 self._record.add_event(REFUSED, text)

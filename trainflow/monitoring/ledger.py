@@ -43,8 +43,8 @@ CAUSES: tuple[str, ...] = (
 productive: steps that count. start: from being asked for until warm, and reading the state that an
 attempt begins with. data: waiting for samples.
 checkpoint: copying the state, and seeing the last one into storage. recovery_*: from a loss to the
-first step after it, by what was lost. wasted: tries of steps that were abandoned, and steps that
-had to be done again. waiting: for room, and for workers without which training can't go on. idle:
+first step after it, by what was lost, and before it until it was found. wasted: tries of steps that
+were abandoned, steps that had to be done again, and those of which nothing was applied. waiting: for room, and for workers without which training can't go on. idle:
 standing by as a spare. resize: changing the world, or going back, without a loss; with reading the
 state that the first step after it begins with.
 """
@@ -103,7 +103,8 @@ class Ledger:
         self._members: dict[str, int] = {}  # when each was asked for
         self._mark_ns = 0
         self._mode = Mode.TRAINING
-        self._broken_ns = 0
+        self._broken_ns = 0  # up to when what members did then was a try of a step
+        self._step_ns: int | None = None  # what the newest step took
         self._cause = FailureCause.OTHER
         # What members do before the next step of this epoch goes into; None once there was one.
         self._joining: str | None = START
@@ -184,7 +185,9 @@ class Ledger:
         if base_step < self.last_step:
             self._go_back(base_step)
 
-    def commit(self, step: int, at_ns: int, phases_s: Mapping[str, float]) -> None:
+    def commit(
+        self, step: int, at_ns: int, phases_s: Mapping[str, float], *, is_applied: bool = True
+    ) -> None:
         """The members have committed a step.
 
         Args:
@@ -192,12 +195,13 @@ class Ledger:
             at_ns: when.
             phases_s: what one of them was at since the step before, or since it joined the epoch,
                 in seconds by `STEP_PHASES`.
+            is_applied: it changed the model; one that was skipped counts, but is wasted.
         """
         if self._mode is Mode.RECOVERING:
             self._charge_members(at_ns, RESIZE)
             self._mode, self._joining = Mode.TRAINING, None
         elif self._mode is not Mode.WAITING:
-            self._charge_step(step, at_ns, phases_s)
+            self._charge_step(step, at_ns, phases_s, PRODUCTIVE if is_applied else WASTED)
         self.last_step = step
 
     def lose(self, worker: str | None, cause: FailureCause, at_ns: int) -> None:
@@ -257,15 +261,18 @@ class Ledger:
         causes = {Mode.TRAINING: cause, Mode.RECOVERING: recovery, Mode.WAITING: WAITING}
         return {causes[self._mode]: amount_ns}
 
-    def _charge_step(self, step: int, at_ns: int, phases_s: Mapping[str, float]) -> None:
+    def _charge_step(
+        self, step: int, at_ns: int, phases_s: Mapping[str, float], result: str
+    ) -> None:
         number, until_ns = len(self._members), max(self._mark_ns, at_ns)
         left_ns = self._charge_joining(until_ns - self._mark_ns, phases_s)
+        self._step_ns = left_ns
         for cause, phase in ((DATA, Phase.DATA), (CHECKPOINT, Phase.SNAPSHOT)):
             part_ns = min(left_ns, round(phases_s.get(phase.value, 0.0) * NS_PER_S))
             self.charged_ns[cause] += number * part_ns
             left_ns -= part_ns
-        self.charged_ns[PRODUCTIVE] += number * left_ns
-        self._steps.append((step, number * left_ns))
+        self.charged_ns[result] += number * left_ns
+        self._steps.append((step, number * left_ns if result == PRODUCTIVE else 0))
         self._mark_ns = until_ns
 
     def _charge_joining(self, amount_ns: int, phases_s: Mapping[str, float]) -> int:
@@ -282,9 +289,14 @@ class Ledger:
         return amount_ns - joining_ns
 
     def _break(self, cause: FailureCause, at_ns: int) -> None:
-        """Something was lost; what comes on top of it has the cause of what came first."""
+        """Something was lost; what comes on top of it has the cause of what came first.
+
+        The try of a step that it ended took as long as the step before it; what came after that was
+        waiting for the loss to be found.
+        """
         if self._mode is Mode.TRAINING:
-            self._mode, self._cause, self._broken_ns = Mode.BROKEN, cause, at_ns
+            tried_ns = at_ns if self._step_ns is None else self._mark_ns + self._step_ns
+            self._mode, self._cause, self._broken_ns = Mode.BROKEN, cause, min(at_ns, tried_ns)
         elif self._mode is Mode.RECOVERING:
             self._charge_members(at_ns, RESIZE)
             self._mode, self._broken_ns = Mode.BROKEN, at_ns
@@ -317,6 +329,7 @@ class Ledger:
             "mark_ns": self._mark_ns,
             "mode": self._mode.value,
             "broken_ns": self._broken_ns,
+            "step_ns": self._step_ns,
             "cause": self._cause.value,
             "joining": self._joining,
             "steps": [list(each) for each in self._steps],
@@ -338,6 +351,7 @@ class Ledger:
             ledger._members = dict(kept["members"])
             ledger._mark_ns = kept["mark_ns"]
             ledger._mode, ledger._broken_ns = Mode(kept["mode"]), kept["broken_ns"]
+            ledger._step_ns = kept.get("step_ns")  # earlier releases kept none
             ledger._cause = FailureCause(kept["cause"])
             ledger._joining = _read_joining(kept)
             ledger._steps.extend((step, amount_ns) for step, amount_ns in kept["steps"])

@@ -73,7 +73,7 @@ def test_when_a_step_is_skipped_for_its_norm_alters_a_run_that_skips():
     told = config(**judged(norm_z=9.0, spike_z=7.0))
     assert changed_settings(config(), told) == {}, "that only says what is told"
     without = config()
-    for name in ("action", "max_skips", "max_rewinds"):
+    for name in ("action", "max_skips", "max_rewinds", "rewind_margin"):
         del without["monitoring"]["anomalies"][name]
     assert changed_settings(without, config()) == {}, "of an earlier release"
     assert fingerprint(make_job()) == fingerprint(make_job(**judged(norm_z=9.0)))
@@ -99,6 +99,7 @@ def test_when_a_run_goes_back_for_its_loss_alters_one_that_does():
     assert changed_settings(config(), judged()) == {
         "monitoring.anomalies.action": (None, "rewind"),
         "monitoring.anomalies.max_rewinds": (None, 2),
+        "monitoring.anomalies.rewind_margin": (None, 10),
         "monitoring.anomalies.rise_ratio": (None, 0.05),
         "monitoring.anomalies.spike_z": (None, 6.0),
     }

@@ -149,6 +149,7 @@ def test_a_run_goes_back_where_it_makes_checkpoints(every: dict[str, Any]):
         (STORE, {}, "expected alert or skip where no checkpoints are made"),
         (STORE | {"every_steps": 10}, {"enabled": False}, "expected alert where"),
         (STORE | {"every_steps": 10}, {"max_rewinds": 0}, "greater than 0"),
+        (STORE | {"every_steps": 10}, {"rewind_margin": -1}, "greater than or equal to 0"),
     ],
 )
 def test_what_can_t_go_back_is_refused(
@@ -160,9 +161,10 @@ def test_what_can_t_go_back_is_refused(
 
 
 @pytest.mark.parametrize("action", ["alert", "skip"])
-def test_a_bound_for_going_back_is_refused_where_nothing_does(action: str):
-    with pytest.raises(ValidationError, match=f"max_rewinds: got 3; .*action is {action}"):
-        monitoring_of(anomalies={"action": action, "max_rewinds": 3})
+@pytest.mark.parametrize("name", ["max_rewinds", "rewind_margin"])
+def test_a_bound_for_going_back_is_refused_where_nothing_does(name: str, action: str):
+    with pytest.raises(ValidationError, match=f"{name}: got 3; .*action is {action}"):
+        monitoring_of(anomalies={"action": action, name: 3})
 
 
 def test_the_limits_of_a_job_whose_anomalies_nobody_looks_for_may_be_the_usual_ones():

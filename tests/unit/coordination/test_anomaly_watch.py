@@ -141,6 +141,18 @@ def test_a_run_that_goes_back_goes_on_from_the_state_of_that_step(run: Run):
     assert run.state() == after
 
 
+@pytest.mark.parametrize("base", [4, 20, 40])
+def test_one_that_goes_back_to_its_first_steps_is_judged_by_the_later_ones(run: Run, base: int):
+    run.go(120)
+    run.form(LATER, base=base)
+    before = run.state()
+    run.open()
+    assert run.state() == before, "a new coordinator too"
+    run.go(max(base, 16))
+    run.step(run.record.last_step + 1, loss=8.0)
+    assert run.told() == [("anomaly", "loss_spike")]
+
+
 def test_what_was_found_in_steps_that_are_void_is_void(run: Run):
     run.go(110)
     run.go(115, loss=8.0)

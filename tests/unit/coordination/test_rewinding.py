@@ -30,7 +30,7 @@ from trainflow.errors import StoreError
 SAMPLES = 10
 JOB = make_job(
     checkpoint={"url": "/store", "every_steps": 10},
-    monitoring={"anomalies": {"action": "rewind", "max_rewinds": 1}},
+    monitoring={"anomalies": {"action": "rewind", "max_rewinds": 1, "rewind_margin": 0}},
 )
 HOLDERS = [MemberReport("w0", version(130)), MemberReport("w1", version(130))]
 
@@ -83,6 +83,16 @@ def test_after_a_spike_it_goes_back_and_passes_over_what_led_there(tmp_path: Pat
         "position 1210: step 121: the loss 8 is"
     )
     assert run.epochs.num_asked == 1
+
+
+def test_it_passes_over_the_margin_too(tmp_path: Path):
+    limits = JOB.monitoring.anomalies.model_copy(update={"rewind_margin": 3})
+    monitoring = JOB.monitoring.model_copy(update={"anomalies": limits})
+    run = Run(tmp_path, job=JOB.model_copy(update={"monitoring": monitoring}))
+    run.go(120)
+    run.step(121, loss=8.0)
+    position = 121 * SAMPLES + 3 * JOB.training.global_batch_size
+    assert run.last()["data"] == {"to_step": 110, "position": position}
 
 
 def find(run: Run, step: int, *kinds: str) -> None:

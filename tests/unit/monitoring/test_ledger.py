@@ -129,6 +129,28 @@ def test_a_loss_wastes_the_try_and_costs_the_recovery(run: Run):
     assert run.since()[PRODUCTIVE] == 6.0
 
 
+def test_what_it_took_to_find_a_loss_is_a_part_of_its_recovery(run: Run):
+    run.commit(1, 21)
+    run.commit(2, 23)
+    run.ledger.lose("b", HUNG, at(53))
+    run.ledger.form(["a", "s", "c"], 2, at(54))
+    run.commit(3, 55)
+    assert run.since() == {
+        PRODUCTIVE: 3.0 + 6.0,
+        WASTED: 3 * 2.0,
+        "recovery_hung": 3 * 28.0 + 2 * 1.0 + 3 * 1.0,
+        IDLE: 54 - 19.0,
+    }
+
+
+def test_a_step_of_which_nothing_was_applied_was_wasted(run: Run):
+    run.commit(1, 21)
+    run.ledger.commit(2, at(23), {"data": 0.5}, is_applied=False)
+    assert run.since() == {PRODUCTIVE: 3.0, DATA: 3 * 0.5, WASTED: 3 * 1.5}
+    run.ledger.form(["a", "b", "c"], 1, at(23))
+    assert run.since()[WASTED] == 3 * 1.5, "it is not wasted twice"
+
+
 def test_the_first_of_several_losses_names_the_recovery(run: Run):
     run.commit(1, 21)
     run.ledger.lose("b", HUNG, at(22))
@@ -291,7 +313,9 @@ ACTS: st.SearchStrategy[Act] = st.one_of(
     WORKERS.map(lambda name: lambda ledger, now: ledger.ask(name, now)),
     WORKERS.map(lambda name: lambda ledger, now: ledger.warm(name, now)),
     st.tuples(WORLDS, STEPS).map(lambda x: lambda ledger, now: ledger.form(x[0], x[1], now)),
-    st.tuples(STEPS, PHASES).map(lambda x: lambda ledger, now: ledger.commit(x[0], now, x[1])),
+    st.tuples(STEPS, PHASES, st.booleans()).map(
+        lambda x: lambda ledger, now: ledger.commit(x[0], now, x[1], is_applied=x[2])
+    ),
     st.tuples(st.none() | WORKERS, st.sampled_from(FailureCause)).map(
         lambda x: lambda ledger, now: ledger.lose(x[0], x[1], now)
     ),
@@ -363,7 +387,7 @@ def test_what_is_no_ledger_is_refused(change: dict[str, Any]):
 
 def test_a_ledger_that_an_earlier_release_kept_is_taken():
     kept = Ledger().to_json()
-    del kept["joining"]
+    del kept["joining"], kept["step_ns"]
     ledger = Ledger.from_json(kept)
     ledger.form(["a"], 0, at(10))
     ledger.commit(1, at(15), {"compute": 1.0})

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from trainflow.config.anomalies import AnomaliesConfig
 from trainflow.monitoring.anomalies.kinds import AnomalyKind, EndCause
 from trainflow.monitoring.anomalies.levels import Level, follow
-from trainflow.monitoring.anomalies.outliers import Judged, Series, judge
+from trainflow.monitoring.anomalies.outliers import Judged, Series, borrow_spread, judge
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,12 @@ class DetectorState:
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"got no state of a detector: {error!r}") from error
+
+
+def go_back(to: DetectorState, known: DetectorState) -> DetectorState:
+    """Return the state of an earlier step, with what it lacks to judge by from a later one."""
+    loss, norm = borrow_spread(to.loss, known.loss), borrow_spread(to.norm, known.norm)
+    return to if (loss, norm) == (to.loss, to.norm) else replace(to, loss=loss, norm=norm)
 
 
 @dataclass(frozen=True)

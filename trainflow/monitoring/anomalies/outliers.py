@@ -68,6 +68,17 @@ class Series:
         return center, max(LEAST_SPREAD, find_spread(ordered, center))
 
 
+def borrow_spread(series: Series, other: Series) -> Series:
+    """Return ``series`` with the residuals of a later time of it, where it has too few to judge by.
+
+    A run that goes back to its first steps has seen how far its values spread: with that forgotten,
+    it would learn whatever comes next as usual, and most of all what it has gone back for.
+    """
+    if len(series.residuals) >= min(JUDGED_FROM, len(other.residuals)):
+        return series
+    return replace(series, residuals=other.residuals)
+
+
 @dataclass(frozen=True)
 class Judged:
     """What came of a value.
