@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trainflow.service.history.storable import storable
+
 _UNKNOWN = "-"
 
 
@@ -29,7 +31,7 @@ def write_answer(answer: object, text: str, output: Output) -> None:
 def render_answer(answer: object, text: str, output: Output) -> str:
     """Return ``answer``, which is plain values, as JSON or YAML; or ``text``."""
     if output is Output.JSON:
-        return json.dumps(answer, indent=2)
+        return _dump(answer, indent=2)
     if output is Output.YAML:
         import yaml  # noqa: PLC0415  few ask for it
 
@@ -41,10 +43,18 @@ def render_answer(answer: object, text: str, output: Output) -> str:
 def render_item(item: object, text: str, output: Output) -> str:
     """Return one of many things that come one by one: a line of JSON, a document of YAML, text."""
     if output is Output.JSON:
-        return json.dumps(item)
+        return _dump(item)
     if output is Output.YAML:
         return f"---\n{render_answer(item, text, output)}"
     return text
+
+
+def _dump(answer: object, indent: int | None = None) -> str:
+    """Return strict JSON: a number that it lacks, as of a loss that went wrong, is a text."""
+    try:
+        return json.dumps(answer, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(storable(json.loads(json.dumps(answer))), indent=indent)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

@@ -41,12 +41,12 @@ CAUSES: tuple[str, ...] = (
 """What a worker's time can go into.
 
 productive: steps that count. start: from being asked for until warm, and reading the state that an
-attempt begins with. data: waiting for samples.
-checkpoint: copying the state, and seeing the last one into storage. recovery_*: from a loss to the
-first step after it, by what was lost, and before it until it was found. wasted: tries of steps that
-were abandoned, steps that had to be done again, and those of which nothing was applied. waiting: for room, and for workers without which training can't go on. idle:
-standing by as a spare. resize: changing the world, or going back, without a loss; with reading the
-state that the first step after it begins with.
+attempt begins with. data: waiting for samples. checkpoint: copying the state, and seeing the last
+one into storage. recovery_*: from a loss to the first step after it, by what was lost, and before
+it until it was found. wasted: tries of steps that were abandoned, steps that had to be done again,
+and those of which nothing was applied. waiting: for room, and for workers without which training
+can't go on. idle: standing by as a spare. resize: changing the world, or going back, without a
+loss; with reading the state that the first step after it begins with.
 """
 
 

@@ -15,10 +15,10 @@ from trainflow.coordination.endings import record_ending
 from trainflow.coordination.run_state import STOPPED, RunState
 from trainflow.errors import HistoryError, TrainFlowError
 from trainflow.service.cluster import Cluster
-from trainflow.service.heard_of import SILENT_S, find_silence_s
+from trainflow.service.heard_of import SILENT_S
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Job
-from trainflow.service.rest import is_at_work
+from trainflow.service.rest import is_at_work, measure_silence_s
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class LostStopWatch:
             logger.warning("stopping jobs are not looked after: %s", error)
 
     def _look_at(self, job: Job) -> None:
-        if find_silence_s(job, self._clock.unix_s()) < SILENT_S:  # the usual case: nobody is asked
+        if measure_silence_s(job, self._clock) < SILENT_S:  # the usual case: nobody is asked
             return
         try:
             if self._is_lost(job):

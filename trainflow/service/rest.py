@@ -30,6 +30,12 @@ def is_at_work(cluster: Cluster, job: records.Job) -> bool:
     return cluster.driver_state(submission_id)[0] in _AT_WORK
 
 
+def measure_silence_s(job: records.Job, clock: Clock) -> float:
+    """Return for how long nothing was heard of a job, by the history and by its own record."""
+    status = read_published(names.run_directory(job.job_id))
+    return find_silence_s(job, status, clock.unix_s())
+
+
 @dataclass(frozen=True)
 class Rest:
     """What tells whether a job is at rest.
@@ -128,9 +134,9 @@ class Rest:
         if driver is not DriverState.UNKNOWN:
             return
         attempts = self.history.jobs.attempts(job.job_id)
-        now_s = self.clock.unix_s()
-        if is_heard_of(job, attempts, now_s):
-            left_s = SILENT_S - find_silence_s(job, now_s)
+        silent_s = measure_silence_s(job, self.clock)
+        if is_heard_of(attempts, silent_s):
+            left_s = SILENT_S - silent_s
             raise ConflictError(
                 f"job {job.job_id}: got one that is {job.state}, and heard of, but not on this "
                 "cluster; expected one that is here, or of which nothing was heard for "

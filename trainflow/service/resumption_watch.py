@@ -18,11 +18,12 @@ from trainflow.coordination.resumptions import count_resumptions, record_resumpt
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import ConflictError, HistoryError, TrainFlowError, UnreachableError
 from trainflow.service.cluster import Cluster, DriverState
-from trainflow.service.heard_of import SILENT_S, find_silence_s
+from trainflow.service.heard_of import SILENT_S
 from trainflow.service.history.history import History
 from trainflow.service.history.records import Job
 from trainflow.service.job_desk import JobDesk
-from trainflow.service.problems import ProblemError
+from trainflow.service.problems import ProblemError, ProblemType
+from trainflow.service.rest import measure_silence_s
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +85,10 @@ class ResumptionWatch:
             if self._is_lost(job):
                 self._desk.resume(job.job_id, self._tell)
                 logger.info("%s had lost its cluster, and is gone on with", job.job_id)
-        except UnreachableError as error:
-            logger.info("%s is not gone on with yet: %s", job.job_id, error)
-        except ConflictError as error:  # somebody else does, or it has come back
-            logger.info("%s is not gone on with: %s", job.job_id, error)
         except (TrainFlowError, ProblemError, OSError) as error:
+            if _may_pass(error):
+                logger.info("%s is not gone on with yet: %s", job.job_id, error)
+                return
             logger.warning("%s can't be gone on with, and is left to people: %s", job.job_id, error)
             self._given_up.add((job.job_id, job.attempt))
 
@@ -105,7 +105,7 @@ class ResumptionWatch:
     def _is_lost(self, job: Job) -> bool:
         if job.state is RunState.STOPPING or not self._was_begun_here(job):
             return False
-        silent_s = find_silence_s(job, self._clock.unix_s())
+        silent_s = measure_silence_s(job, self._clock)
         if silent_s < SILENT_S:  # the usual case: nobody is asked
             return False
         driver, _ = self._cluster.driver_state(names.submission_id(job.job_id, job.attempt))
@@ -113,7 +113,7 @@ class ResumptionWatch:
             silent_s=silent_s,
             has_coordinator=self._cluster.has_coordinator(job.job_id),
             driver=driver,
-            num_resumed=count_resumptions(job.job_id),
+            num_resumed=count_resumptions(job.job_id, job.attempt),
             at_most=find_limit(job),
         )
         return decide_resumption(lost)
@@ -122,6 +122,16 @@ class ResumptionWatch:
         """Whether the newest attempt was submitted by the service, and has begun."""
         newest = self._history.jobs.attempts(job.job_id)[-1:]
         return any(each.submission_id and each.started_at_s is not None for each in newest)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the next look may come further. Pure.
+
+    Somebody else is at work on the job, or it has come back; or what is asked doesn't answer now.
+    """
+    if isinstance(error, ProblemError):
+        return error.problem is ProblemType.DISK_UNAVAILABLE
+    return isinstance(error, ConflictError | UnreachableError | HistoryError | OSError)
 
 
 def find_limit(job: Job) -> int:

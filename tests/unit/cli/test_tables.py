@@ -1,6 +1,11 @@
 """Answers as tables."""
 
-from trainflow.cli.tables import format_table
+import json
+import math
+
+import pytest
+
+from trainflow.cli.tables import Output, format_table, render_answer, render_item
 
 
 def test_a_table_is_aligned_and_shows_what_is_unknown():
@@ -11,3 +16,17 @@ def test_a_table_is_aligned_and_shows_what_is_unknown():
 
 def test_a_table_without_rows_is_its_headings():
     assert format_table([], {"A": "a", "B": "b"}) == "A  B"
+
+
+@pytest.mark.parametrize("render", [render_answer, render_item])
+def test_json_is_strict_also_of_a_loss_that_went_wrong(render):
+    def refuse(name: str) -> None:
+        raise AssertionError(f"got {name}, which is no JSON")
+
+    answer = {"loss": math.nan, "steps": ({"norm": math.inf}, {"norm": -math.inf}), "lr": 0.1}
+    told = json.loads(render(answer, "", Output.JSON), parse_constant=refuse)
+    assert told == {
+        "loss": "NaN",
+        "steps": [{"norm": "Infinity"}, {"norm": "-Infinity"}],
+        "lr": 0.1,
+    }

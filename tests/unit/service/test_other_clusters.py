@@ -179,8 +179,35 @@ def test_what_was_heard_of_an_attempt_before_says_nothing_of_one_that_has_yet_to
 ):
     publish(1.0)
     job, attempts = history.jobs.get(JOB_ID).job, history.jobs.attempts(JOB_ID)
-    now_s = job.updated_at_s + 1
-    assert find_silence_s(job, now_s) == 1.0
-    assert is_heard_of(job, attempts, now_s)
-    assert not is_heard_of(job, [*attempts, replace(attempts[0], started_at_s=None)], now_s)
-    assert not is_heard_of(job, attempts, now_s + SILENT_S)
+    assert find_silence_s(job, None, job.updated_at_s + 1) == 1.0
+    assert is_heard_of(attempts, 1.0)
+    assert not is_heard_of([*attempts, replace(attempts[0], started_at_s=None)], 1.0)
+    assert not is_heard_of(attempts, SILENT_S)
+
+
+@pytest.mark.parametrize(
+    ("as_of_s", "silent_s"), [(None, 3600.0), (-1.0, 1.0), (2.0, 2.0), (-7200.0, 3600.0)]
+)
+@pytest.mark.parametrize("passed_s", [3600.0, -3600.0])
+def test_what_was_heard_last_counts_and_a_clock_that_was_set_back_hides_nothing(
+    publish: Publish, history: History, as_of_s: float | None, silent_s: float, passed_s: float
+):
+    publish(1.0)
+    job = history.jobs.get(JOB_ID).job
+    job = replace(job, published_at_s=job.updated_at_s)
+    now_s = job.updated_at_s + passed_s
+    status = None if as_of_s is None else {"as_of_s": now_s + as_of_s}
+    assert find_silence_s(job, status, now_s) == pytest.approx(silent_s)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["stop", "resume"])
+async def test_a_job_that_publishes_is_at_work_though_the_history_is_behind(
+    what: str, publish: Publish, open_client: OpenClient, clock: FakeClock
+):
+    publish(SILENT_S + 30)
+    document = {"status": {"as_of_s": clock.now_s - 0.5}, "workers": []}
+    (run_directory(JOB_ID) / "status.json").write_text(json.dumps(document))
+    refused = await post(open_client, what)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:trainflow:problem:conflict")
+    assert not (run_directory(JOB_ID) / "result.json").exists()

@@ -1,5 +1,6 @@
 """Jobs that have lost their cluster."""
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,12 @@ from trainflow.coordination.names import run_directory
 from trainflow.coordination.resumptions import count_resumptions
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.run_state import RunState
-from trainflow.errors import CoordinationError, UnreachableError
+from trainflow.errors import CoordinationError, HistoryError, UnreachableError
 from trainflow.service.cluster import DriverState
 from trainflow.service.documents import SubmitRequest
 from trainflow.service.history.history import History
 from trainflow.service.history.ingest import Ingester
+from trainflow.service.history.submissions import Submissions
 from trainflow.service.job_desk import JobDesk
 from trainflow.service.resumption_watch import Lost, ResumptionWatch, decide_resumption, find_limit
 
@@ -82,6 +84,11 @@ class Scene:
         self.clock.now_s += silent_s
 
     @property
+    def num_resumed(self) -> int:
+        """How many attempts were told of."""
+        return count_resumptions(self.job_id, self.job.attempt + 1)
+
+    @property
     def job(self) -> Any:
         return self.history.jobs.get(self.job_id).job
 
@@ -121,9 +128,9 @@ def test_it_does_so_as_often_as_it_may(make_scene: Callable[..., Scene]):
         scene.lose_cluster()
         scene.watch.look()
         assert scene.job.attempt == attempt
-        if attempt > count_resumptions(scene.job_id):
+        if attempt > scene.num_resumed:
             scene.begin()
-    assert count_resumptions(scene.job_id) == 2
+    assert scene.num_resumed == 2
 
 
 def test_two_who_watch_make_one_attempt(make_scene: Callable[..., Scene]):
@@ -139,7 +146,7 @@ def test_two_who_watch_make_one_attempt(make_scene: Callable[..., Scene]):
     for thread in threads:
         thread.join()
     assert scene.job.attempt == 2
-    assert count_resumptions(scene.job_id) == 1
+    assert scene.num_resumed == 1
     assert len(scene.cluster.drivers) == 1
 
 
@@ -209,7 +216,49 @@ def test_what_can_t_be_gone_on_with_is_left_to_people_and_told_once(
     scene.watch.look()
     scene.watch.look()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert count_resumptions(scene.job_id) == 1
+    assert scene.num_resumed == 1
+
+
+@pytest.mark.parametrize(
+    "error", [HistoryError("database is locked"), OSError(28, "No space left on device")]
+)
+def test_what_fails_for_a_while_is_tried_again_and_counts_once(
+    make_scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    scene = make_scene(times=1)
+    scene.begin()
+    scene.lose_cluster()
+
+    def fail(*_: object, **_named: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Submissions, "begin", fail)
+        scene.watch.look()
+        scene.watch.look()
+    assert (scene.job.attempt, scene.num_resumed) == (1, 1)
+    scene.watch.look()
+    assert (scene.job.attempt, scene.num_resumed) == (2, 1)
+    scene.begin()
+    scene.lose_cluster()
+    scene.watch.look()
+    assert scene.job.attempt == 2, "once was all it may"
+
+
+def test_one_that_publishes_is_not_lost_though_the_history_is_behind(
+    make_scene: Callable[..., Scene],
+):
+    scene = make_scene()
+    scene.begin()
+    scene.lose_cluster()
+    directory = run_directory(scene.job_id)
+    document = {"status": {"as_of_s": scene.clock.now_s - 1.0}, "workers": []}
+    (directory / "status.json").write_text(json.dumps(document))
+    scene.watch.look()
+    assert scene.job.attempt == 1
+    scene.clock.now_s += 120.0
+    scene.watch.look()
+    assert scene.job.attempt == 2
 
 
 def test_what_can_t_be_counted_is_not_done(

@@ -162,7 +162,9 @@ def judge_cluster(address: str | None, seen: Mapping[str, object]) -> Finding:
     return ok(f"{address}: nodes alive: {seen['nodes']}; {seen['resources']}")
 
 
-def judge_service(url: str, *, is_named: bool, status: int | None, trouble: str) -> Finding:
+def judge_service(
+    url: str, *, is_named: bool, status: int | None, trouble: str, behind: str | None = None
+) -> Finding:
     """Judge the service.
 
     Args:
@@ -170,11 +172,10 @@ def judge_service(url: str, *, is_named: bool, status: int | None, trouble: str)
         is_named: somebody has named it, so it should be there.
         status: of its answer to /readyz; None: there was no HTTP answer.
         trouble: why not; empty: the port is free.
+        behind: why what it tells of jobs is old, by itself; None: it is not.
     """
-    if status == 200:  # noqa: PLR2004  by HTTP
-        return ok(f"{url}: it serves, and its history answers")
     if status is not None:
-        return error(f"{url}: got status {status} at /readyz", "see what answers there, or its log")
+        return _judge_answer(url, status, behind)
     if is_named:
         return error(f"{url}: {trouble or 'nothing listens there'}", "serve there, or mend the URL")
     if trouble:
@@ -183,6 +184,17 @@ def judge_service(url: str, *, is_named: bool, status: int | None, trouble: str)
             "stop what listens there, or serve at another port: --set http.port=...",
         )
     return ok(f"{url}: the port is free for `trainflow serve`")
+
+
+def _judge_answer(url: str, status: int, behind: str | None) -> Finding:
+    if status != 200:  # noqa: PLR2004  by HTTP
+        return error(f"{url}: got status {status} at /readyz", "see what answers there, or its log")
+    if behind:
+        return warning(
+            f"{url}: it serves, and what it tells of jobs is old: {behind}",
+            "see to the database, or the log of what keeps the history",
+        )
+    return ok(f"{url}: it serves, and its history answers")
 
 
 def judge_ports(address: str, trouble: str) -> Finding:

@@ -171,7 +171,22 @@ def look_at_service(url: str, *, is_named: bool) -> Finding:
     if not is_ours and not is_named:
         trouble = f"something else answers there (status {answer.status_code} at /readyz)"
         return judging.judge_service(url, is_named=False, status=None, trouble=trouble)
-    return judging.judge_service(url, is_named=is_named, status=answer.status_code, trouble="")
+    return judging.judge_service(
+        url,
+        is_named=is_named,
+        status=answer.status_code,
+        trouble="",
+        behind=_read_problem(answer.text),
+    )
+
+
+def _read_problem(text: str) -> str | None:
+    """Return what an answer of /readyz has as ``history_problem``."""
+    try:
+        problem = json.loads(text)["history_problem"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if problem is None else str(problem)
 
 
 def look_at_cluster(address: str | None) -> Finding:

@@ -218,7 +218,11 @@ def _parse(url: str) -> URL:
 
 
 def _require_file(url: URL) -> None:
-    """Make the folder of a SQLite database; raises ConfigError if it is none in a file."""
+    """Make a SQLite database's folder and file; raises ConfigError if it is none in a file.
+
+    The file is its owner's alone, as jobs' configurations are in their records, and what SQLite
+    keeps beside it has its mode.
+    """
     if not url.database or url.database == ":memory:" or url.query:
         raise ConfigError(
             f"{_VARIABLE}: got {url.render_as_string()!r}, expected the path of a file after "
@@ -231,6 +235,8 @@ def _require_file(url: URL) -> None:
             f"{_VARIABLE}: got {url.database}, whose folder can't be made ({error}); expected a "
             "path in a folder that can be written"
         ) from error
+    with suppress(OSError):  # it is there, with whatever mode it was given; or SQLite says why not
+        os.close(os.open(url.database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _make_engine(url: URL, **pool: float) -> Engine:

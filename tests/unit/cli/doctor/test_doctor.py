@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.unit.cli.conftest import CallMain
@@ -164,6 +165,15 @@ def other_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_a_service_tells_why_its_history_is_behind(monkeypatch: pytest.MonkeyPatch):
+    told = {"status": "ready", "history_problem": "database is locked"}
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, json=told))
+    found = looking.look_at_service("http://a", is_named=True)
+    assert (found.level, "database is locked" in found.text) == (Level.WARNING, True)
+    told["history_problem"] = None
+    assert looking.look_at_service("http://a", is_named=True).level is Level.OK
 
 
 def test_the_service_is_asked(service: Service, other_url: str):

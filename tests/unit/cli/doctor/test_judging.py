@@ -153,6 +153,14 @@ def test_service(*, is_named: bool, status: int | None, trouble: str, level: Lev
     require_change(finding)
 
 
+def test_a_service_whose_history_is_behind_is_no_error_and_says_why():
+    finding = judging.judge_service(
+        "http://a", is_named=True, status=200, trouble="", behind="database is locked"
+    )
+    assert (finding.level, "database is locked" in finding.text) == (WARNING, True)
+    require_change(finding)
+
+
 @pytest.mark.parametrize(("trouble", "level"), [("", OK), ("timed out", ERROR)])
 def test_ports(trouble: str, level: Level):
     finding = judging.judge_ports("10.0.0.1", trouble)

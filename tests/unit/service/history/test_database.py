@@ -43,6 +43,23 @@ def test_a_history_lasts(url: str):
         assert history.tokens.check(secret).name == "ci"
 
 
+def test_a_file_and_what_is_beside_it_are_their_owner_s_alone(tmp_path: Path):
+    path = tmp_path / "new" / "history.db"
+    with open_history(f"sqlite:///{path}") as history:
+        history.check()
+        files = sorted(path.parent.iterdir())
+        assert len(files) > 1, "there is a log of what is written"
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
+def test_the_mode_that_a_file_was_given_stays(tmp_path: Path):
+    path = tmp_path / "history.db"
+    open_history(f"sqlite:///{path}").close()
+    path.chmod(0o640)
+    open_history(f"sqlite:///{path}").close()
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_many_open_a_new_database_at_once(url: str):
     def open_one(_: int) -> None:
         with open_history(url) as history:
