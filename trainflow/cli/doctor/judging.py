@@ -1,6 +1,7 @@
 """Judge what was looked up: plain values in, a finding out. Pure."""
 
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -187,7 +188,7 @@ def judge_service(
 
 
 def _judge_answer(url: str, status: int, behind: str | None) -> Finding:
-    if status != 200:  # noqa: PLR2004  by HTTP
+    if status != HTTPStatus.OK:
         return error(f"{url}: got status {status} at /readyz", "see what answers there, or its log")
     if behind:
         return warning(
