@@ -17,7 +17,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.chaos.net_hosts import HEAD, NetHosts
 from trainflow.coordination.local_cluster import LocalCluster
 
-WITHIN_S = 120.0
+WITHIN_S = 240.0
 _POLL_S = 0.1
 
 Lines = list[dict[str, Any]]

@@ -35,6 +35,23 @@ def _leave_at_once(pid: int) -> None:
 atexit.register(_leave_at_once, os.getpid())  # as the first, so that it comes after all others
 
 
+class FailuresAtOnce:
+    """Says at once why a test has failed: a run that is cut off has no end to say it at."""
+
+    def __init__(self, config: pytest.Config):
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._terminal is not None:
+            self._terminal.write_line(f"\n{report.nodeid}\n{report.longreprtext}")
+
+
+@pytest.hookimpl(trylast=True)  # once there is a reporter
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what shares a cluster last: while it is up, Ray prints into other tests' output."""
     items.sort(key=lambda item: item.get_closest_marker("chaos") is not None)

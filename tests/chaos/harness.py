@@ -29,7 +29,7 @@ from trainflow.coordination.topology import RACK
 from trainflow.data.order import SampleOrder
 from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 GLOBAL_BATCH = 24
 POLL_S = 0.05
 STARTED: list[str] = []  # ids of all runs: one that a failed test leaves can't clean up

@@ -53,6 +53,7 @@ def test_every_worker_and_all_memory_lost_goes_on_from_storage(
     assert run.final_digests() == {undisturbed}
 
 
+@pytest.mark.soak
 def test_a_stopped_run_is_gone_on_with_by_another(
     start: Any, store: CheckpointStore, undisturbed: str
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_stopped_run_is_gone_on_with_by_another(
     assert store.committed_steps()[-1] == first.job.training.max_steps, "the end makes one too"
 
 
+@pytest.mark.soak
 def test_a_run_whose_code_raises_keeps_the_checkpoint_that_is_on_its_way(
     start: Any, store: CheckpointStore
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
     assert second.final_digests() == {undisturbed}
 
 
+@pytest.mark.soak
 def test_a_run_that_ends_during_a_drill_leaves_nothing_of_it_and_only_what_is_kept(
     cluster: LocalCluster, tmp_path: Path, store: CheckpointStore
 ) -> None:

@@ -64,7 +64,7 @@ def all_files(*folders: Path) -> dict[Path, bytes]:
     [
         pytest.param({}, id="ddp"),
         pytest.param(TOP_K, id="error feedback", marks=pytest.mark.soak),
-        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp"),
+        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp", marks=pytest.mark.soak),
     ],
 )
 def test_steps_are_done_again_to_the_same_bits_and_nothing_of_the_run_is_touched(
@@ -82,6 +82,7 @@ def test_steps_are_done_again_to_the_same_bits_and_nothing_of_the_run_is_touched
     assert all_files(*kept) == before
 
 
+@pytest.mark.soak
 def test_a_job_s_beginning_is_a_place_to_begin_too(start: Callable[..., RunUnderTest]):
     run = finish(start(checkpoint={}, max_steps=10, target=2, minimum=2))
     code, answer = call("replay", run.run.job_id, "--step", 6, "--from", 0)
@@ -106,6 +107,7 @@ def test_a_flipped_bit_is_found_by_bisect_and_by_replay(start: Callable[..., Run
     assert answer["first_tensor"] == "/gradients/model/0.weight"
 
 
+@pytest.mark.soak
 def test_a_run_in_which_ranks_died_is_the_same_as_one_in_which_none_did(
     start: Callable[..., RunUnderTest],
 ):

@@ -92,12 +92,13 @@ def test_sharded_state_goes_with_the_rank(
     expect_no_step_twice(status)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param({}, id="ddp"),
-        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp", marks=pytest.mark.soak),
-        pytest.param({"communication": FED_BACK}, id="error feedback", marks=pytest.mark.soak),
+        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp"),
+        pytest.param({"communication": FED_BACK}, id="error feedback"),
     ],
 )
 def test_without_a_spare_the_world_is_smaller_until_the_notice_is_taken_back(

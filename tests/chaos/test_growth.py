@@ -47,6 +47,7 @@ def test_the_world_grows_beyond_its_target_and_keeps_a_spare(
     expect_grown(run, before, 4)
 
 
+@pytest.mark.soak
 def test_a_node_that_joins_gives_it_another_member(cluster: LocalCluster, tmp_path: Path) -> None:
     resources = {"maximum": 4, "resources": {"CPU": 2}}
     run = RunUnderTest.start(cluster, tmp_path, spares=0, workers=resources, **SLOW)

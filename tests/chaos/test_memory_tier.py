@@ -30,6 +30,7 @@ def resumed_from_memory(status: dict[str, Any]) -> dict[str, Any]:
     return recovered["data"]
 
 
+@pytest.mark.soak
 def test_every_worker_killed_loses_no_step(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=30)
     run.kill_all()
@@ -75,6 +76,7 @@ def test_one_node_that_is_left_is_enough(
     assert run.final_digests() == {undisturbed}
 
 
+@pytest.mark.soak
 def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, undisturbed: str) -> None:
     run.wait_training(step=30)
     keepers = [run.keeper_of(rank) for rank in range(3)]
@@ -108,6 +110,7 @@ def test_a_node_without_workers_holds_a_copy(cluster: LocalCluster, tmp_path: Pa
     assert len(run.final_digests()) == 1
 
 
+@pytest.mark.soak
 def test_the_only_holders_keeper_is_killed_while_it_is_read_from(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -
     assert not psutil.pid_exists(pids[1]), "the new Keeper did not kill the stopped process"
 
 
+@pytest.mark.soak
 def test_a_keeper_that_comes_back_after_the_lease_has_cost_nobody_its_rank(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_node_that_falls_silent_is_given_up_and_its_workers_die_when_it_is_bac
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.soak
 def test_a_worker_that_starts_while_the_coordinator_dies_takes_part(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -159,7 +161,8 @@ def test_a_worker_that_starts_while_the_coordinator_dies_takes_part(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("spares", [0, 1])
 def test_a_rank_killed_after_its_last_step_is_made_up_for(
     cluster: LocalCluster, tmp_path: Path, spares: int
 ) -> None:
@@ -192,6 +195,7 @@ def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_
     assert not events_of(status, "respawned")
 
 
+@pytest.mark.soak
 def test_a_coordinator_killed_after_the_end_comes_back_with_the_result(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_worker_killed_is_replaced_by_a_spare(well_staffed: RunUnderTest, undist
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.soak
 def test_two_members_killed_at_once(well_staffed: RunUnderTest, undisturbed: str) -> None:
     run = well_staffed
     run.wait_training(step=20, spares=2)
@@ -74,6 +75,7 @@ def test_coordinator_killed_training_goes_on(run: RunUnderTest, undisturbed: str
     expect_as_undisturbed(run, undisturbed)
 
 
+@pytest.mark.soak
 def test_a_stop_finds_the_workers_of_the_coordinator_before(run: RunUnderTest) -> None:
     """It is given to one that doesn't know yet who there is."""
     before = run.wait_training(step=20, spares=1)
@@ -128,7 +130,8 @@ def test_who_does_not_answer_the_next_coordinator_at_once_keeps_its_rank(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize("mode", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_a_step_that_rank_0_did_not_live_to_report_is_in_the_curve(
     cluster: LocalCluster, tmp_path: Path, mode: str
 ) -> None:
@@ -204,6 +207,7 @@ def test_world_shrinks_and_grows_back(cluster: LocalCluster, tmp_path: Path) -> 
     assert {step["world_size"] for step in status["steps"]} == {2, 3}
 
 
+@pytest.mark.soak
 def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_path: Path) -> None:
     run = RunUnderTest.start(cluster, tmp_path, spares=1, raise_at=5)
     status = run.finish()
@@ -213,6 +217,7 @@ def test_training_function_that_raises_fails_once(cluster: LocalCluster, tmp_pat
     assert not events_of(status, "respawned")
 
 
+@pytest.mark.soak
 def test_nan_is_skipped_on_all_ranks(cluster: LocalCluster, tmp_path: Path) -> None:
     run = RunUnderTest.start(cluster, tmp_path, spares=0, nan_at=(7,), max_steps=12)
     status = run.finish()
@@ -221,6 +226,7 @@ def test_nan_is_skipped_on_all_ranks(cluster: LocalCluster, tmp_path: Path) -> N
     assert len(run.final_digests()) == 1
 
 
+@pytest.mark.soak
 def test_stop_ends_at_a_step_boundary(run: RunUnderTest) -> None:
     run.wait_training(step=10)
     run.run.stop()

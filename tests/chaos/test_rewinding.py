@@ -86,6 +86,7 @@ def test_it_goes_back_and_passes_over_what_led_there(
     assert all(store.read_manifest(step).attempt > attempt for step in steps if step > base)
 
 
+@pytest.mark.soak
 def test_a_member_that_dies_right_after_it_costs_nothing_of_that(
     cluster: LocalCluster, tmp_path: Path
 ):

@@ -68,6 +68,7 @@ def test_so_it_is_where_layers_stay_gathered_and_are_computed_again(
     assert shard_digests(run) == smooth
 
 
+@pytest.mark.soak
 def test_a_group_goes_on_with_a_spare_and_else_another_alone(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_what_a_lost_node_held_another_has(
     assert shard_digests(run) == smooth
 
 
+@pytest.mark.soak
 def test_every_worker_killed_goes_on_from_memory(run: RunUnderTest, smooth: list[str]) -> None:
     run.wait_training(step=30)
     run.kill_all()
@@ -193,6 +195,7 @@ def test_the_world_shrinks_and_grows_back_from_memory(
     shard_digests(run)
 
 
+@pytest.mark.soak
 def test_a_rank_that_stands_still_is_told_from_those_that_wait_for_its_parameters(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_member_killed_between_the_order_and_the_commit(
     assert len(before) == 3
 
 
+@pytest.mark.soak
 def test_a_stop_that_comes_while_the_run_recovers(start: Any) -> None:
     run = start(spares=1, minimum=3)
     run.kill(1)
@@ -80,6 +81,7 @@ def test_a_stop_that_comes_while_the_run_recovers(start: Any) -> None:
     assert len(events_of(status, "recovered")) == 1
 
 
+@pytest.mark.soak
 def test_a_member_and_the_coordinator_killed_between_the_order_and_the_commit(start: Any) -> None:
     run = start(spares=1, minimum=3)
     pid = run.run.coordinator_pid()
@@ -91,9 +93,10 @@ def test_a_member_and_the_coordinator_killed_between_the_order_and_the_commit(st
     assert len(events_of(status, "stopping")) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("rank", "phase"),
-    [pytest.param(1, "optimizer", marks=pytest.mark.soak), (None, "snapshot")],
+    [(1, "optimizer"), (None, "snapshot")],
 )
 def test_a_member_killed_in_that_commit_before_it_has_copied_the_state(
     start: Any, rank: int | None, phase: str
@@ -113,6 +116,7 @@ def test_a_member_killed_in_that_commit_before_it_has_copied_the_state(
     assert not events_of(status, "checkpoint_failed")
 
 
+@pytest.mark.soak
 def test_a_member_killed_once_all_have_copied_the_state_is_not_missed(start: Any) -> None:
     run = start(spares=1, minimum=3, hold_when_stopped=1)
     stop(run)

@@ -102,7 +102,7 @@ def test_a_whole_node_dies(places: Iterator[Place]):
     require_complete(walk(places, live), *WRITES, *COMMITS, *REMOVALS)
 
 
-@pytest.mark.parametrize("places", [1, 2], indirect=True)
+@pytest.mark.parametrize("places", [pytest.param(1, marks=pytest.mark.soak), 2], indirect=True)
 def test_the_coordinator_dies(places: Iterator[Place]):
     """Another takes over, while the Keeper still holds a permit of the dead one."""
 
@@ -189,7 +189,13 @@ def test_a_bad_checkpoint_is_taken_away(places: Iterator[Place]):
     require_complete(walk(places, live), "os.remove committed/0", "os.remove chunks/")
 
 
-@pytest.mark.parametrize("kind", ["chunks", "manifests", "committed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("chunks", "manifests")),
+        "committed",
+    ],
+)
 def test_half_a_file_is_removed_by_a_later_collection(places: Iterator[Place], kind: str):
     place = next(places)
     for number in count():

@@ -63,9 +63,9 @@ def test_groups_gather_parameters_in_fp8_and_hold_the_same(run: Run, smooth: Out
     "where",
     [
         Where.IN_BACKWARD,
-        Where.BEFORE_RECORD,
         Where.AFTER_RECORD,
-        Where.IN_OPTIMIZER,
+        pytest.param(Where.BEFORE_RECORD, marks=pytest.mark.soak),
+        pytest.param(Where.IN_OPTIMIZER, marks=pytest.mark.soak),
     ],
 )
 def test_a_kill_in_a_step(run: Run, smooth: Outcome, where: Where):

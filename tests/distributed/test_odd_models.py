@@ -104,7 +104,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     [
         {"mode": "fsdp"},
         {"mode": "zero2", "activation_checkpointing": "full"},
-        {"mode": "fsdp", "gather": "bf16"},
+        pytest.param({"mode": "fsdp", "gather": "bf16"}, marks=pytest.mark.soak),
     ],
 )
 def test_losses_are_those_of_a_replicated_model_and_a_death_changes_no_bit(

@@ -61,6 +61,7 @@ def test_a_training_function_that_raises_is_told_and_no_rank_is_left():
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_can_t_be_read_is_told(tmp_path: Path):
     plan = make_plan(StoredState(str(tmp_path / "nothing"), 2))
     with pytest.raises(CheckpointError, match="got no file"):

@@ -72,7 +72,14 @@ def resume(
     return resumed
 
 
-@pytest.mark.parametrize("compression", ["int8", "int4", "fp8", "top_k", "power_sgd"])
+@pytest.mark.parametrize(
+    "compression",
+    [
+        "int8",
+        "power_sgd",
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ("int4", "fp8", "top_k")),
+    ],
+)
 def test_any_world_goes_on_with_all_that_was_left_out(tmp_path: Path, compression, monkeypatch):
     stored, _ = save(tmp_path, compression)
     for world in (2, 5):

@@ -199,7 +199,13 @@ def test_gradients_travel_compressed(run: Run, smooth, compression):
         assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.2)
 
 
-@pytest.mark.parametrize(("gather", "share"), [("bf16", 0.75), ("fp8", 0.45)], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("gather", "share"),
+    [
+        pytest.param("bf16", 0.75, id="bf16", marks=pytest.mark.soak),
+        pytest.param("fp8", 0.45, id="fp8"),
+    ],
+)
 def test_parameters_gathered_in_fewer_bits_are_fewer_bytes_and_near(
     run: Run, smooth, tmp_path: Path, gather: str, share: float
 ):
@@ -227,8 +233,17 @@ def test_parameters_gathered_in_fp8_are_cut_anew_where_the_world_shrinks(run: Ru
         assert report.loss == pytest.approx(smooth.steps[number].loss, rel=0.1)
 
 
-@pytest.mark.parametrize("step", [1, 4, MAX_STEPS])
-@pytest.mark.parametrize("where", IN_A_STEP)
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [(where, 4) for where in IN_A_STEP]
+    + [(Where.AFTER_RECORD, 1), (Where.AFTER_RECORD, MAX_STEPS)]
+    + [
+        pytest.param(where, step, marks=pytest.mark.soak)
+        for where in IN_A_STEP
+        if where is not Where.AFTER_RECORD
+        for step in (1, MAX_STEPS)
+    ],
+)
 def test_a_kill_anywhere_in_a_step(run: Run, smooth, where, step):
     outcome = run(train_sharded, fail_at(1, step, where), spares=1, **FSDP)
     assert_as_smooth(outcome, smooth)

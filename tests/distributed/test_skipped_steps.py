@@ -100,7 +100,7 @@ def train_sharded_with_a_spike(session: Session, spikes: set[int]) -> dict[str, 
     return {"applied": applied, "kept": kept}
 
 
-@pytest.mark.parametrize("mode", ["fsdp", "zero1"])
+@pytest.mark.parametrize("mode", ["fsdp", pytest.param("zero1", marks=pytest.mark.soak)])
 def test_shards_are_left_as_they_are(tmp_path: Path, mode: str):
     job = make_job(world=3, parallel={"mode": mode}, **SETTINGS)
     outcome = run_case(Case(train_sharded_with_a_spike, job, extra={SPIKE}), tmp_path)

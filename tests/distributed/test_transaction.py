@@ -384,7 +384,8 @@ def test_a_rank_that_fails_half_way_through_a_commit_is_healed(run: Run, undistu
     """Nobody else applied the step, so it must not go on from its own half-applied state."""
     place = (4, Where.AFTER_RECORD, Act.DROP)
     faults = [fail_at(rank, *place, once_applied=(1,)) for rank in (0, 2)]
-    outcome = run(train_with_breaker, *faults, extra=str(tmp_path / "w1-applied-4"))
+    struck = tmp_path / "run0" / "w1-applied-4"  # what the others wait for
+    outcome = run(train_with_breaker, *faults, extra=str(struck))
     assert outcome.crashes == {}
     assert outcome.plans[1].base.step == 3
     assert outcome.plans[1].sources == {1: 0}

@@ -21,8 +21,8 @@ from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.service.history.history import open_history
 from trainflow.service.history.records import Scope
 
-WITHIN_S = 120.0
-LOOK_EVERY_S = 0.1
+WITHIN_S = 240.0
+LOOK_EVERY_S = 0.3  # looks are requests, which a job that starts pays for
 
 
 def find_port() -> int:

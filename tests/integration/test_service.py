@@ -222,14 +222,18 @@ def test_who_resumes_a_job_as_soon_as_it_is_told_as_stopped_and_stops_it_at_once
 
 
 def find_actors(kind: str) -> list[psutil.Process]:
-    """Return the processes of the cluster's actors of a class."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith(f"ray::{kind}")
-    ]
+    """Return the processes of actors of a class, on clusters that this process has started."""
+    ours = psutil.Process().children(recursive=True)
+    return [process for process in ours if _name_of(process).startswith(f"ray::{kind}")]
 
 
+def _name_of(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return (process.cmdline() or [""])[0]
+    return ""
+
+
+@pytest.mark.soak
 def test_a_resumed_job_begins_once_all_of_the_attempt_before_is_closed(service: Service):
     job_id = service.submit(service.ground.endless_job())
     service.wait_job(job_id, lambda job: job["state"] == "running" and job["last_step"] > 20)
@@ -247,6 +251,7 @@ def test_a_resumed_job_begins_once_all_of_the_attempt_before_is_closed(service: 
     service.wait_job(job_id, lambda job: job["state"] == "stopped")
 
 
+@pytest.mark.soak
 def test_a_later_attempt_is_refused_after_the_one_before_has_told_its_end(service: Service):
     folder = service.ground.folder.with_name("changed")
     shutil.copytree(service.ground.folder, folder)
@@ -276,6 +281,7 @@ def test_a_later_attempt_is_refused_after_the_one_before_has_told_its_end(servic
     assert [event["kind"] for event in events[-3:]] == ["stopped", "attempt", "failed"]
 
 
+@pytest.mark.soak
 def test_a_job_that_another_cluster_is_closing_is_neither_resumed_nor_erased(service: Service):
     ground = service.ground
     job_file = ground.folder / "elsewhere.json"
