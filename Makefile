@@ -69,11 +69,11 @@ format: $(STAMP) ## format the code and mend what the linter can
 SIDE_BY_SIDE := tests/architecture tests/unit tests/crash
 PYTEST_SIDE_BY_SIDE := $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-test: $(STAMP) ## the tests; three quarters of an hour on two cores
+test: $(STAMP) ## the tests; some fifty minutes on two cores
 	$(PYTEST_SIDE_BY_SIDE) $(SIDE_BY_SIDE) -m 'not soak'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) -m 'not soak' --durations=40
 
-test-soak: $(STAMP) ## further tests, of other modes and rarer faults; an hour, before a release
+test-soak: $(STAMP) ## further tests, of other modes and rarer faults; an hour and a half, before a release
 	$(BIN)/python -m pytest tests/chaos tests/crash tests/distributed tests/integration -m soak
 
 test-unit: $(STAMP) ## the tests of plain values, without the slow ones; under a minute

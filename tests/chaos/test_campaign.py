@@ -26,7 +26,7 @@ PLAN = {
         {"kind": "stop", "rank": 2, "at_step": 30},
     ],
     "cluster": {"nodes": 2},
-    "timeout_s": 60,
+    "timeout_s": 240,
 }
 
 
@@ -74,7 +74,7 @@ def test_a_cut_that_is_waited_out_and_one_that_is_not_are_borne(tmp_path: Path):
             {"kind": "partition", "rank": 1, "at_step": 30, "last_s": 15, "loses": "sent"},
         ],
         "cluster": {"nodes": 4},
-        "timeout_s": 60,
+        "timeout_s": 240,
     }
     failures = {"hang_timeout_s": 30.0}
     code, answer = call(
@@ -98,7 +98,7 @@ def test_clocks_that_jump_are_borne(tmp_path: Path):
             {"kind": "kill", "rank": 1, "at_step": 15},
         ],
         "cluster": {"nodes": 2},
-        "timeout_s": 60,
+        "timeout_s": 240,
     }
     code, answer = call(tmp_path, plan, "--no-compare", sleep_s=0.1, minimum=3)
     assert code == 0, answer["invariants"]
@@ -122,7 +122,7 @@ def test_a_store_that_hangs_a_slow_rank_and_a_lost_node_are_borne(tmp_path: Path
             {"kind": "slow", "rank": 0, "at_step": 10, "speed": 0.5, "last_s": 2},
             {"kind": "drop_node", "rank": 1, "at_step": 25, "back_after_s": 0.5},
         ],
-        "timeout_s": 60,
+        "timeout_s": 240,
     }
     checkpoint = {"url": f"s3://{bucket}/runs", "every_steps": 5}
     code, answer = call(tmp_path, plan, "--no-compare", sleep_s=0.05, checkpoint=checkpoint)
@@ -145,7 +145,7 @@ def test_a_campaign_on_a_cluster_that_is_there_leaves_that_as_it_was(
             {"kind": "kill", "target": "keeper", "at_step": 12},
             {"kind": "kill", "rank": 0, "at_step": 15, "phase": "communicate"},
         ],
-        "timeout_s": 60,
+        "timeout_s": 240,
     }
     more = ("--no-compare", "--address", cluster.address)
     code, answer = call(tmp_path, plan, *more, sleep_s=0.03, minimum=3, spares=1)

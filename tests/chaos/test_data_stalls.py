@@ -18,6 +18,7 @@ def stall(run: RunUnderTest) -> Path:
     return written.rename(mark)
 
 
+@pytest.mark.soak
 def test_data_that_comes_to_nobody_for_longer_than_the_limit_costs_no_rank(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:

@@ -59,12 +59,13 @@ def all_files(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in found}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param({}, id="ddp"),
-        pytest.param(TOP_K, id="error feedback", marks=pytest.mark.soak),
-        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp", marks=pytest.mark.soak),
+        pytest.param(TOP_K, id="error feedback"),
+        pytest.param({"parallel": {"mode": "fsdp"}}, id="fsdp"),
     ],
 )
 def test_steps_are_done_again_to_the_same_bits_and_nothing_of_the_run_is_touched(

@@ -132,6 +132,7 @@ def drain_by_ray(cluster: LocalCluster, node_id: str, within_s: int) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.soak
 def test_a_node_that_ray_drains_is_emptied_before_it_goes(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_node_that_ray_drains_is_emptied_before_it_goes(
     expect_no_step_twice(expect_as_undisturbed(run, undisturbed))
 
 
+@pytest.mark.soak
 def test_where_all_nodes_are_to_go_ranks_stay_and_the_state_is_in_storage_before(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ) -> None:

@@ -55,13 +55,8 @@ def test_a_keeper_that_comes_back_after_the_lease_has_cost_nobody_its_rank(
     expect_as_undisturbed(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "resumes",
-    [
-        pytest.param(False, id="for good"),
-        pytest.param(True, id="until it is ended", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("resumes", [False, True], ids=["for good", "until it is ended"])
 def test_a_keeper_that_stands_still_has_cost_nobody_its_rank(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str, *, resumes: bool
 ) -> None:
@@ -187,6 +182,7 @@ def test_a_rank_killed_after_its_last_step_is_made_up_for(
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_gradients_that_stay_not_finite_fail_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
     run = RunUnderTest.start(cluster, tmp_path, spares=1, nan_at=(5, 6), max_steps=30)
     status = run.finish()

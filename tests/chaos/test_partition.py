@@ -12,7 +12,7 @@ from trainflow.cli.exit_codes import ExitCode
 from trainflow.coordination.chaos.net_hosts import NetHosts
 from trainflow.coordination.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow, pytest.mark.soak]
 
 NUM_NODES = 4  # one more than ranks, for the spare
 

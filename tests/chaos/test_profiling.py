@@ -24,6 +24,7 @@ def names_in(status: dict[str, Any], file: str) -> list[str]:
     return [str(event.get("name")) for event in json.loads(data)["traceEvents"]]
 
 
+@pytest.mark.soak
 def test_ranks_record_the_same_steps_and_the_run_is_the_same(
     cluster: LocalCluster, tmp_path: Path, undisturbed: str
 ):

@@ -127,6 +127,7 @@ def test_replicas_and_the_coordinator_are_killed_and_no_event_is_lost(service: S
     assert any(event["kind"] == "coordinator_restarted" for event in written)
 
 
+@pytest.mark.soak
 def test_what_was_known_is_known_after_the_head_died_and_the_job_is_gone_on_with(ground: Ground):
     with serving(ground) as service:
         job_id = service.submit(ground.endless_job())

@@ -145,6 +145,7 @@ def test_a_keeper_killed_too_finds_what_it_held(run: RunUnderTest, smooth: list[
     assert run.used_samples() == run.expected_samples()
 
 
+@pytest.mark.soak
 def test_shards_lost_with_every_copy_go_on_from_storage(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:
@@ -165,7 +166,8 @@ def test_shards_lost_with_every_copy_go_on_from_storage(
     assert verify(store, run.job.training.max_steps).flaws == ()
 
 
-@pytest.mark.parametrize("world", [3, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("world", [3, 2])
 def test_the_world_shrinks_and_grows_back_from_memory(
     cluster: LocalCluster, tmp_path: Path, world: int
 ) -> None:

@@ -12,18 +12,12 @@ from trainflow.coordination import names
 from trainflow.coordination.local_cluster import LocalCluster
 from trainflow.epochs import ShardId
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow, pytest.mark.soak]
 
 STEP = 25
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        each if each == "optimizer" else pytest.param(each, marks=pytest.mark.soak)
-        for each in AT_TIME
-    ],
-)
+@pytest.mark.parametrize("phase", AT_TIME)
 def test_a_death_in_each_phase_of_a_step_loses_none(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str], phase: str
 ) -> None:
@@ -39,7 +33,6 @@ def test_a_death_in_each_phase_of_a_step_loses_none(
     assert run.used_samples() == run.expected_samples()
 
 
-@pytest.mark.soak
 def test_a_keeper_that_dies_while_it_streams_a_copy_goes_on_with_it(
     cluster: LocalCluster, tmp_path: Path, smooth: list[str]
 ) -> None:

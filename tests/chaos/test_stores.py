@@ -88,6 +88,7 @@ def test_an_s3_server_killed_in_mid_run_costs_nothing_that_was_acknowledged(
     require_good_end(run, url, undisturbed)
 
 
+@pytest.mark.soak
 def test_a_file_server_that_freezes_holds_nobody_up(
     start: Any, running_mount: NetworkFileSystem, shared: Path, undisturbed: str
 ) -> None:

@@ -125,6 +125,7 @@ def test_the_coordinator_dies(places: Iterator[Place]):
     require_complete(walk(places, live), *COMMITS, *REMOVALS)
 
 
+@pytest.mark.soak
 def test_the_keeper_dies(places: Iterator[Place]):
     """It comes back; the coordinator still holds the permit that it gave the dead one."""
 
@@ -143,6 +144,7 @@ def test_the_keeper_dies(places: Iterator[Place]):
     require_complete(walk(places, live), *WRITES)
 
 
+@pytest.mark.soak
 def test_a_worker_dies_while_it_takes_a_snapshot(places: Iterator[Place]):
     """Half a snapshot is none, a whole one is brought; a later one replaces both."""
 

@@ -72,9 +72,8 @@ def demo(tmp_path: Path) -> Iterator[StartedDemo]:
     started.process.communicate()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_cluster_and_others_wait_for_that(
     demo: StartedDemo, number: signal.Signals
 ):

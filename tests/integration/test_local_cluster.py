@@ -17,6 +17,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.mark.soak
 def test_a_head_that_takes_jobs_starts_where_another_one_has_the_dashboard_s_port():
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

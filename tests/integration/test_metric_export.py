@@ -56,6 +56,7 @@ def shower(
         ray.shutdown()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shower", [2000], indirect=True)  # each report then has it set again
 def test_a_gauge_that_lasts_is_shown_for_longer_than_ray_remembers(shower: Any):
     def both() -> list[bool]:

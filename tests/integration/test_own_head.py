@@ -138,6 +138,7 @@ def _address(ground: Ground) -> str:
     return json.loads((ground.home / "head.json").read_text())["address"]
 
 
+@pytest.mark.soak
 def test_what_a_killed_service_leaves_is_named_and_ended(
     serve: "Popen[str]", ground: Ground, command_line: CommandLine
 ):
@@ -175,7 +176,8 @@ def test_a_service_whose_head_dies_says_so_and_leaves_nothing(
     expect_word_of_its_death(serve, part, ground.home)
 
 
-@pytest.mark.parametrize("part", [pytest.param("gcs_server", marks=pytest.mark.soak), "raylet"])
+@pytest.mark.soak
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 def test_a_run_whose_head_dies_says_so_and_leaves_nothing(
     part: str, command_line: CommandLine, ground: Ground, tmp_path: Path
 ):

@@ -80,6 +80,7 @@ def test_a_job_is_submitted_read_while_it_trains_stopped_resumed_and_erased(serv
     service.ask("GET", f"/v1/jobs/{job_id}", 404)
 
 
+@pytest.mark.soak
 def test_a_job_that_failed_before_its_first_checkpoint_is_resumed_from_the_first_step(
     service: Service,
 ):
@@ -132,6 +133,7 @@ def test_events_are_streamed_through_serve(service: Service):
     assert '"kind": "succeeded"' in text
 
 
+@pytest.mark.soak
 def test_what_ray_is_given_the_service_stops_and_resumes_and_the_other_way_round(
     service: Service, tmp_path: Path
 ):
@@ -174,6 +176,7 @@ def test_what_ray_is_given_the_service_stops_and_resumes_and_the_other_way_round
     service.wait_job(by_service, lambda job: job["state"] == "succeeded")
 
 
+@pytest.mark.soak
 def test_a_job_that_is_stopped_before_it_has_begun_has_stopped_and_can_be_gone_on_with(
     service: Service,
 ):
