@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.harness import RunUnderTest, events_of
 from trainflow.coordination.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow, pytest.mark.soak]
 
 WRONG_FROM = 30
 EVERY_STEPS = 10
