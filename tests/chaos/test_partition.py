@@ -27,7 +27,7 @@ def test_a_host_that_is_cut_off_in_any_direction_is_made_up_for(
         sleep_s=0.1,  # leaves a new spare the cores to start on
         target=3,
         spares=1,
-        failures={"lease_s": 8.0, "hang_timeout_s": 60.0},
+        failures={"lease_s": 4.0, "hang_timeout_s": 60.0},
     )
     run = NetRun(hosts, net, tmp_path, job)
     directions = [(False, False), (True, False), (False, True)]

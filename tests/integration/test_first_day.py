@@ -155,7 +155,7 @@ def watch_a_kill(page: Page, day: Day) -> None:
 def live_through_the_morning(day: Day, page: Page) -> int:
     """Submit, watch, kill, stop and resume; returns the step at which the job was stopped."""
     day.submit_and_follow()
-    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > 5)
+    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > 25)
     enter(page, day)
     state = page.locator("#figure-state")
     expect(state).to_contain_text("running", timeout=WITHIN_MS)
@@ -165,7 +165,7 @@ def live_through_the_morning(day: Day, page: Page) -> int:
     stopped_at = day.wait_job(lambda job: job["state"] == "stopped")["last_step"]
     day.do("resume")
     expect(page.locator("#figure-attempt")).to_have_text("2", timeout=WITHIN_MS)
-    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > stopped_at + 2)
+    day.wait_job(lambda job: job["state"] == "running" and job["last_step"] > stopped_at + 5)
     expect(state).to_contain_text("running", timeout=WITHIN_MS)
     return stopped_at
 
@@ -187,7 +187,7 @@ def test_the_first_day_of_a_new_user(tmp_path: Path):
             assert log.strip()
             day.wait_job(lambda job: job["stale_s"] > 60)
             day.do("go on")
-            day.wait_job(lambda job: job["attempt"] == 3 and job["last_step"] > stopped_at + 2)
+            day.wait_job(lambda job: job["attempt"] == 3 and job["last_step"] > stopped_at + 10)
             day.second.run("trainflow stop $ID")
             day.wait_job(lambda job: job["state"] == "stopped")
             attempts = [(each["number"], each["state"]) for each in day.ask("/attempts")]

@@ -81,7 +81,7 @@ def train(ground: Ground) -> dict[str, Any]:
 
         def trains() -> bool:
             found.update(client.get(f"/v1/jobs/{job_id}").raise_for_status().json())
-            return found["state"] == "running" and found["last_step"] > 0
+            return found["state"] == "running" and found["last_step"] > 20
 
         wait_until(trains, lambda: (found, client.get(f"/v1/jobs/{job_id}/logs").text))
         return found
