@@ -25,6 +25,10 @@ _OPEN = (
     "the cluster at {} takes whoever reaches it from other machines, without a token of Ray's: "
     "they can run code there, whatever tokens the service wants"
 )
+_REPLACED = (
+    "a service was there, which this one has replaced: its port and its settings hold no more, "
+    "authentication among them"
+)
 
 SettingsFile = Annotated[
     Path | None,
@@ -155,6 +159,8 @@ def _serve(
 def _announce(head: Head, settings: "ServiceSettings", *, is_own: bool) -> None:
     if head.is_open:
         say(_OPEN.format(head.address), err=True)
+    if head.has_replaced:
+        say(_REPLACED, err=True)
     if is_own and head.dashboard:
         say(f"`ray job submit` finds its head with --address http://{head.dashboard}")
     say(f"serving at {find_url(settings)}")

@@ -99,16 +99,15 @@ class ServiceJobs:
         listed = [each.model_dump(mode="json") for each in attempts]
         answer = job.model_dump(mode="json") | {"attempts": listed}
         lines = [describe_status(job), *describe_earlier(attempts)]
-        return Shown(answer, "\n".join(lines), describe_age(job, has_ended=job.state.is_terminal))
+        return Shown(answer, "\n".join(lines), describe_age(job, job.state))
 
     def workers(self, job_id: str | None) -> Shown:
         """List a job's workers as its coordinator published them last."""
         chosen = self.choose(job_id)
         found = self.client.workers(chosen)
-        has_ended = self.client.get(chosen).state.is_terminal
         answer = found.model_dump(mode="json")
         rows: list[dict[str, Any]] = answer["workers"]
-        notice = describe_age(found, has_ended=has_ended)
+        notice = describe_age(found, self.client.get(chosen).state)
         return Shown(answer, format_table(rows, WORKER_COLUMNS), notice)
 
     def stop(self, job_id: str | None) -> Shown:
@@ -117,7 +116,7 @@ class ServiceJobs:
         text = f"{job.job_id} stops at its next step boundary"
         if job.state.is_terminal:
             text = f"{job.job_id} is stopped: nobody is at work on it"
-        notice = describe_age(job, has_ended=job.state.is_terminal)
+        notice = describe_age(job, job.state)
         return Shown(job.model_dump(mode="json"), text, notice)
 
     def begin_profile(self, job_id: str | None, num_steps: int, ranks: Sequence[int]) -> Profiled:
@@ -229,8 +228,8 @@ def describe_earlier(attempts: Sequence["AttemptDocument"]) -> list[str]:
     return ["", *format_table(rows, EARLIER_COLUMNS).splitlines()]
 
 
-def describe_age(told: "JobDetails | WorkersDocument", *, has_ended: bool = False) -> str:
-    """Return what is to be said of how old a status is; empty if it is fresh."""
+def describe_age(told: "JobDetails | WorkersDocument", state: RunState) -> str:
+    """Return what is to be said of how old a job's status is; empty if it is fresh."""
     stale_s, problem = told.stale_s, told.history_problem
     if stale_s is not None and stale_s <= STALE_AFTER_S:
         return ""
@@ -239,14 +238,16 @@ def describe_age(told: "JobDetails | WorkersDocument", *, has_ended: bool = Fals
         return f"this is {age}. {_UNKEPT} {problem}"
     if stale_s is None:
         return "nothing was heard of the job yet: it has been submitted, and not begun"
-    if has_ended:
+    if state.is_terminal:
         return (
             f"what is told of its training was {stale_s:.0f} s old when it ended: what came after "
             "that was never written, or its cluster was gone by then"
         )
+    waits = "its newest attempt has not begun, and this is of the one before; or "
     return (
-        f"this is {stale_s:.0f} s old: the job's coordinator restarts, can't write its record, or "
-        "its cluster is gone; `trainflow doctor` looks whether Ray answers and the disk has room"
+        f"this is {stale_s:.0f} s old: {waits if state is RunState.PENDING else ''}the job's "
+        "coordinator restarts, can't write its record, or its cluster is gone; `trainflow doctor` "
+        "looks whether Ray answers and the disk has room"
     )
 
 

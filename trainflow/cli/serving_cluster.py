@@ -37,11 +37,13 @@ class Head:
         address: that Ray has for it.
         is_open: whether other machines may use it without a token of Ray's.
         dashboard: host and port to which ``ray job submit`` turns; "" without.
+        has_replaced: a service was there, which is no more.
     """
 
     address: str
     is_open: bool
     dashboard: str = ""
+    has_replaced: bool = False
 
 
 @dataclass

@@ -94,7 +94,7 @@ class EventStreams:
         ``anew`` says so, and the job's events come from the first one on.
         """
         yield sse.frame_retry(_COME_BACK_AFTER_S)
-        place = _Place(after)
+        place, told_at_s = _Place(after), self.clock.monotonic_s()
         with self.feed.watch(job_id) as topic:
             while True:
                 news = topic.news  # before looking: what comes meanwhile is not to be slept over
@@ -107,12 +107,15 @@ class EventStreams:
                     place.number, place.kind = event.number, event.kind
                     yield sse.frame_event(event.number, asdict(event))
                 if events:
+                    told_at_s = self.clock.monotonic_s()
                     continue
                 if topic.is_over(now_s, place.number, place.kind):
                     yield sse.frame_named("end", {"last_event": place.number})
                     return
-                if not await wait_for_news(news, self.heartbeat_s):
+                left_s = told_at_s + self.heartbeat_s - now_s  # news may be none for this client
+                if left_s <= 0 or not await wait_for_news(news, left_s):
                     yield sse.HEARTBEAT
+                    told_at_s = self.clock.monotonic_s()
 
     async def _find(self, topic: Topic, job_id: str, after: int) -> Sequence[EventRecord]:
         found = topic.after(after)

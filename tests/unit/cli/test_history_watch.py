@@ -24,7 +24,7 @@ class Service:
 
     def ask(self) -> str | None:
         if self.is_silent:
-            raise ConnectionError
+            raise ConnectionError("connection refused")
         return self.problem
 
 
@@ -48,6 +48,24 @@ def test_it_is_told_once_and_once_that_it_is_over(capsys: Captured):
     service.is_silent, service.problem = False, None
     assert "kept up again" in look_again()
     assert look_again() == ""
+
+
+def test_a_service_that_is_gone_is_told_once_and_that_it_is_back(capsys: Captured):
+    service, clock = Service(), SleepyClock()
+    watch = HistoryWatch(service.ask, clock)
+    service.is_silent = True
+    told: list[str] = []
+    for _ in range(20):
+        clock.now_s += 5.0
+        watch.look()
+        told += capsys.readouterr().err.splitlines()
+    (line,) = told
+    assert line.endswith("the service isn't ready, or gone: connection refused")
+    service.is_silent = False
+    for said in ("the service answers again\n", ""):
+        clock.now_s += 5.0
+        watch.look()
+        assert capsys.readouterr().err.endswith(said)
 
 
 def test_a_service_is_asked_without_a_token(tmp_path: Path):

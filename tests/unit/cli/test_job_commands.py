@@ -250,14 +250,14 @@ def test_a_status_is_told_with_its_age(ready: Service, call_main: CallMain, caps
     assert "max_steps    10" in captured.out
     assert "goodput      93.1%" in captured.out
     assert "step         7\n" in captured.out, "as in a list, where the status lags behind"
-    assert "s old: the job's coordinator restarts, can't write its record" in captured.err
+    assert "the job's coordinator restarts, can't write its record" in captured.err
     call_main("status", ID, "-o", "json")
     assert json.loads(capsys.readouterr().out)["status"]["max_steps"] == 10
     ready.cluster.coordinators.add(ID)
     assert call_main("stop", ID) == ExitCode.SUCCESS
     captured = capsys.readouterr()
     assert "stops at its next step boundary" in captured.out
-    assert "s old: the job's coordinator restarts" in captured.err, "nobody may be there to stop"
+    assert "the job's coordinator restarts" in captured.err, "nobody may be there to stop"
     call_main("list")
     heading, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert float(row[heading.index("STALE_S")]) > 60
@@ -387,23 +387,24 @@ def test_a_job_that_nobody_is_at_work_on_has_stopped_at_once(
 
 
 @pytest.mark.parametrize(
-    ("stale_s", "problem", "has_ended", "said"),
+    ("stale_s", "problem", "state", "said"),
     [
-        (1.0, "the disk is full", False, ""),
-        (28.0, "the disk is full", False, "28 s old. The history can't be kept up for now: the d"),
-        (28.0, None, False, "restarts, can't write its record, or its cluster is gone"),
-        (28.0, None, True, "was 28 s old when it ended"),
-        (None, "the disk is full", False, "of before it began. The history can't be kept up"),
-        (None, None, False, "it has been submitted, and not begun"),
+        (1.0, "the disk is full", "running", ""),
+        (28.0, "the disk is full", "running", "28 s old. The history can't be kept up for now: t"),
+        (28.0, None, "running", "restarts, can't write its record, or its cluster is gone"),
+        (28.0, None, "succeeded", "was 28 s old when it ended"),
+        (28.0, None, "pending", "28 s old: its newest attempt has not begun"),
+        (None, "the disk is full", "pending", "of before it began. The history can't be kept up"),
+        (None, None, "pending", "it has been submitted, and not begun"),
     ],
 )
 def test_what_is_old_says_why_as_far_as_that_is_known(
-    stale_s: float | None, problem: str | None, said: str, *, has_ended: bool
+    stale_s: float | None, problem: str | None, state: str, said: str
 ):
     told = WorkersDocument(
         workers=[], published_at_s=None, stale_s=stale_s, history_problem=problem
     )
-    notice = describe_age(told, has_ended=has_ended)
+    notice = describe_age(told, RunState(state))
     assert said in notice
     assert bool(notice) == bool(said)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.service.fakes import FakeClock
 from trainflow.coordination.run_state import RunState
 from trainflow.errors import HistoryError, JobNotFoundError
-from trainflow.service import event_feed, event_stream
+from trainflow.service import event_feed, event_stream, sse
 from trainflow.service.event_feed import LAST_WORDS_WITHIN_S, EventFeed, wait_for_news
 from trainflow.service.event_stream import CATCHES_UP_WITHIN_S, EventStreams, has_all
 from trainflow.service.history.records import EventRecord, Job, JobHead
@@ -188,6 +188,26 @@ async def test_a_history_that_is_silent_for_a_while_loses_nothing(
     history.error = None
     await streams.feed.poll()
     assert (await anext(stream)).startswith(b"id: 2\n")
+    await stream.aclose()
+
+
+async def test_a_stream_that_is_woken_without_news_says_that_it_lives_as_often(
+    streams: EventStreams, clock: FakeClock
+):
+    stream = streams.follow("a", 1)
+    await anext(stream)
+    head = JobHead(RunState.RUNNING, None, 1, 0, None)
+    with streams.feed.watch("a") as topic:
+        for _ in range(2):
+            asked = asyncio.ensure_future(anext(stream))
+            for _ in range(3):
+                assert not asked.done()
+                clock.now_s += 25.0
+                topic.take(head, (), clock.now_s, clock.unix_s())
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+            async with asyncio.timeout(10.0):
+                assert await asked == sse.HEARTBEAT
     await stream.aclose()
 
 

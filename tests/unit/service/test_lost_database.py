@@ -253,3 +253,21 @@ async def test_a_database_that_nobody_else_may_open_is_told(
             assert (await client.get("/healthz")).status_code == 200
         for path in PATHS:
             assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_moved_away_is_missed_at_once(
+    open_impatient: OpenImpatient, home: Path
+):
+    """By all that is asked, also where connections to it are open."""
+    history = open_impatient(AN_HOUR_S)
+    async with serve_history(history) as client:
+        for path in PATHS:
+            assert (await client.get(path)).status_code == 200
+        (home / "history.db").rename(home / "away.db")
+        for path in PATHS:
+            require_told(await client.get(path))
+        assert not (home / "history.db").exists()
+        (home / "away.db").rename(home / "history.db")
+        for path in PATHS:
+            assert (await client.get(path)).status_code == 200

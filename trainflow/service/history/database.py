@@ -13,7 +13,6 @@ Process: any.  Thread: any.  Blocks: on the database; a writer for those before 
 
 import json
 import os
-import sqlite3
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,21 +24,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination import names
 from trainflow.errors import ConfigError, HistoryError
+from trainflow.service.history import sqlite_file
 from trainflow.service.history.migration import is_current, migrate
+from trainflow.service.history.sqlite_file import AT_ONCE, LASTS, WRITES, FileId, identify
 
 _VARIABLE = "TRAINFLOW_DATABASE_URL"
 _BUSY_S = 15.0
-_TRIES_EVERY_S = 0.01
 _CONNECT_S = 5
 _ENDS_WITHIN_S = 5.0
 _SILENT_MS = 20_000
 _STATEMENT_MS = 60_000
-_WRITES = "trainflow_writes"
-_LASTS = "trainflow_lasts"
-_AT_ONCE = "trainflow_at_once"
 _WRITERS = {"sqlite": 1, "postgresql": 5}  # connections; SQLite has one writer at a time anyway
 _DRIVERS = {
     "sqlite": "sqlite+pysqlite",
@@ -62,9 +58,9 @@ class Database:
         self._writers = writers
         self._num_at_work = 0
         self._changed = threading.Condition()
-        self._writing = writers.execution_options(**{_WRITES: True})
-        self._lasting = writers.execution_options(**{_WRITES: True, _LASTS: True})
-        self._hasty = engine.execution_options(**{_WRITES: True, _AT_ONCE: True})
+        self._writing = writers.execution_options(**{WRITES: True})
+        self._lasting = writers.execution_options(**{WRITES: True, LASTS: True})
+        self._hasty = engine.execution_options(**{WRITES: True, AT_ONCE: True})
         self._reading = engine
         if engine.dialect.name == "postgresql":  # where each query else sees what is new
             self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
@@ -73,6 +69,11 @@ class Database:
     def dialect(self) -> str:
         """``sqlite`` or ``postgresql``."""
         return self._engine.dialect.name
+
+    def identify(self) -> FileId | None:
+        """Return which file it is in; None if it is missing, or on a server."""
+        file = self._engine.url.database
+        return identify(Path(file)) if self.dialect == "sqlite" and file else None
 
     @contextmanager
     def read(self) -> Generator[Connection]:
@@ -257,8 +258,7 @@ def _make_engine(url: URL, **pool: float) -> Engine:
             f"({error}); install it with: pip install 'trainflow[service,postgres]'"
         ) from error
     if is_sqlite:
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+        sqlite_file.prepare(engine, _BUSY_S)
     else:
         event.listen(engine, "connect", _prepare_postgresql)
         event.listen(engine, "begin", _begin_postgresql)
@@ -270,50 +270,8 @@ def _to_json(value: object) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401  the driver's own
-    """Set up a connection: transactions are begun by `_begin_sqlite`, not by the driver."""
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    _use_wal(cursor)
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
-
-
-def _use_wal(cursor: sqlite3.Cursor) -> None:
-    """Let readers not wait for who writes. Of several who do so to a new file SQLite fails some."""
-    give_up_at_s = SYSTEM_CLOCK.monotonic_s() + _BUSY_S
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not is_busy or SYSTEM_CLOCK.monotonic_s() >= give_up_at_s:
-                raise
-            SYSTEM_CLOCK.sleep(_TRIES_EVERY_S)
-        else:
-            return
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    if not options.get(_WRITES, False):
-        connection.exec_driver_sql("BEGIN")
-        return
-    # Without a flush a loss of power may take the newest transactions, never the database.
-    flush = "FULL" if options.get(_LASTS, False) else "NORMAL"
-    connection.exec_driver_sql(f"PRAGMA synchronous = {flush}")
-    if not options.get(_AT_ONCE, False):
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return
-    connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-    try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
-
-
 def _begin_postgresql(connection: Connection) -> None:
-    if connection.get_execution_options().get(_AT_ONCE, False):
+    if connection.get_execution_options().get(AT_ONCE, False):
         connection.exec_driver_sql("SET LOCAL lock_timeout = 1")  # ms; 0 would be for ever
 
 

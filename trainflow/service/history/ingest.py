@@ -116,9 +116,10 @@ class Ingester:
         self._clock = clock
         self._seen: dict[str, Stamps] = {}
         self._finished: set[str] = set()
-        self._is_new = True
         self._rests: dict[str, _Rest] = {}
         self._troubled: dict[str, _Trouble] = {}
+        self._is_new = True
+        self._file: tuple[int, int] | None = database.identify()
 
     @property
     def trouble(self) -> str | None:
@@ -132,6 +133,7 @@ class Ingester:
         Raises:
             HistoryError: the database doesn't answer.
         """
+        self._forget_if_replaced()
         if self._is_new:
             self._recall()
         found = {folder.name: self._poll_run(folder) for folder in self._list_awake()}
@@ -151,6 +153,15 @@ class Ingester:
             job_ids |= taken.job_ids
             has_more = taken.has_more
         return frozenset(job_ids)
+
+    def _forget_if_replaced(self) -> None:
+        """A file that somebody has put in the database's place knows what it knows."""
+        file = self._database.identify()
+        if file is None or file == self._file:
+            return
+        logger.warning("the history is another file than before: what it lacks is taken anew")
+        self._seen, self._finished, self._rests, self._troubled = {}, set(), {}, {}
+        self._is_new, self._file = True, file
 
     def _recall(self) -> None:
         """Find out what was read by whoever was here before: it need not be looked at again."""

@@ -13,13 +13,17 @@ from trainflow.service.on_ray.deployment import APPLICATION, build_application
 from trainflow.service.settings import ServiceSettings
 
 
-def deploy(settings: ServiceSettings) -> None:
-    """Deploy the application; returns once it answers. One that is there is replaced.
+def deploy(settings: ServiceSettings) -> bool:
+    """Deploy the application, and return once it answers.
+
+    Returns:
+        Whether one was there, which is replaced.
 
     Raises:
         CoordinationError: it doesn't come up.
     """
     try:
+        is_there = APPLICATION in serve.status().applications
         serve.start(
             proxy_location="Disabled",  # the application listens itself
             logging_config={"log_level": logging.WARNING},
@@ -30,6 +34,7 @@ def deploy(settings: ServiceSettings) -> None:
             f"the service did not come up on the cluster ({error}); `serve status` and the files "
             "in /tmp/ray/session_latest/logs/serve say more"
         ) from error
+    return is_there
 
 
 def undeploy() -> None:

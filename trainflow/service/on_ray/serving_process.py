@@ -2,7 +2,8 @@
 
 ``python -m trainflow.service.on_ray.serving_process ADDRESS deploy|undeploy``, which takes the
 settings as JSON from stdin, and prints its answer as one line of JSON: Ray's address of the head,
-whether others may use that and where its dashboard is, or ``error`` and its ``kind``.
+whether others may use that, where its dashboard is and whether a service was replaced there, or
+``error`` and its ``kind``.
 
 Process: one of its own. Where a cluster dies, Ray ends processes that are connected to it, at once
 and without a word; whoever serves cleans up then.  Blocks: until Serve has done it.
@@ -30,9 +31,10 @@ def act(address: str, action: str, settings: str) -> dict[str, Any]:
         if action == "undeploy":
             serving.undeploy()
             return {}
-        serving.deploy(ServiceSettings.model_validate_json(settings))
+        has_replaced = serving.deploy(ServiceSettings.model_validate_json(settings))
         head = ray.get_runtime_context().gcs_address
-        return {"address": head, "is_open": is_open_to_others(head), "dashboard": dashboard}
+        found = {"address": head, "is_open": is_open_to_others(head), "dashboard": dashboard}
+        return found | {"has_replaced": has_replaced}
     except CoordinationError as error:
         return {"error": str(error), "kind": type(error).__name__}
 
