@@ -15,6 +15,7 @@ import torch
 from trainflow.communication.group import Group
 from trainflow.epochs import Flag
 from trainflow.errors import CommunicationError, GroupMismatchError, TrainingError
+from trainflow.sums import add_exactly
 
 MAX_SCALARS = 16
 MAX_NAME_BYTES = 48
@@ -157,8 +158,8 @@ def decide_commit(records: Sequence[CommitRecord]) -> CommitDecision:
     for record in records:
         flags |= record.flags
     # Plain loops over ranks in order: the same bits on every rank.
-    total_weight = math.fsum(record.weight for record in records)
-    loss_sum = math.fsum(record.loss_sum for record in records)
+    total_weight = add_exactly(record.weight for record in records)
+    loss_sum = add_exactly(record.loss_sum for record in records)
     return CommitDecision(
         total_weight=total_weight,
         loss=loss_sum / total_weight if total_weight else math.nan,
@@ -207,8 +208,8 @@ def _mean_scalars(records: Sequence[CommitRecord]) -> dict[str, float]:
     means: dict[str, float] = {}
     for name in sorted({name for record in records for name in record.scalars}):
         found = [record.scalars[name] for record in records if name in record.scalars]
-        weight = math.fsum(scalar.weight for scalar in found)
-        means[name] = math.fsum(s.weighted_sum for s in found) / weight if weight else math.nan
+        weight = add_exactly(scalar.weight for scalar in found)
+        means[name] = add_exactly(s.weighted_sum for s in found) / weight if weight else math.nan
     return means
 
 

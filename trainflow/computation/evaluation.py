@@ -19,11 +19,12 @@ from trainflow.computation.sharding import free_gathered
 from trainflow.computation.stamps import StampWriter
 from trainflow.computation.training_state import TrainingState
 from trainflow.data.batch import Batch
+from trainflow.sums import add_exactly
 
 _IN_EVALUATION = -1  # in place of a step: random numbers that no step draws
 _COMBINE: dict[str, Callable[[list[float]], float]] = {
-    "sum": math.fsum,
-    "mean": lambda values: math.fsum(values) / len(values),
+    "sum": add_exactly,
+    "mean": lambda values: add_exactly(values) / len(values),
     "min": min,
     "max": max,
 }
@@ -88,5 +89,5 @@ def evaluate(
             module.train(training)
             free_gathered(module)
     rows = gather_numbers([total, weight_sum], group, context.device, context.stamps)
-    weight_sum = math.fsum(row[1] for row in rows)
-    return math.fsum(row[0] for row in rows) / weight_sum if weight_sum else math.nan
+    weight_sum = add_exactly(row[1] for row in rows)
+    return add_exactly(row[0] for row in rows) / weight_sum if weight_sum else math.nan

@@ -56,6 +56,24 @@ def test_a_loss_that_is_not_a_number_travels():
     assert math.isnan(unpack(replace(AT, loss_sum=math.nan).pack()).loss_sum)
 
 
+@given(st.lists(records, min_size=1, max_size=4))
+def test_whatever_numbers_ranks_bring_they_come_to_a_decision(found):
+    decide_commit([replace(each, incarnation=1, counter=2, step=3) for each in found])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "summed"),
+    [(math.inf, -math.inf, math.nan), (1e308, 1e308, math.inf), (1.0, math.inf, math.inf)],
+)
+def test_what_is_not_finite_is_decided_on_like_any_other(ours: float, theirs: float, summed: float):
+    pair = [
+        replace(AT, weight=1.0, loss_sum=each, scalars={"ratio": Scalar(each, 1.0)})
+        for each in (ours, theirs)
+    ]
+    decision = decide_commit(pair)
+    assert [decision.loss, decision.scalars["ratio"]] == pytest.approx([summed] * 2, nan_ok=True)
+
+
 def test_the_norm_is_rank_0s_on_all_ranks():
     decision = decide_commit([replace(AT, norm=3.0), replace(AT, norm=3.0000001)])
     assert decision.norm == 3.0
