@@ -127,6 +127,9 @@ class FaultConfig(Section):
             for name, kinds in _ONLY_OF.items()
             if name in self.model_fields_set and self.kind not in kinds
         ]
+        if self.kind == "skew_clock" and not self.skew_s:
+            expected = "seconds by which the clock is wrong"
+            problems.append(Problem(f"{where}.skew_s", "0", expected, "change it"))
         if self.target not in _TARGETS[self.kind]:
             expected = f"{' or '.join(_TARGETS[self.kind])} with kind = {self.kind}"
             change = f"change {where}.target or {where}.kind"
@@ -272,7 +275,7 @@ class ChaosPlan(Section):
         expected = f"less than timeout_s = {self.timeout_s:g}, when a run is stopped"
         return [
             Problem(name, f"{at_s:g}", expected, "lower it, or raise timeout_s")
-            for name, at_s in [*times.items(), ("every_s", self.every_s)]
+            for name, at_s in [*times.items(), ("every_s", self.every_s), ("for_s", self.for_s)]
             if at_s is not None and at_s >= self.timeout_s
         ]
 

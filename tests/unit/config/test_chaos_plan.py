@@ -188,6 +188,11 @@ def test_a_whole_plan_is_read(write):
             "lower it, or raise timeout_s",
         ),
         (MIX | {"timeout_s": 1}, "expected less than timeout_s = 1, when a run is stopped"),
+        (MIX | {"for_s": 7200, "every_s": 60}, "for_s: got 7200; expected less than timeout_s"),
+        (
+            MIX | {"mix": [{"kind": "skew_clock", "skew_s": 0}]},
+            "mix.0.skew_s: got 0; expected seconds by which the clock is wrong; change it",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(write, content: object, told: str):

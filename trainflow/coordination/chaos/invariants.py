@@ -90,7 +90,7 @@ def judge_losses(found: Findings) -> Verdict:
 
 
 def judge_steps(found: Findings) -> Verdict:
-    """Every step that the run came to was committed once: in one epoch, by all ranks of it."""
+    """Every step that the run came to was committed once: in one epoch, as its ranks tell."""
     name, run, last = "every step is committed once", found.disturbed, found.job.max_steps
     reached = last if run.is_done else min(run.find_reached(), last)
     committing = run.find_committing()
