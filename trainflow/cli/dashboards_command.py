@@ -64,9 +64,15 @@ def publish(
 
     Again, it changes what differs, and nothing else.
     """
+    from trainflow.errors import ConfigError  # noqa: PLC0415
     from trainflow.monitoring.grafana.api import Grafana  # noqa: PLC0415
     from trainflow.monitoring.grafana.publishing import publish as publish_all  # noqa: PLC0415
 
+    if source is not None and not alerts:
+        raise ConfigError(
+            f"--source: got {source} with --no-alerts, expected none: it is for alerts; leave one "
+            "of the two out"
+        )
     grafana = Grafana(url, _read_token(token_file))
     for each in publish_all(grafana, folder, source, has_alerts=alerts):
         say(f"{each.outcome.value:<10}{each.what}")

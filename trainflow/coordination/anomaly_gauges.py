@@ -8,9 +8,11 @@ from typing import Any
 
 from trainflow.computation.reports import StepReport
 from trainflow.coordination.anomaly_history import BEGAN, OVER
+from trainflow.coordination.detector_guard import OFF
 from trainflow.coordination.metric_export import MetricExport
 from trainflow.monitoring import metrics
 from trainflow.monitoring.anomalies.kinds import AnomalyKind
+from trainflow.monitoring.detectors import Detector
 
 
 class AnomalyGauges:
@@ -28,8 +30,14 @@ class AnomalyGauges:
             self._show(kind, goes_on=kind in told)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """An event was recorded."""
-        if event["kind"] in {BEGAN, OVER}:
+        """An event was recorded.
+
+        Where nobody looks any more, nothing is shown to go on: it would never be over.
+        """
+        if event["kind"] == OFF and event["data"]["detector"] == Detector.ANOMALIES:
+            for kind in AnomalyKind:
+                self._show(kind, goes_on=False)
+        elif event["kind"] in {BEGAN, OVER}:
             self._show(AnomalyKind(event["data"]["anomaly"]), goes_on=event["kind"] == BEGAN)
 
     def on_step(self, report: StepReport) -> None:

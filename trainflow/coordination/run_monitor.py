@@ -129,9 +129,10 @@ class RunMonitor:
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to tell of now, as JSON."""
+        ledger = None if self._is_off(Detector.GOODPUT) else self._goodput
         return {
             "anomalies": [] if self._anomalies is None else self._anomalies.current(),
-            "goodput": None if self._goodput is None else self._goodput.describe(),
+            "goodput": None if ledger is None else ledger.describe(),
         }
 
     def end(self, state: RunState) -> None:
@@ -139,7 +140,7 @@ class RunMonitor:
         if self._metrics is not None and not self._is_off(Detector.METRICS):
             self._try("RunMetrics.end", self._metrics.end)
         goodput = self._goodput
-        if goodput is not None:
+        if goodput is not None and not self._is_off(Detector.GOODPUT):
             self._try("GoodputWatch.end", lambda: goodput.end(state))
         sinks = self._sinks
         if sinks is not None:

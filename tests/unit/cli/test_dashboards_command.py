@@ -45,6 +45,14 @@ def test_dashboards_and_alerts_are_published(tmp_path: Path):
     assert "unchanged alerts trainflow-members" in again.output
 
 
+def test_a_source_for_no_alerts_is_refused(
+    tmp_path: Path, call_main: CallMain, capsys: pytest.CaptureFixture[str]
+):
+    words = ("--url", "http://127.0.0.1:1", "--token-file", tmp_path / "token")
+    assert call_main("dashboards", "publish", *words, "--no-alerts", "--source", "Prom") == 2
+    assert "--source: got Prom with --no-alerts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\xff", b"two words", b"two\nlines"])
 def test_a_file_without_a_token_is_refused(
     content: bytes | None,

@@ -213,6 +213,37 @@ def test_an_anomaly_is_active_until_it_is_over(tmp_path: Path):
     assert seen == [set(), {"loss_drift"}, set()]
 
 
+def test_an_anomaly_whose_end_nobody_would_see_is_active_no_more(tmp_path: Path):
+    clock, export = FakeClock(), NotedExport()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=export):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    guard_of(record)
+    record.add_event(BEGAN, "the loss drifts", anomaly="loss_drift")
+    seen = [look(monitor, clock, export)]
+    for follower in ("GoodputWatch", "AnomalyWatch"):
+        record.add_event("monitoring_failed", "it raised", follower=follower)
+        seen.append(look(monitor, clock, export))
+    assert seen == [{"loss_drift"}, {"loss_drift"}, set()]
+
+
+@pytest.mark.parametrize("follower", ["SinkFeed", "GoodputWatch"])
+def test_a_ledger_that_has_failed_is_not_told_as_if_it_knew_all(tmp_path: Path, follower: str):
+    clock = FakeClock()
+    record = RunRecord(tmp_path, clock)
+    with mock.patch.object(run_monitor, "RayExport", return_value=NotedExport()):
+        monitor = RunMonitor("job-1", make_job(), record, clock)
+    guard_of(record)
+    record.add_event("submitted", "job-1")
+    record.add_event("launched", "a worker", workers=["slot0-1.0"])
+    record.add_event("monitoring_failed", "it raised", follower=follower)
+    clock.now_s += 60.0
+    is_known = follower == "SinkFeed"
+    assert (monitor.describe()["goodput"] is not None) == is_known
+    monitor.end(RunState.SUCCEEDED)
+    assert ("goodput" in {event["kind"] for event in record.events_since(0)}) == is_known
+
+
 def test_a_new_coordinator_shows_an_anomaly_that_goes_on(tmp_path: Path):
     record = RunRecord(tmp_path, FakeClock())
     odd = replace(STEP, loss=math.nan)

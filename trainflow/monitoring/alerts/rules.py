@@ -1,7 +1,8 @@
 """All alerts. Each names metrics by the table, and is tested both firing and silent by promtool.
 
 A gauge is there while the coordinator is, so what is asked of gauges is asked of runs that go on.
-Counters stay when a run is over: these are asked only what has come to them.
+Counters stay when a run is over: these are asked only what has come to them, and, where that is
+judged over half an hour, of runs that go on.
 
 Pure.
 """
@@ -28,6 +29,7 @@ _MOST_RISE = 1.5
 
 _PHASES = _ASK.series(metrics.PHASE_SECONDS)
 _STEPS = _ASK.series(metrics.STEPS_COMMITTED)
+_GOES_ON = f" and on (job) {_ASK.latest(metrics.WORLD_SIZE)}"
 
 
 def _step_time(window: str, before: str = "") -> str:
@@ -80,7 +82,7 @@ TRAINING = (
         "StepsSkipped",
         Severity.WARNING,
         f"{_ASK.new(metrics.STEPS_SKIPPED, window='30m')} "
-        f"/ {_ASK.new(metrics.STEPS_COMMITTED, window='30m')} > {_MOST_SKIPPED_SHARE:g}",
+        f"/ {_ASK.new(metrics.STEPS_COMMITTED, window='30m')} > {_MOST_SKIPPED_SHARE:g}{_GOES_ON}",
         300,
         "{{ $labels.job }}: steps are not applied",
         "{{ $value | humanizePercentage }} of the steps of the last 30 minutes had a loss or a "
@@ -116,7 +118,8 @@ TRAINING = (
         # What a recovery, or a wait for room, took may come at once, and be all there is so far.
         f"{_ASK.new(metrics.BADPUT, where=_NOT_STANDING_BY, window='30m')} / {30 * 60} "
         "/ max by (job) "
-        f"(avg_over_time({_ASK.series(metrics.WORLD_SIZE)}[30m])) > {_MOST_BADPUT_SHARE:g}",
+        f"(avg_over_time({_ASK.series(metrics.WORLD_SIZE)}[30m])) > {_MOST_BADPUT_SHARE:g}"
+        f"{_GOES_ON}",
         900,
         "{{ $labels.job }}: workers do much that does not count",
         "{{ $value | humanizePercentage }} of the members' time in the last 30 minutes went into "

@@ -32,7 +32,8 @@ class Anomaly:
         kind: what is wrong.
         since_step: the step that it was found in.
         value: of that step; of a rise, a drift and a stall the median of the newest steps.
-        expected: what it would have been; of a rise and a drift the lowest before.
+        expected: what it would have been; of a rise and a drift the lowest before; of a stall what
+            it has not fallen below, and of a loss that is the very same that loss.
         score: by how many spreads it is off; 0 where that isn't what it was found by.
     """
 
@@ -200,7 +201,8 @@ def _find_levels(level: Level, step: int) -> dict[AnomalyKind, Anomaly]:
     if level.is_stalled:
         kind = AnomalyKind.LOSS_STALLED
         since = step - (level.num_same if level.is_frozen else level.num_steps - level.mark_at)
-        found[kind] = Anomaly(kind, since, level.newest, level.mark_value)
+        expected = level.newest if level.is_frozen else level.mark_value
+        found[kind] = Anomaly(kind, since, level.newest, expected)
     return found
 
 

@@ -3,7 +3,8 @@
 A value's residual is how far it is above the median of the newest `LOCAL` values, in the log
 domain: so a loss that falls steeply, and a norm that shrinks while the learning rate warms up, have
 residuals that stay the same. Its score is by how many spreads (1.4826 MAD) its residual is above
-the median of the newest `WINDOW` residuals.
+the median of the newest `WINDOW` residuals. Of a series that is ever negative, differences count
+instead of ratios: about zero, logarithms are far apart where values are not.
 
 ZClip (A. Kumar, L. Owen, N. R. Chowdhury, F. Güra, "ZClip: Adaptive Spike Mitigation for LLM
 Pre-Training", arXiv:2504.02507) judges gradient norms by the z of a moving mean and variance, and
@@ -11,6 +12,7 @@ leaves out or clips what is extreme when it updates them. Here both are medians,
 move, and what is extreme is left out in any case: losses and norms have heavy tails.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from trainflow.monitoring.anomalies.robust import find_median, find_spread, from_log, to_log
@@ -22,7 +24,7 @@ JUDGED_FROM = 32
 """Residuals, before which nothing is judged."""
 
 LEAST_SPREAD = 0.01
-"""Of residuals: where there is less, a hundredth is one spread."""
+"""Of residuals: where there is less, a hundredth of the value is one spread."""
 
 BEGIN_AFTER, BEGIN_LOW_AFTER = 2, 8
 """Values in a row above and below the bound after which there is something to tell of."""
@@ -36,14 +38,18 @@ END_SHARE, END_AFTER = 0.5, 3
 ACCEPTED_AFTER = 200
 """Values after which what is told of is the norm, and judging begins anew."""
 
+_TINY = 1e-9  # a spread where all is zero
+_STEEPEST = 100.0  # of residuals in the log domain, of which the exponential is taken
+
 
 @dataclass(frozen=True)
 class Series:
     """What is known of one series; plain numbers, so that it can be kept as JSON.
 
     Attributes:
-        recent: newest values, in the log domain, without those that were extreme.
+        recent: newest values, in the log domain unless linear, without those that were extreme.
         residuals: newest residuals of the same.
+        is_linear: values are as they are, as one was negative.
         side: 1 while it is too high, -1 while it is too low, 0 while it is neither.
         num_beyond: values in a row beyond the bound, on one side; negative if below. While there is
             something to tell of only those on its other side.
@@ -53,6 +59,7 @@ class Series:
 
     recent: tuple[float, ...] = ()
     residuals: tuple[float, ...] = ()
+    is_linear: bool = False
     side: int = 0
     num_beyond: int = 0
     num_calm: int = 0
@@ -65,7 +72,30 @@ class Series:
         # Of what is sorted, the median is found at once, and distances from it fall and then rise.
         ordered = sorted(self.residuals)
         center = find_median(ordered)
-        return center, max(LEAST_SPREAD, find_spread(ordered, center))
+        return center, max(self._least_spread, find_spread(ordered, center))
+
+    def place(self, value: float) -> float:
+        """Return where a value lies among the recent ones."""
+        return value if self.is_linear else to_log(value)
+
+    def value_at(self, placed: float) -> float:
+        """Return the value that `place` puts there."""
+        return placed if self.is_linear else from_log(placed)
+
+    def make_linear(self) -> "Series":
+        """Return the same series with values and residuals as they are, out of the log domain."""
+        if self.is_linear:
+            return self
+        recent = tuple(map(from_log, self.recent))
+        typical = abs(find_median(recent)) if recent else 0.0
+        residuals = tuple(typical * math.expm1(min(each, _STEEPEST)) for each in self.residuals)
+        return replace(self, recent=recent, residuals=residuals, is_linear=True)
+
+    @property
+    def _least_spread(self) -> float:
+        if not self.is_linear:
+            return LEAST_SPREAD
+        return max(_TINY, LEAST_SPREAD * find_median([abs(value) for value in self.recent]))
 
 
 def borrow_spread(series: Series, other: Series) -> Series:
@@ -76,6 +106,8 @@ def borrow_spread(series: Series, other: Series) -> Series:
     """
     if len(series.residuals) >= min(JUDGED_FROM, len(other.residuals)):
         return series
+    if other.is_linear != series.is_linear:
+        series, other = series.make_linear(), other.make_linear()
     return replace(series, residuals=other.residuals)
 
 
@@ -105,30 +137,32 @@ def judge(series: Series, value: float, bound: float, *, low_is_fine: bool = Fal
         bound: score beyond which a value is extreme.
         low_is_fine: one that is far below what was expected is what is hoped for.
     """
-    logged = to_log(value)
+    if value < 0:
+        series = series.make_linear()
+    placed = series.place(value)
     if len(series.recent) < LOCAL:
-        return Judged(replace(series, recent=(*series.recent, logged)))
+        return Judged(replace(series, recent=(*series.recent, placed)))
     typical = find_median(series.recent)
-    residual = logged - typical
+    residual = placed - typical
     usual = series.find_usual()
     if usual is None:
-        return Judged(_learn(series, logged, residual))
+        return Judged(_learn(series, placed, residual))
     center, spread = usual
-    score, expected = (residual - center) / spread, from_log(typical + center)
+    score, expected = (residual - center) / spread, series.value_at(typical + center)
     if series.side:
-        return _judge_open(series, logged, score, bound, expected)
+        return _judge_open(series, placed, score, bound, expected)
     is_extreme = score >= bound or (score <= -bound and not low_is_fine)
-    learned = series if is_extreme else _learn(series, logged, residual)
+    learned = series if is_extreme else _learn(series, placed, residual)
     num_beyond = _count(series.num_beyond, score) if is_extreme else 0
     if num_beyond != learned.num_beyond:  # as a rule it is 0, and a copy costs as much as judging
         learned = replace(learned, num_beyond=num_beyond)
     return Judged(_begin(learned, score, bound), score, expected)
 
 
-def _learn(series: Series, logged: float, residual: float) -> Series:
+def _learn(series: Series, placed: float, residual: float) -> Series:
     return replace(
         series,
-        recent=(*series.recent[-LOCAL + 1 :], logged),
+        recent=(*series.recent[-LOCAL + 1 :], placed),
         residuals=(*series.residuals[-WINDOW + 1 :], residual),
     )
 
@@ -147,7 +181,7 @@ def _begin(series: Series, score: float, bound: float) -> Series:
 
 
 def _judge_open(
-    series: Series, logged: float, score: float, bound: float, expected: float
+    series: Series, placed: float, score: float, bound: float, expected: float
 ) -> Judged:
     """Take a value while there is something to tell of; only calm ones are learned from.
 
@@ -160,11 +194,12 @@ def _judge_open(
         return Judged(series, score, expected)
     num_open = series.num_open + 1
     if num_open >= ACCEPTED_AFTER:
-        return Judged(Series(recent=(logged,)), score, expected, accepted=True)
+        fresh = Series(recent=(placed,), is_linear=series.is_linear)
+        return Judged(fresh, score, expected, accepted=True)
     is_calm = abs(score) < END_SHARE * bound
     num_calm = series.num_calm + 1 if is_calm else 0
     if is_calm:
-        series = _learn(series, logged, logged - find_median(series.recent))
+        series = _learn(series, placed, placed - find_median(series.recent))
     if num_calm >= END_AFTER:
         return Judged(replace(series, side=0, num_beyond=0, num_calm=0), score, expected)
     return Judged(replace(series, num_open=num_open, num_calm=num_calm), score, expected)

@@ -55,6 +55,8 @@ def _describe_rise(how: str) -> Callable[[Anomaly], str]:
 
 
 def _describe_stall(each: Anomaly) -> str:
+    if each.value == each.expected:
+        return f"the loss is the very same since step {each.since_step}: {each.value:.5g}"
     return f"the loss has not fallen below {each.expected:.5g} since step {each.since_step}"
 
 

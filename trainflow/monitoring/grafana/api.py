@@ -169,7 +169,8 @@ def _explain(name: str, status: int, message: str) -> str:
     if status == HTTPStatus.UNAUTHORIZED:
         return f"{name}: got a token that is refused, expected one of a service account; make one"
     if status == HTTPStatus.FORBIDDEN:
-        return f"{name}: got a token that may not do this, expected the role Editor: {message}"
+        role = "Editor, or Admin for alerts before Grafana 11"
+        return f"{name}: got a token that may not do this, expected the role {role}: {message}"
     if status == HTTPStatus.NOT_FOUND:
         change = "change --url, whose prefix may be missing, or take a Grafana of 10 or later"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:

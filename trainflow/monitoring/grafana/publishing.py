@@ -119,5 +119,15 @@ def _publish_rules(grafana: Grafana, name: str, rules: dict[str, Any]) -> Outcom
     found = grafana.find_rules(FOLDER, name)
     if found is not None and contains(found, rules):
         return Outcome.UNCHANGED
-    grafana.save_rules(FOLDER, name, rules)
+    grafana.save_rules(FOLDER, name, rules if found is None else _name_as_before(rules, found))
     return Outcome.MADE if found is None else Outcome.REPLACED
+
+
+def _name_as_before(rules: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group whose rules have the uids that they have in Grafana: one that fires goes on.
+
+    Without its uid a rule would be another one, and the one that is there would be deleted.
+    """
+    uids = {each["title"]: {"uid": each["uid"]} for each in found["rules"] if "uid" in each}
+    named = [uids.get(rule["title"], {}) | rule for rule in rules["rules"]]
+    return {**rules, "rules": named}

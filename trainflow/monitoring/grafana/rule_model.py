@@ -3,6 +3,9 @@
 A rule of Prometheus fires for each series that its query answers with, whatever the value; one of
 Grafana, where a number is not zero. So a second stage makes a one of whatever there is.
 
+A rule has no uid here: Grafana before 11.5.2 takes none of one that isn't there yet, and gives it
+one of its own (https://github.com/grafana/grafana/issues/98283).
+
 Pure.
 """
 
@@ -39,7 +42,6 @@ def _describe_group(name: str, folder: str, source: str) -> Json:
 def _describe_rule(rule: AlertRule, group: str, folder: str, source: str) -> Json:
     texts = {name: _rewrite(text) for name, text in rule.annotations.items()}
     return {
-        "uid": rule.name.lower(),
         "title": rule.name,
         "folderUID": folder,
         "ruleGroup": group,

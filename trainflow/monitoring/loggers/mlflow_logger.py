@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from uuid import uuid4
+from zlib import crc32
 
 import yaml
 from mlflow.entities import LifecycleStage, Metric, RunStatus
@@ -52,6 +53,7 @@ class MlflowLogger:
         self._client = client
         self._folder = folder
         self._is_torn = True
+        self._names: dict[str, str] = {}
 
     def log(self, point: Point) -> bool:
         """Write one point.
@@ -63,12 +65,21 @@ class MlflowLogger:
         if self._is_torn:
             _mend(self._folder)
         at_ms = round(point.at_s * _MS_PER_S)
-        named = {rename(name): value for name, value in point.values.items()}
+        named = {self._rename(name): value for name, value in point.values.items()}
         metrics = [Metric(name, value, at_ms, point.step) for name, value in named.items()]
         self._is_torn = True
         self._client.log_batch(self._folder.name, metrics=metrics)
         self._is_torn = False
         return True
+
+    def _rename(self, name: str) -> str:
+        """Return a curve's name here; one that another curve has is told apart by its checksum."""
+        if name not in self._names:
+            plain = rename(name)
+            if plain in self._names.values():
+                plain += f"_{crc32(name.encode()):08x}"
+            self._names[name] = plain
+        return self._names[name]
 
     def close(self, outcome: Outcome | None) -> None:
         """Say that the run is over, and how, if it is."""

@@ -78,8 +78,15 @@ class WebhookPost:
     def _make_headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "User-Agent": "trainflow"}
         if self._settings.token_file is not None:
-            headers["Authorization"] = f"Bearer {_read_secret(self._settings.token_file)}"
+            headers["Authorization"] = f"Bearer {_read_token(self._settings.token_file)}"
         return headers
+
+
+def _read_token(file: str) -> str:
+    token = _read_secret(file)
+    if not token or not token.isascii() or not token.isprintable():
+        raise PostError(f"{file}: got no token, expected one line of ASCII", may_pass=True)
+    return token
 
 
 def _read_secret(file: str) -> str:

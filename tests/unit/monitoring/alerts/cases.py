@@ -176,8 +176,11 @@ CASES: Mapping[str, Case] = {
     ),
     "StepsSkipped": Case(
         "40m",
-        {SKIPPED: "0+1x60", STEPS: "0+20x60"},
-        ({SKIPPED: "0+1x60", STEPS: "0+200x60"},),
+        {SKIPPED: "0+1x60", STEPS: "0+20x60", WORLD: "4x60"},
+        (
+            {SKIPPED: "0+1x60", STEPS: "0+200x60", WORLD: "4x60"},
+            {SKIPPED: "0+1x60", STEPS: "0+20x60", WORLD: "4x34"},  # the run is over
+        ),
         "5%",
     ),
     "StepTimeRisen": Case(
@@ -200,7 +203,11 @@ CASES: Mapping[str, Case] = {
     "GoodputLow": Case(
         "60m",
         {WASTED: "0+60x90", WORLD: "4x90"},
-        ({WASTED: "0+30x90", WORLD: "4x90"}, {IDLE: "0+120x90", WORLD: "4x90"}),
+        (
+            {WASTED: "0+30x90", WORLD: "4x90"},
+            {IDLE: "0+120x90", WORLD: "4x90"},
+            {WASTED: "0x34 180+180x9 1800x45", WORLD: "4x44"},  # the run is over
+        ),
         "25%",
     ),
     "CompressionSlow": Case("20m", {SLOW: "1x30"}, ({SLOW: "0x30"},)),

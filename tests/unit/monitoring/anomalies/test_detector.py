@@ -110,6 +110,13 @@ def test_a_norm_that_stays_high_is_accepted():
     assert ended(verdicts) == [(AnomalyKind.NORM_HIGH, EndCause.ACCEPTED)]
 
 
+def test_a_loss_that_stands_still_is_told_with_that_loss():
+    verdicts = run([StepValues(step, 2.5, 1.0) for step in range(1, 30)])
+    (stall,) = (each for verdict in verdicts for each in verdict.begun)
+    assert (stall.kind, stall.since_step) == (AnomalyKind.LOSS_STALLED, 1)
+    assert stall.value == stall.expected == 2.5
+
+
 def test_a_stall_is_told_of_from_where_it_began():
     verdicts = run([*usual(1, 200, loss=3.0), *usual(200, 1500)])
     (stall,) = (each for verdict in verdicts for each in verdict.begun)

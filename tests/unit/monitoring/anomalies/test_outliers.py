@@ -1,5 +1,6 @@
 """A value far off is told of when it comes, until values are as they were, or have stayed."""
 
+import math
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from trainflow.monitoring.anomalies.outliers import (
     WINDOW,
     Judged,
     Series,
+    borrow_spread,
     judge,
 )
 
@@ -166,3 +168,48 @@ def test_values_that_never_change_have_some_spread():
 def test_what_is_known_stays_small():
     run = Run(1000)
     assert (len(run.series.recent), len(run.series.residuals)) == (LOCAL, WINDOW)
+
+
+@pytest.mark.parametrize(("center", "lasts"), [(0.0, 1), (0.5, 1), (-1.0, 1), (0.0, 10)])
+def test_of_a_loss_about_zero_spikes_alone_are_told_of(center: float, lasts: int):
+    """Noise of one, which may last over some steps."""
+    rng, series, noise, sides = random.Random(1), Series(), 0.0, [0]
+    carried = 1.0 - 1.0 / lasts
+    for _ in range(2000):
+        noise = carried * noise + math.sqrt(1.0 - carried**2) * rng.gauss(0.0, 1.0)
+        series = judge(series, center + noise, BOUND, low_is_fine=True).series
+        sides.append(series.side)
+    assert set(sides) == {0}
+    judged = judge(series, center + 50.0, BOUND, low_is_fine=True)
+    assert judged.series.side == 1
+    assert judged.expected == pytest.approx(center, abs=3.0)
+
+
+def test_what_is_known_of_a_loss_is_kept_when_it_becomes_negative():
+    run = Run()
+    run.series = judge(run.series, -0.1, BOUND, low_is_fine=True).series
+    assert run.series.is_linear
+    center, spread = run.series.find_usual() or (0.0, 0.0)
+    assert center == pytest.approx(0.0, abs=0.02)
+    assert spread == pytest.approx(0.04, rel=0.4)
+    assert run.take(2.0).series.side == 0
+    judged = run.take(6.0)
+    assert judged.series.side == 1
+    assert judged.expected == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_series_that_stands_still_below_zero_has_a_spread_too():
+    series = Series()
+    for _ in range(100):
+        series = judge(series, -3.0, BOUND).series
+    assert judge(series, -2.9, BOUND).series.num_beyond == 0
+    assert judge(series, -2.0, BOUND).series.side == 1
+
+
+def test_a_run_that_goes_back_borrows_a_spread_of_the_same_scale():
+    early, late = Run(LOCAL + 1), Run()
+    late.series = judge(late.series, -0.1, BOUND, low_is_fine=True).series
+    borrowed = borrow_spread(early.series, late.series)
+    assert (borrowed.is_linear, borrowed.residuals) == (True, late.series.residuals)
+    assert borrowed.recent == pytest.approx([2.0] * LOCAL, rel=0.1)
+    assert borrow_spread(late.series, early.series) == late.series

@@ -48,6 +48,10 @@ from trainflow.monitoring.anomalies.wording import describe, describe_end
             Anomaly(AnomalyKind.LOSS_STALLED, 200, 2.1, 2.0),
             "the loss has not fallen below 2 since step 200",
         ),
+        (
+            Anomaly(AnomalyKind.LOSS_STALLED, 1, 2.5, 2.5),
+            "the loss is the very same since step 1: 2.5",
+        ),
     ],
 )
 def test_it_says_what_how_far_and_since_when(anomaly: Anomaly, text: str):

@@ -83,6 +83,19 @@ def test_what_differs_is_replaced_and_nothing_else(server: GrafanaServer):
     assert set(outcomes(publish_to(server, "Runs"))) == {Outcome.UNCHANGED}
 
 
+def test_a_rule_that_is_there_stays_the_same_one(server: GrafanaServer):
+    publish_to(server)
+    group = server.groups[FOLDER, "trainflow-members"]
+    first, second, *_ = before = [rule["uid"] for rule in group["rules"]]
+    group["rules"][0]["for"] = "9m"
+    del group["rules"][1]
+    publish_to(server)
+    after = [rule["uid"] for rule in server.groups[FOLDER, "trainflow-members"]["rules"]]
+    assert after[0] == first
+    assert after[1] not in {second, *before}
+    assert after[2:] == before[2:]
+
+
 def test_alerts_may_be_left_to_prometheus(server: GrafanaServer):
     server.sources.clear()
     publish_to(server, has_alerts=False)

@@ -42,6 +42,16 @@ def test_mlflow_takes_a_point_whatever_a_job_calls_its_values(tmp_path: Path):
     }
 
 
+def test_mlflow_has_a_curve_of_its_own_for_each_name(tmp_path: Path):
+    tracking: Any = pytest.importorskip("mlflow.tracking")
+    values = {"logged/a_b": 1.0, "logged/a@b": 2.0, "logged/a#b": 3.0}
+    write("mlflow", tmp_path, Point(1, 1000.0, values), Point(2, 1001.0, values))
+    client = tracking.MlflowClient(tracking_uri=tmp_path.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert sorted(run.data.metrics.values()) == [1.0, 2.0, 3.0]
+    assert run.data.metrics["logged/a_b"] == 1.0
+
+
 def leave_half_lines(folder: Path) -> None:
     """Leave what MLflow does on a disk that becomes full: it then lists no run at all."""
     (losses,) = folder.glob("*/*/metrics/train/loss")

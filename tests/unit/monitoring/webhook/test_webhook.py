@@ -238,9 +238,12 @@ def test_a_file_that_is_missing_or_odd_is_named_and_not_shown(
     assert caught.value.may_pass, "somebody may mend it meanwhile"
 
 
-def test_a_token_that_can_be_no_header_is_not_shown(server: Server, tmp_path: Path):
-    (tmp_path / "token").write_text("secret\nmore")
-    with pytest.raises(PostError, match=r"127\.0\.0\.1: ValueError") as caught:
+@pytest.mark.parametrize("content", ["secret\nmore", "secr\u00e9t", ""])
+def test_a_token_that_can_be_no_header_is_told_and_not_shown(
+    server: Server, tmp_path: Path, content: str
+):
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(PostError, match="token: got no token, expected one line") as caught:
         post_to(server, token_file=str(tmp_path / "token"))
     assert "secret" not in str(caught.value)
 
