@@ -201,11 +201,10 @@ async def test_a_stream_that_is_woken_without_news_says_that_it_lives_as_often(
         for _ in range(2):
             asked = asyncio.ensure_future(anext(stream))
             for _ in range(3):
+                await take_turns(asked)
                 assert not asked.done()
                 clock.now_s += 25.0
                 topic.take(head, (), clock.now_s, clock.unix_s())
-                for _ in range(TURNS):
-                    await asyncio.sleep(0)
             async with asyncio.timeout(10.0):
                 assert await asked == sse.HEARTBEAT
     await stream.aclose()
@@ -298,9 +297,14 @@ async def look(streams: EventStreams, waiting: "asyncio.Future[bytes]", times: i
     """Have the reader look some times, and a stream take what it finds."""
     for _ in range(times):
         await streams.feed.poll()
-        for _ in range(TURNS):
-            if not waiting.done():
-                await asyncio.sleep(0)
+        await take_turns(waiting)
+
+
+async def take_turns(waiting: "asyncio.Future[bytes]") -> None:
+    """Let a stream come to where it waits."""
+    for _ in range(TURNS):
+        if not waiting.done():
+            await asyncio.sleep(0)
 
 
 async def test_who_knows_more_than_the_history_waits_until_it_has_caught_up(

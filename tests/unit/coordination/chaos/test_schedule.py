@@ -12,7 +12,8 @@ MIX = [{"kind": "kill", "weight": 3}, {"kind": "stop", "weight": 1}]
 
 
 def make_plan(**changes: object) -> ChaosPlan:
-    return ChaosPlan.model_validate({"for_s": 100, "every_s": 10, "mix": MIX} | changes)
+    plan = {"for_s": 100, "every_s": 10, "mix": MIX, "timeout_s": 1e5}
+    return ChaosPlan.model_validate(plan | changes)
 
 
 def row(worker_id: str, rank: int | None, **changes: object) -> dict[str, object]:
