@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from trainflow.clock import SYSTEM_CLOCK
 
@@ -73,7 +74,7 @@ class _Events:
         arguments[:] = [f"{self._file.as_uri()}?mode=rw"]
         named["uri"] = True
 
-    def on_connected(self, connection: sqlite3.Connection, record: Any) -> None:  # noqa: ANN401
+    def on_connected(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         """Have transactions begun by `on_begin`, not by the driver; note which file it is."""
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -82,7 +83,7 @@ class _Events:
         cursor.close()
         record.info[_FILE] = identify(self._file)
 
-    def on_taken(self, _connection: object, record: Any, _proxy: object) -> None:  # noqa: ANN401
+    def on_taken(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
         """See whether the file is still in its place; if not, all connections are made anew."""
         if record.info[_FILE] != identify(self._file):
             raise InvalidatePoolError(f"{self._file} is another file than it was, or gone")
