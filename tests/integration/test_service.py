@@ -339,3 +339,20 @@ def test_another_host_and_no_token_are_refused_through_serve(service: Service):
 def test_that_others_may_use_the_cluster_is_said(service: Service):
     said = (service.ground.home / "serve.log").read_text()
     assert f"the cluster at {service.cluster.address} takes whoever reaches it from other" in said
+
+
+def test_who_serves_where_a_service_is_hears_that_it_is_replaced(service: Service, tmp_path: Path):
+    """The last here: the service that the others share is no more."""
+    ground = Ground.make(tmp_path)
+    environment = {**os.environ, "TRAINFLOW_HOME": str(ground.home)}
+    command = [sys.executable, "-m", "trainflow", "serve", "--detach"]
+    command += ["--address", service.cluster.address]
+    run = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=WITHIN_S, check=True
+    )
+    assert "a service was there, which this one has replaced" in run.stderr
+    assert httpx.get(f"{ground.url}/healthz").status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{service.ground.url}/healthz")
+    first = (service.ground.home / "serve.log").read_text()
+    assert "replaced" not in first

@@ -17,6 +17,9 @@ match address:
         port = json.loads(settings)["http"]["port"] if action == "deploy" else None
         told = {"address": f"10.0.0.1:{port}", "is_open": True, "dashboard": "10.0.0.1:8265"}
         print(json.dumps(told if action == "deploy" else {}))
+    case "has served":
+        told = {"address": "10.0.0.1:1", "is_open": False, "dashboard": "", "has_replaced": True}
+        print(json.dumps(told))
     case "refuses" | "is away":
         kind = "UnreachableError" if address == "is away" else "CoordinationError"
         print(json.dumps({"error": f"it {address}", "kind": kind}))

@@ -26,6 +26,11 @@ def test_what_was_found_is_told_and_what_ray_says_beside_it_is_not(
     assert capfd.readouterr() == ("", "")
 
 
+def test_that_a_service_was_there_is_told():
+    head = ServingCluster("has served").deploy(ServiceSettings())
+    assert head == Head("10.0.0.1:1", is_open=False, has_replaced=True)
+
+
 @pytest.mark.parametrize(
     ("address", "kind"), [("refuses", CoordinationError), ("is away", UnreachableError)]
 )
