@@ -84,8 +84,9 @@ bench: bench-recovery bench-chaos bench-detection bench-elasticity bench-service
 bench-recovery: $(STAMP) ## time to recover from a kill, beside Ray Train and torchft
 	$(BIN)/python -m benchmarks.recovery
 
-bench-chaos: $(STAMP) ## goodput while faults of all kinds fall, beside Ray Train; an hour and more
+bench-chaos: $(STAMP) ## goodput while faults of all kinds fall, and beside Ray Train; an hour and a half
 	$(BIN)/python -m benchmarks.chaos
+	$(BIN)/python -m benchmarks.chaos_ray_train
 
 bench-detection: $(STAMP) ## how soon each fault is told of, and what is told of without one; an hour
 	$(BIN)/python -m benchmarks.detection

@@ -1,19 +1,18 @@
-"""Goodput while faults fall, one every 20 s: TrainFlow, and stock Ray Train under its kills.
+"""Goodput while faults fall on TrainFlow, one every 20 s.
 
     make bench-chaos               # or: python -m benchmarks.chaos [--quick]
 
 ``trainflow`` bears the whole mix of `MIX`: processes killed, stopped and slowed, nodes lost, or cut
 off, and back again, flipped bits, a full disk. ``trainflow_processes`` bears those of `PROCESSES`
-alone, and ``ray_train`` the kills of members among these, at the same seconds; for what else there
-is in them it has no counterpart, or no remedy. Four members, TrainFlow with two spares, on three
-nodes of this machine; those of ``trainflow`` are network namespaces, which takes root. Not in the
-mix: a wrong clock, as times are measured by it, and a store that hangs, as hosts that can be cut
-off reach none.
+alone. Four members with two spares, on three nodes of this machine; those of ``trainflow`` are
+network namespaces, which takes root. Not in the mix: a wrong clock, as times are measured by it,
+and a store that hangs, as hosts that can be cut off reach none. Beside stock Ray Train, under what
+both can bear: `benchmarks.chaos_ray_train`.
 
-Goodput is the steps that were done, times the median step of the same system undisturbed, over the
-time it took. A machine may become slower or faster within a run: steps are measured before it and
-after it, and the mean of both medians counts. The campaigns are those of ``trainflow chaos run``,
-with its invariants: one that is broken fails the benchmark.
+Goodput is the steps that were done, times the median step undisturbed, over the time it took. A
+machine may become slower or faster within a run: steps are measured before it and after it, and the
+mean of both medians counts. The campaigns are those of ``trainflow chaos run``, with its
+invariants: one that is broken fails the benchmark.
 
 Process: the harness; one measured system at a time.
 """
@@ -22,15 +21,13 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.peers import ray_train
-from benchmarks.peers.ray_train import NUM_STEPS_AFTER, WorkerGroup
-from benchmarks.peers.ray_train_worker import train_worker
+from benchmarks.peers.ray_train import NUM_STEPS_AFTER
 from benchmarks.report import Row, publish
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
@@ -38,16 +35,16 @@ from trainflow.config.chaos_plan import ChaosPlan
 from trainflow.config.job import JobConfig
 from trainflow.coordination.chaos.campaign import Campaign, Report
 from trainflow.coordination.chaos.figures import median_step_s
-from trainflow.coordination.chaos.ground import open_ground
+from trainflow.coordination.chaos.ground import Ground, open_ground
 from trainflow.coordination.chaos.schedule import draw_faults
 
 EVERY_S = 20.0
 SEED = 2  # with which each entry of both mixes is drawn within ten minutes
 HANG_TIMEOUT_S = 3.0
 LEASE_S = 4.0
+TIMEOUT_S = 3600.0
 _NUM_CALIBRATING_STEPS = 40
 _NUM_QUICK_STEPS = 24
-_TIMEOUT_S = 3600.0
 
 PROCESSES: list[dict[str, Any]] = [
     {"kind": "kill", "target": "member", "weight": 5},
@@ -113,19 +110,19 @@ def measure_trainflow(system: str, for_s: float, seed: int, work_dir: Path) -> M
     """Carry a campaign out whose run takes about ``for_s`` seconds, and others without faults."""
     plan = make_plan(MIXES[system], 2 * for_s, seed)  # as long as the run may last
     short = make_job(work_dir / "events", _NUM_CALIBRATING_STEPS)
-    with open_ground(_folder(work_dir), plan, short, None) as ground:
-        calibrating = Campaign(ground, short, (), SYSTEM_CLOCK, _TIMEOUT_S, print)
-        step_s = _median_step_s(calibrating)
+    with open_ground(make_folder(work_dir), plan, short, None) as ground:
+        step_s = measure_step_s(ground, short)
         job = make_job(work_dir / "events", int(_STEPS_RATIO[system] * for_s / step_s))
         faults = draw_faults(plan)
-        campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, _TIMEOUT_S, print)
+        campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, TIMEOUT_S, print)
         report = campaign.carry_out(compares=True)
         after = make_job(work_dir / "events", NUM_STEPS_AFTER)
-        step_after_s = _median_step_s(Campaign(ground, after, (), SYSTEM_CLOCK, _TIMEOUT_S, print))
-        return Measured(report, step_after_s)
+        return Measured(report, measure_step_s(ground, after))
 
 
-def _median_step_s(campaign: Campaign) -> float:
+def measure_step_s(ground: Ground, job: JobConfig) -> float:
+    """Return the median step of a run without faults."""
+    campaign = Campaign(ground, job, (), SYSTEM_CLOCK, TIMEOUT_S, print)
     step_s = median_step_s(campaign.run_undisturbed().steps)
     assert step_s, "it has done some steps"
     return step_s
@@ -136,12 +133,12 @@ def measure_quickly(work_dir: Path) -> Report:
     kill = {"kind": "kill", "rank": 1, "at_step": _NUM_QUICK_STEPS // 4}
     plan = ChaosPlan.model_validate({"schedule": [kill], "cluster": {"nodes": 1}})
     job = make_job(work_dir / "events", _NUM_QUICK_STEPS, members=2, spares=1)
-    with open_ground(_folder(work_dir), plan, job, None) as ground:
-        campaign = Campaign(ground, job, draw_faults(plan), SYSTEM_CLOCK, _TIMEOUT_S, print)
+    with open_ground(make_folder(work_dir), plan, job, None) as ground:
+        campaign = Campaign(ground, job, draw_faults(plan), SYSTEM_CLOCK, TIMEOUT_S, print)
         return campaign.carry_out(compares=True)
 
 
-def _folder(work_dir: Path) -> Path:
+def make_folder(work_dir: Path) -> Path:
     """Make the folder of a campaign, in a home of its own."""
     os.environ["TRAINFLOW_HOME"] = str(work_dir / "home")
     folder = work_dir / "campaign"
@@ -149,16 +146,7 @@ def _folder(work_dir: Path) -> Path:
     return folder
 
 
-def measure_ray_train(for_s: float, seed: int, work_dir: Path) -> ray_train.Goodput:
-    """Kill Ray Train's workers when members of the plan of process faults are killed."""
-    faults = draw_faults(make_plan(PROCESSES, for_s, seed))
-    kills = [each for each in faults if (each.fault.kind, each.fault.target) == ("kill", "member")]
-    group = WorkerGroup(train_worker, num_workers=4)
-    schedule = [(each.at_s, each.pick) for each in kills if each.at_s is not None]
-    return ray_train.measure_goodput(schedule, for_s, work_dir, group)
-
-
-def _describe(report: Report) -> dict[str, Any]:
+def describe(report: Report) -> dict[str, Any]:
     """Return all of it but where it was, which is gone."""
     return {name: value for name, value in report.to_json().items() if name != "folder"}
 
@@ -188,25 +176,6 @@ def campaign_rows(system: str, report: Report, step_after_s: float | None = None
     return rows
 
 
-def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
-    """Return Ray Train's figures, and its time lost as a ratio to TrainFlow's."""
-    rows = [
-        Row("ray_train", "goodput", found.goodput_ratio, "1"),
-        Row("ray_train", "faults", found.num_kills, "faults"),
-        Row("ray_train", "wall_s", found.wall_s, "s"),
-        Row("ray_train", "step_s", found.step_s, "s"),
-        Row("ray_train", "step_after_s", found.step_after_s, "s"),
-    ]
-    goodput = {row.system: row.value for row in ours if row.metric == "goodput"}
-    if "trainflow_processes" not in goodput:  # it did not end
-        return rows
-    lost_ratio = 1 - goodput["trainflow_processes"]
-    if lost_ratio > 0:
-        ratio = (1 - found.goodput_ratio) / lost_ratio
-        rows.append(Row("ray_train", "time_lost_to_trainflow_ratio", ratio, "1"))
-    return rows
-
-
 def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
     """Measure each system in a folder of its own, which is removed."""
     rows: list[Row] = []
@@ -219,9 +188,6 @@ def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
         found = campaign_rows(system, measured.report, measured.step_after_s)
         print(*found, sep="\n", flush=True)
         rows += found
-    work_dir = Path(tempfile.mkdtemp(prefix="ray_train-"))
-    rows += ray_rows(measure_ray_train(for_s, seed, work_dir), rows)
-    shutil.rmtree(work_dir, ignore_errors=True)
     return rows, reports
 
 
@@ -229,8 +195,8 @@ def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one kill, TrainFlow alone")
-    parser.add_argument("--seconds", type=float, default=660.0, help="of each system, about")
+    parser.add_argument("--quick", action="store_true", help="one kill")
+    parser.add_argument("--seconds", type=float, default=660.0, help="of each campaign, about")
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
     if arguments.quick:
@@ -247,8 +213,8 @@ def main() -> None:
         "hang_timeout_s": HANG_TIMEOUT_S,
         "lease_s": LEASE_S,
         "mixes": {} if arguments.quick else MIXES,
-        "left_out": ["trainflow_processes", "ray_train"] if arguments.quick else [],
-        "reports": {system: _describe(report) for system, report in reports.items()},
+        "left_out": ["trainflow_processes"] if arguments.quick else [],
+        "reports": {system: describe(report) for system, report in reports.items()},
     }
     broken = [system for system, report in reports.items() if not report.holds]
     publish("chaos", conditions, rows, quick=arguments.quick or bool(broken))

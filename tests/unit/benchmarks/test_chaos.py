@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos
-from benchmarks.peers.ray_train import Goodput
-from benchmarks.report import Row
 from tests.unit.cli.test_chaos_command import REPORT
 from trainflow.coordination.chaos.fitting import require_fit
 from trainflow.coordination.chaos.invariants import Verdict
@@ -31,14 +29,6 @@ def test_rows_say_whether_the_end_is_the_undisturbed_one():
         rows = chaos.campaign_rows("trainflow", replace(REPORT, verdicts=(verdict,)))
         told.append([row.value for row in rows if row.metric == "hash_equal"])
     assert told == [[1.0], [0.0], []]
-
-
-def test_time_lost_is_a_ratio_to_that_of_the_same_faults():
-    ours = [Row("trainflow", "goodput", 0.7, "1"), Row("trainflow_processes", "goodput", 0.9, "1")]
-    found = Goodput(wall_s=100, num_steps=500, step_s=0.08, step_after_s=0.12, num_kills=3)
-    rows = {row.metric: row.value for row in chaos.ray_rows(found, ours)}
-    assert rows["goodput"] == pytest.approx(0.5)
-    assert rows["time_lost_to_trainflow_ratio"] == pytest.approx(5.0)
 
 
 def test_goodput_is_by_the_steps_before_and_after():
