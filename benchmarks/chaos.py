@@ -146,9 +146,33 @@ def make_folder(work_dir: Path) -> Path:
     return folder
 
 
-def describe(report: Report) -> dict[str, Any]:
-    """Return all of it but where it was, which is gone."""
-    return {name: value for name, value in report.to_json().items() if name != "folder"}
+def read_arguments(description: str | None, quick: str) -> argparse.Namespace:
+    """Read what a benchmark of campaigns takes: ``quick``, ``seconds`` and ``seed``.
+
+    Args:
+        description: of the benchmark.
+        quick: what its quick run does.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--seconds", type=float, default=660.0, help="of each system, about")
+    parser.add_argument("--seed", type=int, default=SEED)
+    return parser.parse_args()
+
+
+def conditions_of(arguments: argparse.Namespace, reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Return what the figures depend on, with the reports but for their folders, which are gone."""
+    return {
+        "seconds": None if arguments.quick else arguments.seconds,
+        "every_s": EVERY_S,
+        "seed": arguments.seed,
+        "hang_timeout_s": HANG_TIMEOUT_S,
+        "lease_s": LEASE_S,
+        "reports": {
+            system: {name: value for name, value in report.to_json().items() if name != "folder"}
+            for system, report in reports.items()
+        },
+    }
 
 
 def campaign_rows(system: str, report: Report, step_after_s: float | None = None) -> list[Row]:
@@ -194,11 +218,7 @@ def measure_all(for_s: float, seed: int) -> tuple[list[Row], dict[str, Report]]:
 @ending_in_order()
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one kill")
-    parser.add_argument("--seconds", type=float, default=660.0, help="of each campaign, about")
-    parser.add_argument("--seed", type=int, default=SEED)
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__, quick="one kill")
     if arguments.quick:
         work_dir = Path(tempfile.mkdtemp(prefix="trainflow-"))
         reports = {"trainflow": measure_quickly(work_dir, compares=True)}
@@ -206,16 +226,9 @@ def main() -> None:
         rows = campaign_rows("trainflow", reports["trainflow"])
     else:
         rows, reports = measure_all(arguments.seconds, arguments.seed)
-    conditions: dict[str, Any] = {
-        "seconds": None if arguments.quick else arguments.seconds,
-        "every_s": EVERY_S,
-        "seed": arguments.seed,
-        "hang_timeout_s": HANG_TIMEOUT_S,
-        "lease_s": LEASE_S,
-        "mixes": {} if arguments.quick else MIXES,
-        "left_out": ["trainflow_processes"] if arguments.quick else [],
-        "reports": {system: describe(report) for system, report in reports.items()},
-    }
+    conditions = conditions_of(arguments, reports)
+    conditions["mixes"] = {} if arguments.quick else MIXES
+    conditions["left_out"] = ["trainflow_processes"] if arguments.quick else []
     broken = [system for system, report in reports.items() if not report.holds]
     publish("chaos", conditions, rows, quick=arguments.quick or bool(broken))
     if broken:

@@ -11,28 +11,24 @@ after, for Ray Train of the time before the first kill and after the last.
 Process: the harness; one measured system at a time.
 """
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from benchmarks.chaos import (
-    EVERY_S,
-    HANG_TIMEOUT_S,
-    LEASE_S,
-    SEED,
     TIMEOUT_S,
     Measured,
     campaign_rows,
-    describe,
+    conditions_of,
     make_folder,
     make_job,
     make_plan,
     measure_quickly,
     measure_step_s,
+    read_arguments,
 )
 from benchmarks.peers import ray_train
 from benchmarks.peers.ray_train import NUM_STEPS_AFTER, WorkerGroup
@@ -40,7 +36,7 @@ from benchmarks.peers.ray_train_worker import train_worker
 from benchmarks.report import Row, publish
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.coordination.chaos.campaign import Campaign
+from trainflow.coordination.chaos.campaign import Campaign, Report
 from trainflow.coordination.chaos.ground import open_ground
 from trainflow.coordination.chaos.schedule import draw_faults
 
@@ -50,34 +46,26 @@ _STEPS_RATIO = 0.8
 """How many steps make a run with these kills last as long as that, of those of a run without."""
 
 
-def measure_trainflow(for_s: float, seed: int, work_dir: Path) -> tuple[Measured, list[Row]]:
+def measure_trainflow(for_s: float, seed: int, work_dir: Path) -> Measured:
     """Kill members in a run of about ``for_s`` seconds; without any before and after it."""
     plan = make_plan(MEMBERS, 2 * for_s, seed)  # as long as the run may last
     short = make_job(work_dir / "events", NUM_STEPS_AFTER)
     with open_ground(make_folder(work_dir), plan, short, None) as ground:
         step_s = measure_step_s(ground, short)
-        num_steps = int(_STEPS_RATIO * for_s / step_s)
-        job = make_job(work_dir / "events", num_steps)
+        job = make_job(work_dir / "events", int(_STEPS_RATIO * for_s / step_s))
         faults = draw_faults(plan)
         campaign = Campaign(ground, job, faults, SYSTEM_CLOCK, TIMEOUT_S, print)
-        report = campaign.carry_out(compares=False)
-        measured = Measured(report, measure_step_s(ground, short))
-    return measured, our_rows(measured, num_steps, step_s)
+        report = with_step(campaign.carry_out(compares=False), job.training.max_steps, step_s)
+        return Measured(report, measure_step_s(ground, short))
 
 
-def our_rows(measured: Measured, num_steps: int, step_s: float) -> list[Row]:
-    """Return TrainFlow's figures; no goodput of a run that did not do all of its steps."""
-    rows = campaign_rows(_OURS, measured.report)
-    figures = measured.report.figures
+def with_step(report: Report, num_steps: int, step_s: float) -> Report:
+    """Return a report that knows the undisturbed step, and goodput if it did all of its steps."""
+    figures = report.figures
     assert figures is not None, "no clock is wrong in this plan"
-    rows += [
-        Row(_OURS, "step_s", step_s, "s"),
-        Row(_OURS, "step_after_s", measured.step_after_s, "s"),
-    ]
-    if measured.report.holds and figures.wall_s > 0:
-        done_s = (num_steps - 1) * mean([step_s, measured.step_after_s])
-        rows.insert(0, Row(_OURS, "goodput", done_s / figures.wall_s, "1"))
-    return rows
+    is_measured = report.holds and figures.wall_s > 0
+    goodput_ratio = (num_steps - 1) * step_s / figures.wall_s if is_measured else None
+    return replace(report, figures=replace(figures, step_s=step_s, goodput_ratio=goodput_ratio))
 
 
 def measure_ray_train(for_s: float, seed: int, work_dir: Path) -> ray_train.Goodput:
@@ -107,32 +95,22 @@ def ray_rows(found: ray_train.Goodput, ours: Sequence[Row]) -> list[Row]:
 @ending_in_order()
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one kill, TrainFlow alone")
-    parser.add_argument("--seconds", type=float, default=660.0, help="of each system, about")
-    parser.add_argument("--seed", type=int, default=SEED)
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__, quick="one kill, TrainFlow alone")
     work_dir = Path(tempfile.mkdtemp(prefix=f"{_OURS}-"))
     if arguments.quick:
         report = measure_quickly(work_dir, compares=False)
         rows = campaign_rows(_OURS, report)
     else:
-        measured, rows = measure_trainflow(arguments.seconds, arguments.seed, work_dir / "ours")
-        print(*rows, sep="\n", flush=True)
+        measured = measure_trainflow(arguments.seconds, arguments.seed, work_dir / "ours")
         report = measured.report
+        rows = campaign_rows(_OURS, report, measured.step_after_s)
+        print(*rows, sep="\n", flush=True)
         found = measure_ray_train(arguments.seconds, arguments.seed, work_dir / "ray_train")
         rows += ray_rows(found, rows)
     shutil.rmtree(work_dir, ignore_errors=True)
-    conditions: dict[str, Any] = {
-        "seconds": None if arguments.quick else arguments.seconds,
-        "every_s": EVERY_S,
-        "seed": arguments.seed,
-        "hang_timeout_s": HANG_TIMEOUT_S,
-        "lease_s": LEASE_S,
-        "mix": None if arguments.quick else MEMBERS,
-        "left_out": ["ray_train"] if arguments.quick else [],
-        "reports": {_OURS: describe(report)},
-    }
+    conditions = conditions_of(arguments, {_OURS: report})
+    conditions["mix"] = None if arguments.quick else MEMBERS
+    conditions["left_out"] = ["ray_train"] if arguments.quick else []
     publish("chaos_ray_train", conditions, rows, quick=arguments.quick or not report.holds)
     if not report.holds:
         raise SystemExit("an invariant is broken; see the report above")

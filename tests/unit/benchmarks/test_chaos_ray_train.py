@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos_ray_train
-from benchmarks.chaos import Measured, make_plan
+from benchmarks.chaos import campaign_rows, make_plan
 from benchmarks.peers import ray_train
 from benchmarks.peers.ray_train import Goodput, WorkerGroup
 from benchmarks.report import Row
@@ -51,9 +51,8 @@ def test_goodput_is_of_runs_that_end(*, holds: bool, goodput: float | None):
     assert REPORT.figures is not None
     verdict = Verdict("it ends", holds, ())
     same = Verdict("it ends as an undisturbed run", None, ())
-    figures = replace(REPORT.figures, wall_s=50.0, goodput_ratio=None)
-    measured = Measured(replace(REPORT, verdicts=(verdict, same), figures=figures), 0.28)
-    rows = chaos_ray_train.our_rows(measured, 201, 0.2)
-    told = {row.metric: row.value for row in rows}
+    figures = replace(REPORT.figures, wall_s=50.0, step_s=None, goodput_ratio=None)
+    bare = replace(REPORT, verdicts=(verdict, same), figures=figures)
+    report = chaos_ray_train.with_step(bare, 201, 0.2)
+    told = {row.metric: row.value for row in campaign_rows("trainflow_members", report, 0.28)}
     assert told.get("goodput") == (None if goodput is None else pytest.approx(goodput))
-    assert (told["step_s"], told["step_after_s"]) == (0.2, 0.28)
