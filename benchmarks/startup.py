@@ -3,12 +3,14 @@
     make bench-startup             # or: python -m benchmarks.startup [--quick]
 
 Runs of the shared workload start one after the other on one Ray cluster of their own; each
-is a run's whole start, in processes of its own. ``trainflow`` sums without compression,
-``kernels_cached`` in int8 with the kernels built before, ``kernels_built`` with none built. Once a
-run of ``trainflow`` trains and its spare is warm, that is killed: ``replacement`` is the next one's
-start, beside training. Phases are those of the run's own events, medians over runs. ``imports`` is
-what a worker imports, in a process that does nothing else: with Python's collector of cycles off
-meanwhile, as workers have it, and on, by turns.
+is a run's whole start, in processes of its own. ``trainflow`` sums without compression, and forks
+its workers; ``preloaded`` forks them from a process that has imported the module of the job's
+model too; in ``spawned`` each is a Python by itself. ``kernels_cached`` sums in int8 with the
+kernels built before, ``kernels_built`` with none built. Once a run of the first three trains and
+its spare is warm, that is killed: ``replacement``, ``replacement_preloaded`` or
+``replacement_spawned`` is the next one's start, beside training. Phases are those of the run's own
+events, medians over runs. ``imports`` is what a worker imports, in a process that does nothing
+else: with Python's collector of cycles off meanwhile, as what imports has it, and on, by turns.
 
 Process: the harness; one run at a time.
 """
@@ -41,7 +43,17 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run
 
 SCENARIO = Scenario(num_members=2, num_spares=1)
-_FULL_RUNS = {"trainflow": 5, "kernels_cached": 5, "kernels_built": 5}
+_REPLACED = {
+    "trainflow": "replacement",
+    "preloaded": "replacement_preloaded",
+    "spawned": "replacement_spawned",
+}
+_WORKERS = {
+    "preloaded": {"preload": ["transformers.models.llama.modeling_llama"]},
+    "spawned": {"start_method": "spawn"},
+}
+_COMPRESSED = ("kernels_cached", "kernels_built")
+_FULL_RUNS = dict.fromkeys((*_REPLACED, *_COMPRESSED), 5)
 _QUICK_RUNS = {"trainflow": 1}
 _SUBMISSION = "submission"
 _IMPORTS = """
@@ -126,7 +138,7 @@ def measure_all(num_runs: dict[str, int], work_dir: Path) -> dict[str, list[Star
     kernels = work_dir / "cache"
     os.environ["XDG_CACHE_HOME"] = str(kernels)  # before the cluster, whose workers inherit it
     found: dict[str, list[Start]] = {system: [] for system in num_runs}
-    found["replacement"] = []
+    found |= {replacement: [] for system, replacement in _REPLACED.items() if system in num_runs}
     with own_ground(work_dir / "home", SCENARIO) as ground:
         jobs = {system: _make_job(system, work_dir) for system in num_runs}
         for system in (*num_runs,) if len(num_runs) > 1 else ():
@@ -135,9 +147,11 @@ def measure_all(num_runs: dict[str, int], work_dir: Path) -> dict[str, list[Star
             for system in [each for each, count in num_runs.items() if turn < count]:
                 if system == "kernels_built":
                     shutil.rmtree(kernels, ignore_errors=True)
-                measured = measure_run(ground, jobs[system], replaces=system == "trainflow")
+                replacement = _REPLACED.get(system, "")
+                measured = measure_run(ground, jobs[system], replaces=bool(replacement))
                 found[system].append(measured.pop("run"))
-                found["replacement"] += measured.values()
+                if replacement:
+                    found[replacement] += measured.values()
                 print(f"{system}: {found[system][-1]} {measured}", flush=True)
     return found
 
@@ -159,9 +173,10 @@ def _make_job(system: str, work_dir: Path) -> JobConfig:
     log_dir = work_dir / "events"
     log_dir.mkdir(parents=True, exist_ok=True)
     job = make_job(log_dir, SCENARIO)
-    compression = "none" if system == "trainflow" else "int8"
+    compression = "int8" if system in _COMPRESSED else "none"
     communication = job.communication.model_copy(update={"compression": compression})
-    return job.model_copy(update={"communication": communication})
+    workers = job.workers.model_copy(update=_WORKERS.get(system, {}))
+    return job.model_copy(update={"communication": communication, "workers": workers})
 
 
 def to_rows(found: dict[str, list[Start]]) -> list[Row]:
@@ -191,7 +206,9 @@ def _rows_of(system: str, starts: Sequence[Start]) -> list[Row]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one run, without compression")
+    parser.add_argument(
+        "--quick", action="store_true", help="one run, without compression; no imports"
+    )
     parser.add_argument("--runs", type=int, help="of each system; else as many as are planned")
     arguments = parser.parse_args()
     runs: int | None = arguments.runs
@@ -200,7 +217,9 @@ def main() -> None:
         num_runs = dict.fromkeys(num_runs, runs)
     work_dir = Path(tempfile.mkdtemp(prefix="trainflow-startup-"))
     try:
-        found = measure_all(num_runs, work_dir) | measure_imports(max(num_runs.values()))
+        found = measure_all(num_runs, work_dir)
+        if not arguments.quick:
+            found |= measure_imports(max(num_runs.values()))
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
     conditions: dict[str, Any] = {

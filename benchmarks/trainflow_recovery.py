@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from benchmarks.peers.events import EventTail
 from benchmarks.peers.killing import (
@@ -27,7 +27,10 @@ from benchmarks.peers.samples import Kill, RecoverySample, summarize, to_samples
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination.driver import Run, connect, disconnect, start_run
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from trainflow.coordination.local_node import LocalNode
 
 NUM_MEMBERS = 3
 HANG_TIMEOUT_S = 3.0

@@ -44,6 +44,8 @@ class Args(BaseModel):
     """The first of samples whose loss is a billion times as large, and the first after them."""
     hang_at: int | None = None
     """Step that rank 1 begins and stands still in, the first time."""
+    hangs_again: bool = False
+    """It does so each time."""
     stuck_rank: int | None = None
     """Rank that doesn't come out of the commit of that step, once the others have given it up."""
     die_after: int | None = None
@@ -82,9 +84,10 @@ def build_model(hidden: int) -> nn.Module:
 
 
 def hang_once(session: Session, args: Args, step: int) -> None:
-    """Stand still for good where the job is to, unless a process has done so before."""
+    """Stand still for good where the job is to, if a process has done so before only if again."""
     mark = args.work_dir / "hung"
-    if step == args.hang_at and session.rank == 1 and not mark.exists():
+    is_to = args.hangs_again or not mark.exists()
+    if step == args.hang_at and session.rank == 1 and is_to:
         mark.touch()
         while True:
             SYSTEM_CLOCK.sleep(1)

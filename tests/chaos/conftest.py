@@ -73,7 +73,7 @@ def smooth(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> l
 @pytest.fixture
 def run(cluster: LocalCluster, tmp_path: Path) -> RunUnderTest:
     """Start a run with a spare, long enough for what is killed to be back before its end."""
-    return RunUnderTest.start(cluster, tmp_path, spares=1, sleep_s=0.1)
+    return RunUnderTest.start(cluster, tmp_path, spares=1)
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from trainflow.coordination.chaos.used_samples import (
     find_committing_epochs,
 )
 from trainflow.coordination.driver import Run, find_run, start_run
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_node import LocalNode
 from trainflow.coordination.topology import RACK
 from trainflow.data.order import SampleOrder
 from trainflow.errors import CoordinationError, JobNotFoundError, UnreachableError
@@ -87,7 +88,8 @@ class RunUnderTest:
 
     @classmethod
     def start(cls, cluster: LocalCluster, work_dir: Path, **settings: Any) -> "RunUnderTest":
-        job = make_job(work_dir, **settings)
+        """Start a run; its steps last until spares are warm also where the machine is slow."""
+        job = make_job(work_dir, **{"sleep_s": 0.1 if settings.get("spares") else 0.04} | settings)
         run = start_run(job)
         STARTED.append(run.job_id)
         return cls(run, cluster, work_dir, job)

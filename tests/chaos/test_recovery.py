@@ -2,9 +2,11 @@
 
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.chaos.harness import RunUnderTest, events_of, find_expected
@@ -32,7 +34,8 @@ def expect_starts_are_told(run: RunUnderTest, status: dict[str, Any]) -> None:
     assert {phases[phase]["worker"] for phase in workers} <= members
     parts_s = [phases[each]["took_s"] for each in ("room", "warm", "forming", "first_step")]
     assert sum(parts_s) == pytest.approx(startup["data"]["took_s"])
-    assert phases["imports"]["took_s"] > 0.5, "torch is large"
+    assert phases["placed"]["took_s"] > 0.5, "torch is large, and what forks them imports it first"
+    expect_forks(run)
     spares = [event["data"] for event in events_of(status, "warm")]
     assert len(spares) == 2
     assert {each["worker"] for each in spares}.isdisjoint(members)
@@ -40,6 +43,20 @@ def expect_starts_are_told(run: RunUnderTest, status: dict[str, Any]) -> None:
     assert all(sum(each["phases"].values()) == each["took_s"] for each in spares)
     frozen = [int(path.read_text()) for path in run.work_dir.glob("frozen-*")]
     assert min(frozen) > 100_000, "collections go over modules"
+
+
+def expect_forks(run: RunUnderTest) -> None:
+    """All workers of a node have been forked from what its Keeper runs."""
+    servers: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for worker in run.run.workers():
+        process = psutil.Process(worker["pid"])
+        servers[worker["node_id"]].add((process.ppid(), process.nice()))
+    for ((server, niceness),) in servers.values():
+        process = psutil.Process(server)
+        assert any("forkserver" in each for each in process.cmdline())
+        keeper = psutil.Process(process.ppid())
+        assert "Keeper" in " ".join(keeper.cmdline())
+        assert keeper.nice() == niceness
 
 
 def test_worker_killed_is_replaced_by_a_spare(well_staffed: RunUnderTest, undisturbed: str) -> None:
@@ -51,6 +68,8 @@ def test_worker_killed_is_replaced_by_a_spare(well_staffed: RunUnderTest, undist
     after = run.pids()
     assert (after[0], after[2]) == (before[0], before[2]), "a survivor lost its process"
     assert after[1] != before[1]
+    run.wait_training(step=20, spares=2)
+    expect_forks(run)
     expect_as_undisturbed(run, undisturbed)
 
 

@@ -88,6 +88,7 @@ class _Worker:
         if self.process.pid is not None:
             self.process.kill()
         self.process.join()
+        self.process.close()
         self.line.close()
 
 
@@ -132,6 +133,7 @@ class Coordinator:
                 worker.kill()
             for server in self._servers:
                 server.close()
+            self._held.close()
         self._outcome.took_s = time.monotonic() - start_s
         self._outcome.used = {n: self._tries[n, epoch] for n, epoch in self._committed.items()}
         return self._outcome

@@ -16,10 +16,15 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def bind_to(parent: int) -> bool:
+    """Have this process die with ``parent``; False if that has died before it was asked for."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
 def run_bound(parent: int, module: str) -> None:
     """Run a module as ``python -m`` does; the process ends at once if ``parent`` is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == parent:  # else it has died before it was asked for
+    if bind_to(parent):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -27,7 +27,8 @@ from trainflow.config.job import WorkersConfig
 from trainflow.coordination import names
 from trainflow.coordination.abandoned_memory import remove_of_node
 from trainflow.coordination.liveness import is_alive, wait_gone
-from trainflow.coordination.local_cluster import LocalCluster, find_node_id, find_processes_of
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_node import find_node_id, find_processes_of
 from trainflow.coordination.sites import OwnMachine
 from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 

@@ -99,7 +99,22 @@ def _resolve(
     entrypoint = resolve_entrypoint(config.entrypoint)
     args = entrypoint.check_args(config.args)
     entrypoint.refuse_secrets(config.args)
+    _check_preload(config)
     return _name_defaults(config, entrypoint), entrypoint, args
+
+
+def _check_preload(config: JobConfig) -> None:
+    """Refuse modules that aren't here: the cluster, as a rule, has what this machine has."""
+    for name in config.workers.preload:
+        try:
+            found, reason = find_spec(name), "there is none of that name"
+        except Exception as error:  # noqa: BLE001  a package that it is in may raise anything
+            found, reason = None, f"{type(error).__name__}: {error}"
+        if found is None:
+            raise ConfigError(
+                f"workers.preload: got {name}, expected a module that can be imported ({reason}); "
+                "install it, here and on the workers' nodes, or leave it out"
+            )
 
 
 def _check_sinks(config: JobConfig) -> None:

@@ -26,6 +26,7 @@ from trainflow.config.monitoring import MonitoringConfig
 from trainflow.config.parallel import ParallelConfig
 from trainflow.config.problems import Problem, conflicts_context, show, summarize
 from trainflow.config.section import PositiveFloat, Section, is_module_path
+from trainflow.config.start_methods import ModuleName, StartMethod, preload_conflicts
 
 _MIB = 1024 * 1024
 _LEAST_COPY_RATE = 64 * 1024  # a piece of a copy a second: silence ends a connection
@@ -142,6 +143,12 @@ class WorkersConfig(Section):
     resources: ResourcesConfig = ResourcesConfig()
     """What each worker, spare or not, takes of its node."""
 
+    start_method: StartMethod = "forkserver"
+    """Workers are forked from a process that has imported torch, or each imports it anew."""
+
+    preload: list[ModuleName] = Field(default_factory=list[ModuleName])
+    """Further modules that are imported before workers are forked, as what a job imports."""
+
     @property
     def most(self) -> int:
         """How many may train at once."""
@@ -238,6 +245,7 @@ class JobConfig(Section):
             *_world_conflicts(self.workers),
             *_source_conflicts(self.data),
             *_variable_conflicts(self.runtime_env),
+            *preload_conflicts(self.workers.preload, self.workers.start_method, self.runtime_env),
             *_backend_conflicts(self.communication, self.workers),
             *self.communication.conflicts(deterministic=self.training.deterministic),
             *self.checkpoint.conflicts(set(altering_names(type(self)))),
@@ -290,6 +298,10 @@ def _idle_conflicts(
         change = "leave it out, or keep a spare that takes the rank"
         expected = "false with workers.spares = 0"
         problems.append(Problem("failures.replace_stragglers", "true", expected, change))
+    if failures.replace_stragglers and workers.most == 1:
+        expected = "false with workers.target = 1, where there is nobody to compare with"
+        change = "leave it out, or raise that"
+        problems.append(Problem("failures.replace_stragglers", "true", expected, change))
     every, name = failures.spot_check_every_steps, "failures.spot_check_every_steps"
     if every is not None and workers.most == 1:
         expected = "null with workers.target = 1, where there is nobody to compare with"
@@ -322,16 +334,19 @@ def _source_conflicts(data: DataConfig) -> list[Problem]:
 
 
 def _variable_conflicts(runtime_env: dict[str, Any]) -> list[Problem]:
-    """Refuse names that no process's environment can have."""
-    variables = runtime_env.get("env_vars")
-    if not isinstance(variables, dict):
+    """Refuse what no process's environment can have."""
+    where, variables = "runtime_env.env_vars", runtime_env.get("env_vars")
+    if variables is None:
         return []
+    if not isinstance(variables, dict):
+        expected, change = "variables by name", "write NAME: value, a line each"
+        return [Problem(where, f"a {type(variables).__name__}", expected, change)]  # no secret
     names = [str(name) for name in cast("dict[object, object]", variables)]
     beginnings = [name[: name.find("=") + 1] or name for name in names]  # a secret may follow
     expected = "a name that is not empty and has neither = nor NUL"
     change = "choose another name, and give the value after a colon"
     return [
-        Problem("runtime_env.env_vars", f"the name {show(shown)}", expected, change)
+        Problem(where, f"the name {show(shown)}", expected, change)
         for name, shown in zip(names, beginnings, strict=True)
         if not name or "=" in name or "\0" in name
     ]

@@ -17,7 +17,12 @@ PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 def is_module_path(path: str) -> bool:
     """Whether it is ``module:name``, as far as that can be told without an import."""
     module, colon, name = path.partition(":")
-    return bool(colon) and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    return bool(colon) and name.isidentifier() and is_module_name(module)
+
+
+def is_module_name(name: str) -> bool:
+    """Whether a module may be called so."""
+    return all(map(str.isidentifier, name.split(".")))
 
 
 class Section(BaseModel):

@@ -17,10 +17,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-import psutil
-
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.stamps import Stamp, read_stamp, remove_empty_folders
+from trainflow.computation.stamps import read_stamp, remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.liveness import (
     LOOK_EVERY_S,
@@ -28,10 +26,10 @@ from trainflow.coordination.liveness import (
     read_command_lines,
     wait_gone,
 )
+from trainflow.coordination.stamped_processes import is_there
 
 _DIE_WITHIN_S = 2.0
 _UNUSED_AFTER_S = 60.0
-_START_TIME_TOLERANCE_S = 2.0  # it is derived from the boot time, which follows the set clock
 
 
 def mark_used(folder: Path) -> None:
@@ -101,16 +99,7 @@ def _has_process(folder: Path, command_lines: Collection[str]) -> bool:
         stamps = [stamp for path in _stamps(folder) if (stamp := read_stamp(path))]
     except OSError:
         return True
-    return any(_is_there(stamp) for stamp in stamps)
-
-
-def _is_there(stamp: Stamp) -> bool:
-    """Whether the worker that has stamped is there, and no later process has its pid."""
-    pulse_age_s = SYSTEM_CLOCK.monotonic_s() - stamp.pulse_at_s
-    stamped_at_s = SYSTEM_CLOCK.unix_s() - pulse_age_s
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(stamp.pid).create_time() < stamped_at_s + _START_TIME_TOLERANCE_S
-    return False
+    return any(is_there(stamp) for stamp in stamps)
 
 
 def _stamps(folder: Path) -> list[Path]:

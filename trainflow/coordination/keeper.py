@@ -23,12 +23,12 @@ from trainflow.checkpointing.link_probe import probe_link
 from trainflow.checkpointing.link_speed import LinkSpeed
 from trainflow.checkpointing.reachability import find_unreachable
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.chaos_orders import find_folder
-from trainflow.computation.skewed_clock import follow_skew
+from trainflow.computation.campaign_marks import join_campaign
 from trainflow.computation.stamps import remove_empty_folders
 from trainflow.coordination import names
 from trainflow.coordination.abandoned_memory import mark_used, remove_abandoned
 from trainflow.coordination.copy_targets import CopyTargets
+from trainflow.coordination.forkserver.keeping import open_fork_server
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.lease import Lease, LeaseEnd
@@ -127,13 +127,14 @@ class Keeper:
         self._had_stale = False
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
+        self._forks = open_fork_server(settings.forks, SYSTEM_CLOCK)
         self._notices = _watch_provider(settings)
         self._is_notice_told = False
         directory = settings.directory
         self._output = None if directory is None else OutputKeeping(self._stamps, Path(directory))
         if self._output is not None:
             self._output.start()
-        follow_skew(find_folder(job_id), os.getpid())
+        join_campaign(job_id, "keeper", self._node_id, get_node_ip_address())
         keep_awake(self._awake, SYSTEM_CLOCK)
         threading.Thread(target=remove_abandoned, name="abandoned", daemon=True).start()
         threading.Thread(target=self._loop, name="keeper", daemon=True).start()
@@ -182,6 +183,11 @@ class Keeper:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
+    def fork_command(self) -> str | None:
+        """Return what Ray is to start a worker by on this node; None: by Python."""
+        return None if self._forks is None else self._forks.command()
+
+    @ray.method(concurrency_group="control")
     def dump_stacks(self, worker_ids: tuple[str, ...]) -> dict[str, StackDump]:
         """Have workers of this node show where they stand."""
         with self._dumping:
@@ -213,6 +219,8 @@ class Keeper:
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:
         """The job is over: kill its workers, and remove what it has in this machine's memory."""
+        if self._forks is not None:
+            self._forks.close()
         if self._output is not None:
             self._output.look()  # once more before the stamps of those that are killed are gone
         self._workers.kill_all()

@@ -6,6 +6,7 @@ Plain values, pickled by Ray.
 from dataclasses import dataclass
 
 from trainflow.config.job import JobConfig, SnapshotConfig
+from trainflow.coordination.forkserver.settings import ForkServerSettings
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class KeeperSettings:
         notice_source: ``module:name`` of what it asks that in place of a file; None: nobody.
         import_paths: where that module is found.
         directory: of the run, on the head; None: what workers print is not copied there.
+        forks: what workers are forked from; None: none are.
     """
 
     lease_s: float
@@ -29,6 +31,7 @@ class KeeperSettings:
     notice_source: str | None = None
     import_paths: tuple[str, ...] = ()
     directory: str | None = None
+    forks: ForkServerSettings | None = None
 
     @classmethod
     def of(
@@ -49,4 +52,5 @@ class KeeperSettings:
             notice_source=job.failures.preemption_source,
             import_paths=import_paths,
             directory=directory,
+            forks=ForkServerSettings.of(job, import_paths),
         )

@@ -5,7 +5,7 @@ Process: coordinator.  Thread: its event loop.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import ray
 
@@ -66,8 +66,9 @@ async def launch_workers(
         ) from error
     finally:
         said_later.cancel()
-    bundle_nodes = await pool.look_at_bundles()
+    bundle_nodes = await _find_placed(pool)
     await nodes.ensure(set(bundle_nodes.values()))
+    await pool.meet_keepers(set(bundle_nodes.values()))
     members = choose_members(bundle_nodes, job.workers.target)
     designated: set[str] = set()
     launched: list[str] = []
@@ -81,6 +82,15 @@ async def launch_workers(
     text = f"{len(bundle_nodes)} workers on {len(set(bundle_nodes.values()))} nodes"
     record.add_event("launched", text, workers=launched)
     return frozenset(designated)
+
+
+async def _find_placed(pool: WorkerPool) -> Mapping[int, str]:
+    """Return the node of each bundle, however long Ray's head takes to tell."""
+    while True:
+        try:
+            return await pool.look_at_bundles()
+        except TimeoutError as error:
+            logger.warning("%s: where bundles are is asked again", error)
 
 
 def _find_draining() -> Collection[str]:

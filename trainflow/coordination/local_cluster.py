@@ -6,154 +6,28 @@ driver dies. This one is separate: the driver may die, and training goes on.
 Process: driver.  Blocks: until a node has registered.
 """
 
-import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import psutil
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.abandoned_memory import remove_of_node
-from trainflow.coordination.liveness import is_alive
+from trainflow.coordination.local_node import NODE_VARIABLE, LocalNode, stop_nodes
 from trainflow.coordination.node_folders import NodeFolder, remove_abandoned
 from trainflow.coordination.ray_reach import LOOPBACK, OF_ONE_MACHINE
 from trainflow.coordination.sites import Loopback, Sites
 from trainflow.coordination.topology import RACK
 from trainflow.errors import CoordinationError
 
-_START_WITHIN_S = 60.0
-_STOPS_WITHIN_S = 10.0
+START_WITHIN_S = 60.0
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _DASHBOARD_PORT = 8265  # Ray's own default, to which `ray job submit` turns
-# The head's server of what all must know, and a node's manager, which ends if the former does.
-_VITAL = ("gcs_server", "raylet")
-_MOST_WORDS_CHARS = 300
-
-
-@dataclass
-class LocalNode:
-    """One node: the ``ray start`` process and all that descends from it.
-
-    Attributes:
-        process: whose children are the node.
-        temp_dir: Ray's files of this node.
-        host: the address that it was given; None if Ray has found one.
-        node_id: Ray's name for it, after which its folders in shared memory are named; "" until it
-            has registered.
-        first: its processes when it had registered, also those that a dead parent leaves behind.
-        folder: its ``temp_dir``, if that is in use for as long as this process lives, or the node.
-    """
-
-    process: subprocess.Popen[bytes]
-    temp_dir: Path
-    host: str | None = None
-    node_id: str = ""
-    first: Sequence[psutil.Process] = ()
-    folder: NodeFolder | None = None
-    _vital: dict[str, psutil.Process] = field(default_factory=dict[str, psutil.Process], init=False)
-
-    @property
-    def pid(self) -> int:
-        """Of the process whose children are the node."""
-        return self.process.pid
-
-    def kill(self) -> None:
-        """End every process of the node at once, as a power cut does; its memory is left."""
-        self.note_id()
-        _kill(self.tree())
-        self.process.wait()
-
-    def stop(self) -> None:
-        """End the node in order; what does not end is killed."""
-        _stop([self])
-
-    def remove_files(self) -> None:
-        """Remove Ray's files of a node that has ended; a repeat changes nothing."""
-        shutil.rmtree(self.temp_dir, ignore_errors=True)
-        if self.folder is not None:
-            self.folder.close()
-
-    def note_id(self) -> None:
-        """Read the node's id from its processes, unless that is known, or they are gone."""
-        if not self.node_id:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self.node_id = find_node_id(psutil.Process(self.pid))
-
-    def note_first(self) -> None:
-        """Find the processes that it has, now that it has registered."""
-        self.first = self.tree()
-        named = {_name_of(each): each for each in self.first}
-        self._vital = {name: named[name] for name in _VITAL if name in named}
-
-    def find_dead(self) -> str | None:
-        """Return which dead process it is no node without, and its last words; None if all live."""
-        if self.process.poll() is not None:
-            return f"{self.pid} (ray start)"
-        for name, process in self._vital.items():
-            if not is_alive(process):
-                words = _last_words(self.temp_dir / "session_latest" / "logs", name)
-                return f"{process.pid} ({name}{words})"
-        return None
-
-    def tree(self) -> list[psutil.Process]:
-        """Return all of the node's processes, also those that a dead raylet was starting."""
-        left = [
-            *(each for each in self.first if each.is_running()),
-            *find_processes_of(self.temp_dir),
-        ]
-        try:
-            root = psutil.Process(self.process.pid)
-            return list(dict.fromkeys([*root.children(recursive=True), *left, root]))
-        except psutil.NoSuchProcess:
-            return list(dict.fromkeys(left))
-
-
-def find_processes_of(temp_dir: Path) -> list[psutil.Process]:
-    """Return processes that were started with a node's files, whosever children they are by now."""
-    option = f"--temp-dir={temp_dir}"
-    running = psutil.process_iter(["cmdline"])
-    return [each for each in running if option in (each.info["cmdline"] or ())]
-
-
-def _last_words(logs: Path, name: str) -> str:
-    """Return how a process' log ends, for a message; empty if it has none."""
-    for path in (logs / f"{name}.err", logs / f"{name}.out"):
-        with contextlib.suppress(OSError):
-            words = ""
-            for line in reversed(path.read_text(errors="replace").splitlines()):
-                if len(longer := f"{' '.join(line.split())} {words}".strip()) > _MOST_WORDS_CHARS:
-                    words = words or longer[:_MOST_WORDS_CHARS]
-                    break
-                words = longer
-            if words:
-                return f"; its log ends with: {words}"
-    return ""
-
-
-def _name_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name()
-    return ""
-
-
-def find_node_id(node: psutil.Process) -> str:
-    """Return the id that a node's raylet was started with; "" if none says it."""
-    option = "--node_id="  # by which Ray itself finds the nodes of a machine
-    for process in node.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            for argument in process.cmdline():
-                if argument.startswith(option):
-                    return argument.removeprefix(option)
-    return ""
 
 
 @dataclass
@@ -243,8 +117,8 @@ class LocalCluster:
         signal that interrupts it has what is left killed.
         """
         try:
-            _stop(self.nodes)
-            _stop([self.head])
+            stop_nodes(self.nodes)
+            stop_nodes([self.head])
         except BaseException:  # a signal: whoever sends it doesn't wait
             self.kill()
             raise
@@ -268,25 +142,6 @@ class LocalCluster:
     def _begin_node(self, index: int, cpus: float) -> LocalNode:
         arguments = [f"--address={self.address}", f"--num-cpus={cpus:g}"]
         return _start_node(self.sites, 1 + index, arguments, bound=self.dies_with_starter)
-
-
-def _stop(nodes: Sequence[LocalNode]) -> None:
-    """End nodes in order, side by side: each takes seconds, and most of them by waiting."""
-    processes = [process for node in nodes for process in node.tree()]
-    for node in nodes:
-        node.note_id()
-        with contextlib.suppress(ProcessLookupError):
-            node.process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(processes, timeout=_STOPS_WITHIN_S)
-    _kill(alive)
-    for node in nodes:
-        node.process.wait()
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def _place_dashboard(*, is_wanted: bool) -> list[str]:
@@ -338,7 +193,12 @@ def _start_node(sites: Sites, number: int, arguments: list[str], *, bound: bool)
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled", **reach},
+            env={
+                **os.environ,
+                NODE_VARIABLE: str(temp_dir),
+                "RAY_AUTH_MODE": "disabled",
+                **reach,
+            },
             pass_fds=[folder.lock],
             preexec_fn=_bind_to_starter if bound else None,  # noqa: PLW1509  one call, no lock
         )
@@ -355,7 +215,7 @@ def _bind_to_starter() -> None:
 
 
 def _wait_started(node: LocalNode) -> None:
-    _wait_for(node, lambda: "Ray runtime started" in _log_of(node))
+    _wait_for(node, lambda: node.has_started)
     node.note_id()  # a node that dies by itself can't be asked any more
     node.note_first()
 
@@ -371,15 +231,11 @@ def _wait_for(node: LocalNode, reached: Callable[[], bool]) -> None:
 
 
 def _wait_until(node: LocalNode, reached: Callable[[], bool]) -> None:
-    deadline_s = SYSTEM_CLOCK.monotonic_s() + _START_WITHIN_S
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + START_WITHIN_S
     while not reached():
         if node.process.poll() is not None or SYSTEM_CLOCK.monotonic_s() > deadline_s:
             raise CoordinationError(
-                f"Ray did not start within {_START_WITHIN_S:.0f} s; expected free ports, memory "
-                f"and disk space under {node.temp_dir}. It printed:\n{_log_of(node)[-2000:]}"
+                f"Ray did not start within {START_WITHIN_S:.0f} s; expected free ports, memory "
+                f"and disk space under {node.temp_dir}. It printed:\n{node.log()[-2000:]}"
             )
         SYSTEM_CLOCK.sleep(0.05)
-
-
-def _log_of(node: LocalNode) -> str:
-    return (node.temp_dir / "ray-start.log").read_text()

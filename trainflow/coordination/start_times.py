@@ -1,6 +1,7 @@
 """Measure where a worker's start goes, from the beginning of its process.
 
-Process: worker.  Threads: whichever carries the start on; one at a time.  Blocks: never.
+Process: worker; any may ask for an age.  Threads: whichever carries the start on; one at a time.
+Blocks: never.
 """
 
 import os
@@ -10,7 +11,6 @@ from pathlib import Path
 from trainflow.clock import Clock
 from trainflow.coordination.startup import StartPhase, WorkerStart
 
-_STAT = Path("/proc/self/stat")
 _START_TIME = 19  # "starttime", as counted from the field behind the command's name; proc(5)
 
 
@@ -60,8 +60,13 @@ class StartTimes:
         return WorkerStart(self._asked_at_s, self._process_age_s, self._phases_s, warm_for_s)
 
 
-def read_process_age_s() -> float:
-    """Return how long this process has lived, to a hundredth of a second."""
-    fields = _STAT.read_text().rpartition(")")[2].split()
+def read_process_age_s(pid: int | None = None) -> float:
+    """Return how long a process has lived, this one if none is named, to a hundredth of a second.
+
+    Raises:
+        FileNotFoundError, ProcessLookupError: it is gone.
+    """
+    told = Path(f"/proc/{pid or 'self'}/stat").read_text(errors="replace")
+    fields = told.rpartition(")")[2].split()
     began_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s

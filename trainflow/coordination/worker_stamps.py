@@ -14,6 +14,7 @@ from trainflow.clock import Clock
 from trainflow.computation.stamps import Stamp, read_stamp
 from trainflow.coordination.hang_detection import Progress
 from trainflow.coordination.stack_dumps import locate_stacks
+from trainflow.coordination.stamped_processes import is_there
 from trainflow.coordination.wakefulness import Wakefulness
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class WorkerStamps:
                 if worker_id in self._pids:
                     pids[worker_id] = self._pids[worker_id]
                 continue
-            if stamp is not None and not Path(f"/proc/{stamp.pid}").exists():
+            if stamp is not None and not is_there(stamp):
                 self._remove_traces(worker_id)  # killed, and nobody was there to note it
             elif stamp is not None:
                 pids[worker_id] = stamp.pid
@@ -61,14 +62,15 @@ class WorkerStamps:
         Returns:
             Whether it lived. One that has yet to stamp is left, and its file.
         """
-        pid = self._find_pid(worker_id)
+        try:
+            stamp = read_stamp(self._path(worker_id))
+        except OSError:
+            pid, lives = self._pids.get(worker_id), True
+        else:
+            pid, lives = (None, False) if stamp is None else (stamp.pid, is_there(stamp))
         if pid is None:
             return False
-        lived = True
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            lived = False
+        lived = lives and _kill(pid)
         self._remove_traces(worker_id)
         return lived
 
@@ -92,13 +94,6 @@ class WorkerStamps:
             logger.warning("%s can't be read: %s", self._folder, error)
             return list(self._pids)
 
-    def _find_pid(self, worker_id: str) -> int | None:
-        try:
-            stamp = read_stamp(self._path(worker_id))
-        except OSError:
-            return self._pids.get(worker_id)
-        return None if stamp is None else stamp.pid
-
     def _describe(self, stamp: Stamp, now_s: float) -> Progress:
         return Progress(
             stamp.pid,
@@ -116,3 +111,12 @@ class WorkerStamps:
     def _remove_traces(self, worker_id: str) -> None:
         self._path(worker_id).unlink(missing_ok=True)
         locate_stacks(self._folder, worker_id).unlink(missing_ok=True)
+
+
+def _kill(pid: int) -> bool:
+    """End a process; returns whether there was one."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -28,7 +28,8 @@ from trainflow.cli.head import (
 )
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import WorkersConfig
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode, find_node_id
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_node import LocalNode, find_node_id
 from trainflow.coordination.sites import Sites
 from trainflow.errors import ConflictError, CoordinationError, UnreachableError
 

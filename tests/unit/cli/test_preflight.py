@@ -71,6 +71,26 @@ def test_a_sink_whose_package_is_not_installed_is_refused(
         assert named in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("not_there", "there is none of that name"),
+        ("not_there.inner", "ModuleNotFoundError: No module named 'not_there'"),
+        ("broken_one.inner", "RuntimeError: no driver"),
+    ],
+)
+def test_a_module_to_preload_that_can_t_be_imported_is_refused(
+    job_file: Path, name: str, reason: str
+):
+    Path("broken_one").mkdir()
+    Path("broken_one/__init__.py").write_text("raise RuntimeError('no driver')")
+    check_job(job_file, ["workers.preload=[json, tiny_job_of_a_test]"])
+    with pytest.raises(ConfigError) as refusal:
+        check_job(job_file, [f"workers.preload=[json, {name}]"])
+    for named in (f"workers.preload: got {name}, expected a module", reason, "or leave it out"):
+        assert named in str(refusal.value)
+
+
 def test_a_dataset_of_less_than_one_batch_is_refused(job_file: Path):
     with pytest.raises(DataError) as refusal:
         check_job(job_file, ["training.global_batch_size=9"])
@@ -123,7 +143,8 @@ def test_code_of_the_job_that_exits_is_refused(
     ("environment", "named"),
     [
         ("{foo: 1}", "runtime_env.foo: got a key; expected one of conda, "),
-        ("{env_vars: [A]}", "got env_vars; expected a runtime environment .* TypeError: "),
+        ("{env_vars: [A]}", "runtime_env.env_vars: got a list; expected variables by name"),
+        ("{py_modules: a}", "got py_modules; expected a runtime environment .* TypeError: "),
         ("{working_dir: /no/such/folder}", "got working_dir; .* is not a valid path"),
         ("{working_dir: .}", "got working_dir; .* ValueError: "),
     ],

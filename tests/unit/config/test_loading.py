@@ -195,6 +195,13 @@ def test_a_variable_that_no_environment_can_have_is_refused(
     assert "s3cret" not in message
 
 
+def test_variables_are_told_by_name(write_job: WriteJob):
+    job = yaml.safe_load(YAML) | {"runtime_env": {"env_vars": ["KEY=s3cret"]}}
+    message = refusal_of(write_job(yaml.safe_dump(job)))
+    assert "runtime_env.env_vars: got a list; expected variables by name" in message
+    assert "s3cret" not in message
+
+
 def test_a_float_in_exponent_notation_fits_a_float_setting(write_job: WriteJob):
     assert load_job(write_job(YAML), ["training.clip_norm=5e-1"], {}).training.clip_norm == 0.5
 

@@ -21,6 +21,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import StampWriter, read_stamp
 from trainflow.config.job import SnapshotConfig
 from trainflow.coordination import keeper as keeper_module
+from trainflow.coordination.forkserver.settings import ForkServerSettings
 from trainflow.coordination.keeper import Heartbeat, HeartbeatReply, Keeper
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.lease import LeaseEnd
@@ -513,6 +514,26 @@ def test_it_asks_what_the_job_names_whether_its_machine_stays(
     clock.rounds.get(timeout=WITHIN_S)
     expected = {"file": ("/run/preempted", "10.0.0.7"), "source": ("notices:Spot", ("/jobs",))}
     assert asked == ([expected[how]] if how in expected else [])
+
+
+def test_workers_are_forked_until_the_job_is_over(
+    keeper: Keeper, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+):
+    assert keeper.fork_command() is None, "the job wants none"
+    calls: list[str] = []
+    settings = ForkServerSettings((), 1.0)
+
+    def open_fork_server(given: ForkServerSettings, _clock: Any) -> Any:
+        assert given == settings
+        return SimpleNamespace(command=lambda: "by this", close=lambda: calls.append("close"))
+
+    monkeypatch.setattr(keeper_module, "open_fork_server", open_fork_server)
+    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), forks=settings))
+    clock.rounds.get(timeout=WITHIN_S)
+    monkeypatch.setattr(keeper._workers, "kill_all", lambda: calls.append("kill"))
+    assert keeper.fork_command() == "by this"
+    keeper.clean_up()
+    assert calls == ["close", "kill"], "no fork begins that isn't ended"
 
 
 @pytest.mark.parametrize("has_answered", [False, True])

@@ -22,6 +22,7 @@ class Pool:
         self.bundles = self
         self.reserved = 0
         self.spawned: list[tuple[int, bool]] = []
+        self.silent_for = 0
 
     async def reserve(self, count: int) -> None:
         self.reserved = count
@@ -29,7 +30,13 @@ class Pool:
             await asyncio.Event().wait()
 
     async def look_at_bundles(self) -> dict[int, str]:
+        if self.silent_for:
+            self.silent_for -= 1
+            raise TimeoutError("Ray's head has not answered within 10 s")
         return {bundle: f"node{bundle % 2}" for bundle in range(self.reserved)}
+
+    async def meet_keepers(self, node_ids: set[str]) -> None:
+        assert node_ids == set((await self.look_at_bundles()).values())
 
     async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> Any:
         self.spawned.append((bundle, rehearse))
@@ -64,6 +71,12 @@ def test_members_are_fresh_and_spares_rehearse(record: RunRecord):
     designated = launch(pool, record, world=3, spares=1)
     assert len(designated) == 3
     assert sorted(rehearse for _, rehearse in pool.spawned) == [False, False, False, True]
+
+
+def test_a_head_that_is_slow_to_tell_where_bundles_are_is_waited_for(record: RunRecord):
+    pool = Pool(placed=True)
+    pool.silent_for = 2
+    assert len(launch(pool, record, world=2)) == 2
 
 
 def test_a_minimum_above_the_cluster_is_refused(record: RunRecord):

@@ -1,6 +1,7 @@
 """How a cluster of this machine's own ends, with shells for nodes."""
 
 import fcntl
+import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from tests.testbed.daemons import wait_for
 from tests.unit.coordination.left_stamps import leave_stamp, stand_in_for_memory
 from trainflow.coordination import local_cluster, node_folders
 from trainflow.coordination.liveness import is_alive, wait_gone
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_node import NODE_VARIABLE, LocalNode
 from trainflow.coordination.sites import Loopback
 
 # Told to end, each node waits until the other has been told too; the head only looks.
@@ -126,12 +128,17 @@ def test_what_a_dead_parent_leaves_behind_goes_with_the_node(nodes: Nodes):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_so_does_what_a_dead_raylet_was_starting(nodes: Nodes, *, is_ours: bool):
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_so_does_what_a_dead_raylet_was_starting_or_a_dead_keeper_has_forked(
+    nodes: Nodes, *, is_ours: bool, is_fork: bool
+):
     node = nodes.start("head", "exit")
     node.note_first()
     place = node.temp_dir if is_ours else f"{node.temp_dir}2"
-    command = ["sh", "-c", "while :; do sleep 0.05; done", f"--temp-dir={place}"]
-    with subprocess.Popen(command) as late:
+    options = [] if is_fork else [f"--temp-dir={place}"]
+    command = ["sh", "-c", "while :; do sleep 0.05; done", *options]
+    variables = {NODE_VARIABLE: str(place)} if is_fork else {}
+    with subprocess.Popen(command, env=os.environ | variables) as late:
         try:
             process = psutil.Process(late.pid)
             wait_for(lambda: bool(process.cmdline()), WITHIN_S, "its arguments")
@@ -150,7 +157,7 @@ def test_a_head_does_not_outlive_a_signal_that_comes_as_it_starts(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_cluster, "_start_node", lambda *_, **_options: head)
-    monkeypatch.setattr(local_cluster, "_log_of", interrupt)
+    monkeypatch.setattr(LocalNode, "log", interrupt)
     with pytest.raises(KeyboardInterrupt):
         LocalCluster.start(head_cpus=1)
     assert head.process.returncode == -signal.SIGKILL

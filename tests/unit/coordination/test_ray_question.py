@@ -48,6 +48,39 @@ def test_a_head_that_is_silent_holds_one_thread_and_its_answer_counts_when_it_co
     asyncio.run(act())
 
 
+def test_an_answer_that_nobody_took_in_time_is_asked_for_anew():
+    async def act() -> None:
+        head, question = Head(), RayQuestion[int](within_s=0.01)
+        with pytest.raises(TimeoutError):
+            await question.ask(head.find)
+        head.may_answer.set()
+        late = question._open
+        assert late is not None
+        await late
+        question._within_s = TIMEOUT_S
+        question._answered_at_s -= 2 * TIMEOUT_S
+        assert await question.ask(head.find) == 2
+
+    asyncio.run(act())
+
+
+def test_a_question_that_could_not_be_asked_is_asked_the_next_time(monkeypatch: pytest.MonkeyPatch):
+    async def act() -> int:
+        head, question = Head(), RayQuestion[int]()
+        head.may_answer.set()
+        with monkeypatch.context() as refusing:
+            refusing.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="no thread"):
+                await question.ask(head.find)
+        return await question.ask(head.find)
+
+    assert asyncio.run(act()) == 1
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("no thread")
+
+
 def test_the_event_loop_runs_meanwhile():
     async def act() -> None:
         head, question = Head(), RayQuestion[int]()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.distributed.jobs import make_job
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import driver, node_watch, worker_pool
+from trainflow.coordination.forkserver.settings import ForkServerSettings
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.worker_pool import WorkerPool
 
@@ -21,8 +23,10 @@ class Actor:
 
     def __init__(self) -> None:
         self.given: tuple[Any, ...] = ()
+        self.chosen: dict[str, object] = {}
 
-    def options(self, **_: object) -> "Actor":
+    def options(self, **chosen: object) -> "Actor":
+        self.chosen = chosen
         return self
 
     def remote(self, *given: object) -> "Actor":
@@ -50,16 +54,22 @@ def test_workers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
     actor = Actor()
     monkeypatch.setattr(worker_pool, "WorkerActor", actor)
 
+    async def find_environment(node_id: str | None) -> dict[str, Any]:
+        return {"py_executable": f"fork on {node_id}"}
+
     async def spawn() -> None:
         watch: Any = None
-        pool = WorkerPool("job-1", job, (), watch)
+        launchers: Any = SimpleNamespace(find_environment=find_environment)
+        pool = WorkerPool("job-1", job, (), watch, launchers)
         monkeypatch.setattr(pool.bundles, "numbers", lambda: {0})
         monkeypatch.setattr(pool.bundles, "place", ignore)
         monkeypatch.setattr(pool, "adopt", ignore)
+        monkeypatch.setattr(pool, "_placed", {0: "a"})
         await pool.spawn(0, "a", rehearse=False)
 
     asyncio.run(spawn())
     assert JobConfig.model_validate_json(actor.given[0].job_json) == job
+    assert actor.chosen["runtime_env"] == {"py_executable": "fork on a"}
 
 
 def test_keepers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
@@ -77,6 +87,7 @@ def test_keepers(job: JobConfig, monkeypatch: pytest.MonkeyPatch):
         notice_source="notices:Spot",
         import_paths=("/jobs",),
         directory="/runs/job-1",
+        forks=ForkServerSettings(("/jobs",), 1.0),
     )
 
 

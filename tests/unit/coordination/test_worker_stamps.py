@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.coordination.fakes import FakeClock
+from tests.unit.coordination.left_stamps import leave_stamp
+from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.stamps import Stamp, StampWriter, read_stamp
 from trainflow.coordination import worker_stamps as module
+from trainflow.coordination.start_times import read_process_age_s
 from trainflow.coordination.wakefulness import Wakefulness
 from trainflow.coordination.worker_stamps import WorkerStamps
 
@@ -51,6 +54,23 @@ def test_one_stamp_that_can_not_be_read_hides_nobody_else(
     assert workers.read().keys() == {SECOND}
     assert sorted(workers.kill_all()) == [FIRST, SECOND], "its pid is known"
     assert killed == [os.getpid()] * 2
+
+
+def test_a_later_process_with_the_pid_of_one_that_died_is_left_alone(
+    tmp_path: Path, killed: list[int]
+):
+    now_s, age_s = SYSTEM_CLOCK.monotonic_s(), read_process_age_s()
+    workers = WorkerStamps(tmp_path, Wakefulness(0.0), FakeClock())
+    path = leave_stamp(tmp_path, os.getpid(), pulse_at_s=now_s - age_s - 1.0)
+    assert not workers.kill(path.stem)
+    assert not path.exists(), "it is gone, and its traces with it"
+    leave_stamp(tmp_path, os.getpid(), pulse_at_s=now_s - age_s - 1.0)
+    assert workers.read() == {}
+    assert not path.exists()
+    leave_stamp(tmp_path, os.getpid(), pulse_at_s=now_s - age_s + 0.1)
+    assert workers.read().keys() == {path.stem}
+    assert workers.kill(path.stem)
+    assert killed == [os.getpid()]
 
 
 def test_a_folder_that_can_not_be_read_keeps_nobody_alive(
