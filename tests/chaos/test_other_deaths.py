@@ -11,7 +11,8 @@ import pytest
 
 from tests.chaos.harness import RunUnderTest, events_of, wait_until
 from tests.chaos.test_recovery import expect_as_undisturbed
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import LocalCluster
+from trainflow.coordination.local_node import LocalNode
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
@@ -98,6 +99,22 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
     assert stacks.count("in hang_once") == 1
     expect_as_undisturbed(run, undisturbed)
     assert not psutil.pid_exists(worker["pid"])
+
+
+@pytest.mark.soak
+def test_a_step_that_hangs_each_time_ends_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
+    failures = {"max_hangs": 2, "max_failures": None}
+    run = RunUnderTest.start(
+        cluster, tmp_path, minimum=3, spares=0, hang_at=25, hangs_again=True, failures=failures
+    )
+    status = run.finish()
+    assert status["state"] == "failed"
+    reason = status["ending"]["reason"]
+    assert "failures.max_hangs = 2 epochs in a row with a hang after step 24" in reason
+    assert "no progress in data of step 25" in reason
+    hangs = events_of(status, "hang")
+    assert [each["data"]["after_step"] for each in hangs] == [24] * 3
+    assert len(events_of(status, "hang_timeout_tight")) == 1
 
 
 @pytest.mark.soak

@@ -17,6 +17,7 @@ COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG = 1800.0, 2.0
 so whoever is to blame has to be found long before."""
 
 _HOST = "{host}"
+_PROBE_AFTER_S = 60.0
 
 
 def _check_file_path(path: str) -> str:
@@ -41,8 +42,12 @@ class FailuresConfig(Section):
     """How much may go wrong, and how soon it is noticed."""
 
     max_failures: NonNegativeInt | None = 100
-    """Failures within ``window_s`` after which the job stops; null never stops it. Spares that are
-    lost while a member lives are none."""
+    """Failures within ``window_s``, or since the last committed step where that is longer, after
+    which the job stops; null never stops it. Spares that are lost while a member lives are none."""
+
+    max_hangs: PositiveInt | None = 10
+    """Epochs in a row, without a step committed, in which a step may hang; the job stops after one
+    more. null never stops it."""
 
     max_preemptions: NonNegativeInt | None = None
     """The same of workers that are lost with a node of which there was notice; they are no
@@ -53,14 +58,15 @@ class FailuresConfig(Section):
     was lost with its head; 0: people do. Of a job that the service has submitted, with a
     ``checkpoint.url``."""
 
-    window_s: PositiveSeconds = 3600.0
-    """Seconds for which a failure or a preemption counts."""
+    window_s: Annotated[float, Field(ge=1, le=LONGEST_S)] = 3600.0
+    """Seconds for which a failure or a preemption counts; a failure also until a step is
+    committed."""
 
     isolate_after: PositiveInt | None = None
     """Worker failures on one node within ``window_s`` after which it takes no more ranks; null
     isolates none, nor is the last node."""
 
-    probe_after_s: PositiveSeconds = 60.0
+    probe_after_s: PositiveSeconds = _PROBE_AFTER_S
     """Seconds until an isolated node is tried again; each further time twice as many."""
 
     hang_timeout_s: Literal["auto"] | Annotated[float, Field(ge=1, le=LONGEST_S)] = "auto"
@@ -138,6 +144,10 @@ class FailuresConfig(Section):
 
     def _isolation_conflicts(self) -> list[Problem]:
         """What is counted up to more than the run bears never comes to that."""
+        if self.isolate_after is None and self.probe_after_s != _PROBE_AFTER_S:
+            got, expected = f"{self.probe_after_s:g}", "nothing with failures.isolate_after = null"
+            change = "leave it out, or say after how many failures a node is isolated"
+            return [Problem("failures.probe_after_s", got, expected, change)]
         most = self.max_failures
         if self.isolate_after is None or most is None or self.isolate_after <= most:
             return []

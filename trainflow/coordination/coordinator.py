@@ -20,7 +20,7 @@ import ray
 
 from trainflow.checkpointing.sharing import ShareReport
 from trainflow.clock import SYSTEM_CLOCK
-from trainflow.computation.chaos_orders import find_folder
+from trainflow.computation.campaign_marks import join_campaign
 from trainflow.computation.reports import (
     AllStop,
     CheckpointUnusable,
@@ -28,7 +28,6 @@ from trainflow.computation.reports import (
     SnapshotLeftOut,
     StepReport,
 )
-from trainflow.computation.skewed_clock import follow_skew
 from trainflow.config.job import JobConfig
 from trainflow.coordination import adoption
 from trainflow.coordination.background import Background
@@ -47,6 +46,7 @@ from trainflow.coordination.keeper import Heartbeat, HeartbeatReply
 from trainflow.coordination.kept_state import KeptState
 from trainflow.coordination.late_answers import LateAnswers
 from trainflow.coordination.launch import launch_workers
+from trainflow.coordination.launchers import Launchers
 from trainflow.coordination.losses import Losses
 from trainflow.coordination.memory_tier import MemoryTier
 from trainflow.coordination.messages import (
@@ -111,7 +111,7 @@ class Coordinator:
             on_error=self._fail,
             is_quiet=lambda node_id: node_id in nodes.quiet_nodes(),
         )
-        pool = self._pool = WorkerPool(job_id, job, import_paths, watch)
+        pool = self._pool = WorkerPool(job_id, job, import_paths, watch, Launchers(job, nodes))
         control = self._control = EpochControl(job, pool, record, self._kept, clock, superior=self)
         hangs = HangWatch(job, pool, nodes, record)
         evidence = HangEvidence(nodes, record, job.entrypoint)
@@ -133,7 +133,7 @@ class Coordinator:
         self._state: RunState | None = None
         self._status_file = StatusFile(self._record.directory, self._look, SYSTEM_CLOCK)
         self._departure = Departure(record, self._status_file, clock)
-        follow_skew(find_folder(job_id), os.getpid())
+        join_campaign(job_id, "coordinator")
         for lasting in (self._nodes.keep_awake(), self._live(), self._status_file.keep()):
             self._background.start(lasting)
 

@@ -57,6 +57,7 @@ class Limits:
         fresh_epoch: whose first step isn't committed; None: there is none.
         wait_s: all members that wait for one another, if that is more.
         start_s: a worker that starts or rehearses, if that is more.
+        start_by_worker: the same of those in whose places others have hung, by worker id.
         left_for_s: by worker id, for how long those have been out of their epoch that were asked to
             leave it: its collectives are over, so that nobody waits in them any more.
         forming: the epoch that is being formed, whose members may be in it already, and wait there
@@ -72,6 +73,7 @@ class Limits:
     fresh_epoch: EpochId | None = None
     wait_s: float = 0.0
     start_s: float = START_LIMIT_S
+    start_by_worker: Mapping[str, Limit] = field(default_factory=dict[str, Limit])
     left_for_s: Mapping[str, float] = field(default_factory=dict[str, float])
     forming: EpochId | None = None
     basis: str = ""
@@ -84,10 +86,10 @@ class Limits:
         """What holds where no other limit is longer."""
         return Limit(self.hang_s, self.basis)
 
-    @property
-    def start(self) -> Limit:
-        """What holds for a worker that starts or rehearses."""
-        return longest(self.hang, Limit(self.start_s, self.start_basis))
+    def start(self, worker_id: str) -> Limit:
+        """Return for how long a worker that starts or rehearses may stand still."""
+        usual = Limit(self.start_s, self.start_basis)
+        return longest(self.hang, usual, self.start_by_worker.get(worker_id, usual))
 
     def step(self, epoch: EpochId) -> Limit:
         """Return for how long a thread in a step of an epoch may stand still."""
@@ -190,7 +192,7 @@ def judge_progress(members: Mapping[str, Progress], limits: Limits) -> HangVerdi
     late = {w: each for w, each in members.items() if each.stood_s > limits.hang_s}
     hung: dict[str, Hang] = {}
     for worker_id, progress in late.items():
-        hang = _judge(progress, limits, limits.left_for_s.get(worker_id, 0.0))
+        hang = _judge(worker_id, progress, limits)
         if hang is not None:
             hung[worker_id] = hang
     if not late:
@@ -212,20 +214,21 @@ def went_on(hang: Hang, progress: Progress) -> bool:
     return stood_s < hang.stood_s - _SEEMS_SHORTER_BY_S
 
 
-def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None:
-    kind, limit = _find_limit(progress, limits)
-    pulse_limit = limits.start if progress.is_warming_up else limits.hang
+def _judge(worker_id: str, progress: Progress, limits: Limits) -> Hang | None:
+    kind, limit = _find_limit(worker_id, progress, limits)
+    pulse_limit = limits.start(worker_id) if progress.is_warming_up else limits.hang
     if kind is HangKind.PROFILE:
         pulse_limit = longest(pulse_limit, limit)
     where = f"{progress.phase} of step {progress.step}"
     if progress.pulse_age_s > pulse_limit.value_s:
         seen = (
-            f"process {progress.pid} has not run for {progress.pulse_age_s:.1f} s "
+            f"process {progress.pid} has given no pulse for {progress.pulse_age_s:.1f} s "
             f"(step {progress.step}, {progress.phase})"
         )
         return Hang(HangKind.STOPPED, progress.epoch, seen, progress.pulse_age_s, pulse_limit)
     if kind is HangKind.ABORT:
         is_coming = progress.epoch == limits.forming
+        left_for_s = limits.left_for_s.get(worker_id, 0.0)
         if is_coming or min(progress.progress_age_s, left_for_s) <= limit.value_s:
             return None
         seen = f"still in {where}, {left_for_s:.1f} s after epoch {progress.epoch} was given up"
@@ -236,14 +239,16 @@ def _judge(progress: Progress, limits: Limits, left_for_s: float) -> Hang | None
     return None
 
 
-def _find_limit(progress: Progress, limits: Limits) -> tuple[HangKind | None, Limit]:
+def _find_limit(
+    worker_id: str, progress: Progress, limits: Limits
+) -> tuple[HangKind | None, Limit]:
     """Return what it would hang in, and for how long it may stand still there; None: nothing."""
     phase = progress.phase
     if phase in _OWN_LIMITS:
         kind, at_least = _OWN_LIMITS[phase]
         return kind, longest(limits.hang, at_least)
     if phase is Phase.STARTING or (phase.is_judged and progress.is_warming_up):
-        return HangKind.START, limits.start
+        return HangKind.START, limits.start(worker_id)
     if phase.is_judged:
         return HangKind.STEP, limits.step(progress.epoch)
     return (HangKind.ABORT if phase.is_waiting else None), limits.hang

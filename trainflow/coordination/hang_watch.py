@@ -19,12 +19,14 @@ from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.timeout_budget import (
     COPY_LIMIT_S,
+    NUM_LAST_STEPS,
     NUM_STEPS,
     Hindsight,
     Limit,
     TimeoutBudget,
     derive_budget,
     stall_limit_s,
+    start_limit,
 )
 from trainflow.coordination.worker_pool import WorkerPool
 from trainflow.epochs import EpochId, Phase
@@ -76,12 +78,14 @@ class HangWatch:
     def _limits(self) -> Limits:
         budget = self._look_at_steps()
         fresh_epoch = self._record.fresh_epoch
+        hung_starts = self._record.hangs.count_starts(self._pool.entries)
         return Limits(
             budget.hang_s,
             budget.first_step_s,
             fresh_epoch,
             budget.wait_s,
             budget.start_s,
+            {each: start_limit(number) for each, number in hung_starts.items()},
             basis=budget.basis,
             first_step_basis=budget.first_step_basis,
             wait_basis=budget.wait_basis,
@@ -94,12 +98,16 @@ class HangWatch:
         knows_world = self._record.fresh_epoch is None or self._record.knows_world(
             self._record.losses.world_size
         )
-        return step, Hindsight(hangs.num_epochs(step), hangs.num_starts, knows_world)
+        return step, Hindsight(hangs.num_epochs(step), knows_world)
 
     def _derive(self, _step: int, hindsight: Hindsight) -> TimeoutBudget:
-        times_s = self._record.step_times_s(NUM_STEPS)
         return derive_budget(
-            times_s, hang_s=self._configured_s, lease_s=self._lease_s, hindsight=hindsight
+            self._record.warm_step_times_s(NUM_STEPS),
+            self._record.step_times_s(NUM_LAST_STEPS),
+            self._record.first_step_times_s(NUM_STEPS),
+            hang_s=self._configured_s,
+            lease_s=self._lease_s,
+            hindsight=hindsight,
         )
 
     def _look_at_steps(self) -> TimeoutBudget:

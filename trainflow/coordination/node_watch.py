@@ -23,7 +23,7 @@ from trainflow.coordination.keeper_deaths import KeeperDeaths
 from trainflow.coordination.keeper_settings import KeeperSettings
 from trainflow.coordination.messages import Holding
 from trainflow.coordination.ray_drains import LivingNode
-from trainflow.coordination.ray_question import ask_patiently
+from trainflow.coordination.ray_question import ask_patiently, take_answers
 from trainflow.coordination.stack_dumps import StackDump
 from trainflow.coordination.timeout_budget import START_LIMIT_S
 from trainflow.coordination.unfit_nodes import UnfitNodes
@@ -292,26 +292,20 @@ class NodeWatch:
             also_dismissed: ask those too that were not heard of for long: they may be back.
         """
         keepers = [*self._keepers.values(), *(self._dismissed.values() if also_dismissed else ())]
-        asked = [asyncio.ensure_future(keeper.held.remote()) for keeper in keepers]
-        if not asked:
-            return []
-        done, _ = await asyncio.wait(asked, timeout=timeout_s)
-        return [task.result() for task in asked if task in done and task.exception() is None]
+        asked = {asyncio.ensure_future(each.held.remote()): n for n, each in enumerate(keepers)}
+        return list((await take_answers(asked, timeout_s)).values())
 
     async def ask_stacks(
         self, worker_ids: Collection[str], timeout_s: float
     ) -> dict[str, StackDump]:
         """Have these workers write their stacks; returns what their Keepers tell in time."""
-        asked: list[asyncio.Future[dict[str, StackDump]]] = []
+        asked: dict[asyncio.Future[dict[str, StackDump]], str] = {}
         for node_id, keeper in self._keepers.items():
             here = tuple(each for each in self._progress.get(node_id, ()) if each in worker_ids)
             if here:
-                asked.append(asyncio.ensure_future(keeper.dump_stacks.remote(here)))
-        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
-        dumps: dict[str, StackDump] = {}
-        for task in done:
-            dumps |= {} if task.exception() is not None else task.result()
-        return dumps
+                asked[asyncio.ensure_future(keeper.dump_stacks.remote(here))] = node_id
+        answers = await take_answers(asked, timeout_s)
+        return {worker_id: dump for each in answers.values() for worker_id, dump in each.items()}
 
     async def probe_links(
         self, targets: Mapping[str, PeerAddress], timeout_s: float
@@ -322,8 +316,7 @@ class NodeWatch:
             for node_id, target in targets.items()
             if node_id in self._keepers
         }
-        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
-        return {asked[task]: task.result() for task in done if task.exception() is None}
+        return await take_answers(asked, timeout_s)
 
     async def ask_unreachable(
         self, addresses: Mapping[str, PeerAddress], timeout_s: float
@@ -344,12 +337,8 @@ class NodeWatch:
             for node_id in addresses
             if node_id in self._keepers
         }
-        done = (await asyncio.wait(asked, timeout=timeout_s))[0] if asked else set()
-        return {
-            asked[task]: [node_at[each] for each in task.result()]
-            for task in done
-            if task.exception() is None
-        }
+        answers = await take_answers(asked, timeout_s)
+        return {node_id: [node_at[each] for each in found] for node_id, found in answers.items()}
 
     def send_copies(self, copies: Mapping[str, CopyTargets]) -> None:
         """From now on these nodes' snapshots are copied to these Keepers, and no other node's."""
@@ -360,6 +349,10 @@ class NodeWatch:
     def node_ids(self) -> set[str]:
         """The nodes with a Keeper."""
         return set(self._keepers)
+
+    def keeper_of(self, node_id: str) -> Any:  # noqa: ANN401  an actor handle
+        """Return the Keeper of a node; None if it has none."""
+        return self._keepers.get(node_id)
 
     @property
     def num_keepers(self) -> int:

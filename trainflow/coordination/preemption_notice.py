@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainflow.clock import Clock
+from trainflow.config.section import LONGEST_S
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def read_deadline(text: str, written_at_s: float) -> float:
         if moment is None or moment.tzinfo is None:
             raise _misread(text) from None
         return moment.timestamp()
-    if not 0 <= left_s < float("inf"):
+    if not 0 <= left_s <= LONGEST_S:  # more is a moment in seconds since 1970
         raise _misread(text)
     return written_at_s + left_s
 
@@ -107,7 +108,8 @@ def _read_moment(text: str) -> datetime | None:
 def _misread(text: str) -> ValueError:
     return ValueError(
         f"got {text[:40]!r}, expected seconds, as 30, or a moment with its offset from UTC, as "
-        "2026-01-31T12:00:00Z; write one of these, or nothing, which means now"
+        "2026-01-31T12:00:00Z; write one of these, or nothing, which means now; seconds are those "
+        f"that are left, at most {LONGEST_S:.0f}"
     )
 
 
@@ -153,7 +155,7 @@ class NoticePoll:
             notice = self._source.poll_notice()
             self._said = None if notice is None else (notice, self._clock.monotonic_s())
             self.has_answered, self._failed = True, None
-        except (Exception, SystemExit) as error:  # of the job's own code
+        except BaseException as error:
             if self._failed is None:
                 logger.exception("the machine's provider can't be asked whether it stays")
             self._failed = f"{type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARS]

@@ -8,6 +8,7 @@ from trainflow.epochs import INITIAL_EPOCH, Version
 
 ASKED, DONE = "rewind", "rewound"
 GIVEN_UP, REFUSED = "rewind_given_up", "rewind_refused"
+_RESUMED = "resumed"
 _UNUSABLE = "checkpoint_unusable"
 
 
@@ -45,12 +46,28 @@ class RewindHistory:
             self.num_asked += 1
             self.pending = Rewind(data["to_step"], data["position"])
         elif kind == DONE:
-            self._positions[data["to_step"]] = data["position"]
+            self._go_back(data["to_step"], data["position"])
             self.pending = None
         elif kind == GIVEN_UP:
             self.pending = None
+        elif kind == _RESUMED and any(each > data["step"] for each in self._positions):
+            self._begin_before(data["step"])
         elif kind == _UNUSABLE and data["step"] in self._positions:
             self._unusable.add(data["step"])
+
+    def _go_back(self, step: int, position: int) -> None:
+        """What is made in the places of later checkpoints from now on has its own position."""
+        self._positions = {s: each for s, each in self._positions.items() if s < step}
+        self._positions[step] = position
+        self._unusable = {each for each in self._unusable if each < step}
+
+    def _begin_before(self, step: int) -> None:
+        """The run goes on from a step before one that it went back to."""
+        position = self.find_position(step)
+        before = self._positions.get(step, 0) if position is None else position
+        self._go_back(step, before)
+        if position is None:
+            del self._positions[step]
 
     def position_after(self, base: Version) -> int | None:
         """Return where in the data an epoch goes on that begins from a state; None: as that has it.
@@ -60,6 +77,15 @@ class RewindHistory:
         would come to the same samples again. So it does from an older one, if that was damaged.
         """
         return self.find_position(base.step) if base.epoch == INITIAL_EPOCH else None
+
+    def find_jump(self, begin: int, last: int) -> int | None:
+        """Return the newest step after which steps up to ``last`` have passed over samples.
+
+        Args:
+            begin: whose checkpoint they are done from; what comes after it without a break counts.
+            last: the last of them.
+        """
+        return max((each for each in self._positions if begin < each < last), default=None)
 
     def find_position(self, step: int) -> int | None:
         """Return where the run goes on from the checkpoint of a step; None: as that has it.

@@ -17,6 +17,7 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination.annotation_feed import AnnotationFeed
 from trainflow.coordination.anomaly_gauges import AnomalyGauges
 from trainflow.coordination.anomaly_watch import AnomalyWatch
+from trainflow.coordination.clock_watch import ClockWatch
 from trainflow.coordination.detector_gauges import DetectorGauges
 from trainflow.coordination.followers import Follower
 from trainflow.coordination.goodput_watch import GoodputWatch
@@ -46,6 +47,7 @@ class RunMonitor:
         self._record = record
         self._clock = clock
         self._failed: set[str] = set()
+        self._clocks = ClockWatch(record, clock)
         self._export: MetricExport | None = None
         self._gauges: PacedExport | None = None
         self._detectors: DetectorGauges | None = None
@@ -114,6 +116,7 @@ class RunMonitor:
             num_spares: warm workers without a rank.
             newest: what to go on from, if nobody holds the state any more.
         """
+        self._try("ClockWatch.tick", self._clocks.tick)
         shown = self._metrics
         if shown is not None and not self._is_off(Detector.METRICS):
             made = None if newest is None else self._find_made(newest.step)

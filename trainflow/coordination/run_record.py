@@ -10,10 +10,11 @@ Process: coordinator.  Thread: its event loop.  Blocks: for a local append.
 """
 
 import logging
+import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ class RunRecord:
         for event in self._events_file.read():
             self._keep(event)
             resumed = event["data"] if event["kind"] == "resumed" else resumed
+        for line in self._steps:
+            self.hangs.take_step(line["step"], line.get("after_event", 0))
         self.last_step = self._find_last_step(resumed)
         self._early = EarlySteps(self.beginnings[-1][0] if self.beginnings else None)
         self.last_epoch: EpochId | None = None
@@ -182,6 +185,7 @@ class RunRecord:
         line |= {"heard_at_s": self._clock.unix_s(), "after_event": self._newest_event}
         self._steps.append(line)
         self._world_sizes.add(report.world_size)
+        self.hangs.take_step(report.step, self._newest_event)
         self.unwritten.note(self._steps_file.append(line))
         self._note_unfollowed(self._followers.on_step(report))
 
@@ -301,6 +305,12 @@ class RunRecord:
         """The step that was recorded last, also of a history that is void by now."""
         return self._steps[-1] if self._steps else None
 
+    @property
+    def moved_on_at_s(self) -> float:
+        """When the newest step was heard of, by CLOCK_REALTIME; -inf before the first."""
+        newest = self.newest_step  # an earlier release's doesn't say
+        return -math.inf if newest is None else newest.get("heard_at_s", math.inf)
+
     def steps_since(self, step: int) -> list[dict[str, Any]]:
         """Return the committed steps after ``step``, the oldest of very many left out."""
         return [line for line in self._steps if line["step"] > step]
@@ -325,8 +335,23 @@ class RunRecord:
 
     def step_times_s(self, count: int) -> list[float]:
         """Return the durations of the newest steps of this record, as rank 0 measured them."""
-        newest = list(self._steps)[-count:]
-        return [line["compute_s"] + line["wait_s"] for line in newest]
+        return [_duration_s(line) for line in list(self._steps)[-count:]]
+
+    def first_step_times_s(self, count: int) -> list[float]:
+        """Return the same of those of them alone that came first in their epoch."""
+        newest = list(self._steps)[-count - 1 :]
+        if len(newest) <= count:
+            newest = [{"epoch": None}, *newest]
+        return [
+            _duration_s(line) for last, line in pairwise(newest) if last["epoch"] != line["epoch"]
+        ]
+
+    def warm_step_times_s(self, count: int) -> list[float]:
+        """Return the same without the first step of each epoch, which may load and compile."""
+        newest = list(self._steps)[-count - 1 :]
+        return [
+            _duration_s(line) for last, line in pairwise(newest) if last["epoch"] == line["epoch"]
+        ]
 
     @property
     def fresh_epoch(self) -> EpochId | None:
@@ -361,3 +386,7 @@ class RunRecord:
         for name in names:
             text = f"{name} failed and is told no more: the coordinator's log says why"
             self.add_event("monitoring_failed", text, follower=name)
+
+
+def _duration_s(line: Mapping[str, Any]) -> float:
+    return line["compute_s"] + line["wait_s"]

@@ -45,6 +45,7 @@ class Staffing:
         self.starts = StartupLog(pool, record)
         self._failures = FailureBudget(limits.max_failures, limits.window_s)
         self._preemptions = FailureBudget(limits.max_preemptions, limits.window_s)
+        self._max_hangs = limits.max_hangs
         self._pool = pool
         self._nodes = nodes
         self._isolation = isolation
@@ -202,8 +203,11 @@ class Staffing:
     def find_overspent(self) -> str | None:
         """Return which limit on what may be lost is exceeded; None if none is."""
         losses, now_s = self._record.losses, self._clock.unix_s()
-        if self._failures.is_overspent(losses.failed_at_s, now_s):
+        if self._failures.is_overspent(losses.failed_at_s, now_s, self._record.moved_on_at_s):
             return f"failures.max_failures = {self._failures.limit} failures"
+        if self._max_hangs is not None and self._record.hangs.num_stuck > self._max_hangs:
+            after = f"after step {self._record.hangs.after_step}"
+            return f"failures.max_hangs = {self._max_hangs} epochs in a row with a hang {after}"
         if self._preemptions.is_overspent(losses.preempted_at_s, now_s):
             return f"failures.max_preemptions = {self._preemptions.limit} preemptions"
         return None
@@ -214,12 +218,16 @@ class Staffing:
         Or, on an isolated node, as its probe. A bundle whose node is lost has to be placed first.
         Where no bundle is on a better node, any will do; where fewer are than the world must have,
         so will one that is to go or is isolated: else the run would stand still. If the run has
-        enough workers elsewhere by now, none is. If that can't be told, it may be started.
+        enough workers elsewhere by now, none is; nor on a node of which nothing was heard for some
+        seconds: it may be gone, which Ray finds much later. If that can't be told, it may be
+        started.
         """
         unfit = self._nodes.unfit
         descriptions = (entry.description for entry in self._pool.entries.values())
         num_fit = sum(each is None or each.node_id not in unfit for each in descriptions)
         if num_fit >= self._num_wanted:
+            return False
+        if self.find_placed().get(bundle) in self._nodes.quiet_nodes():
             return False
         if not unfit.all() and not self._isolation.isolates:
             return True

@@ -16,6 +16,9 @@ from math import ceil
 from trainflow.config.failures import COLLECTIVE_FLOOR_S, COLLECTIVES_A_HANG
 
 HEARTBEAT_S = 1.0
+HANG_FLOOR_S = 10.0
+"""Least that is derived for a step."""
+
 START_LIMIT_S = 120.0
 """Time without progress that a worker has at least until it is warm: it loads and compiles."""
 
@@ -33,12 +36,14 @@ some 10 s a million operations."""
 NUM_STEPS = 500
 """How many of the newest steps are looked at."""
 
+NUM_LAST_STEPS = 10
+"""How many of them tell of what has just become slow."""
+
 _PERCENTILE = 0.99
 _STEPS_A_HANG = 10.0
-_HANG_FLOOR_S = 10.0
 _NUM_STEPS_AT_LEAST = 5
 _FIRST_STEPS_A_HANG = 2.0
-_NUM_LAST_STEPS = 10
+_VAIN_EPOCHS_TO_TELL = 3
 _LAST_STEPS_A_WAIT = 2.0
 _MAX_DOUBLINGS = 20
 _HANGS_A_STALL = 8.0
@@ -74,12 +79,10 @@ class Hindsight:
     Attributes:
         num_hung_epochs: in which somebody was found to hang in a step, or all to wait, since the
             last commit: the limit may be what is wrong.
-        num_hung_starts: of one worker that were ended as hung, one after the other.
         knows_world: a world of the present size has committed steps: its first one compiles less.
     """
 
     num_hung_epochs: int = 0
-    num_hung_starts: int = 0
     knows_world: bool = True
 
 
@@ -127,6 +130,8 @@ class TimeoutBudget:
 
 def derive_budget(
     step_times_s: Sequence[float],
+    last_times_s: Sequence[float] = (),
+    first_times_s: Sequence[float] = (),
     *,
     hang_s: float | None,
     lease_s: float,
@@ -142,43 +147,38 @@ def derive_budget(
     else their epoch would be given up for ever.
 
     Args:
-        step_times_s: the newest steps, the newest last.
+        step_times_s: the newest steps, but for the first of each epoch.
+        last_times_s: the newest ten, whichever they are.
+        first_times_s: those that came first in their epoch.
         hang_s: what the job asks for, which then holds as it is; None derives it: ten steps, of
-            which 99% take no longer than is reckoned, at least 10 s, and 120 s while fewer than
-            five steps are known (first steps load and compile). In an epoch's first step it is
-            twice as much, and at least 120 s in a world of a size that has done none. It is 900 s
-            at most: when a collective gives up is settled before any step is known.
+            which 99% take no longer than is reckoned, at least 10 s and two of the last steps, and
+            120 s while fewer than five steps are known (first steps load and compile). In an
+            epoch's first step it is twice as much, and at least 120 s in a world of a size that has
+            done none. It is 900 s at most: when a collective gives up is settled before any step is
+            known.
         lease_s: as the job has it.
         hindsight: what the run has shown.
     """
-    measured = _measure(step_times_s)
-    collective_s = collective_timeout_s(hang_s)
-    trouble = ""
+    measured, num_hung = _measure(step_times_s), hindsight.num_hung_epochs
     if hang_s is not None:
         hang = first_step = Limit(hang_s, "as failures.hang_timeout_s has it")
-        wait = _derive_wait(hang, step_times_s, hindsight.num_hung_epochs)
-        if measured is not None and measured.step_s > hang_s:
-            trouble = (
-                f"failures.hang_timeout_s: got {hang_s:g}, while {measured}, expected more than "
-                "a step: raise it, or set it to auto"
-            )
+        wait = _derive_wait(hang, last_times_s, num_hung)
+        trouble = _find_trouble(hang_s, measured, num_hung)
     else:
-        hang = first_step = wait = _derive(measured, hindsight.num_hung_epochs)
-        if measured is not None and measured.step_s > hang.value_s:
-            trouble = (
-                f"failures.hang_timeout_s: got auto, which is {hang.value_s:g} s at most, while "
-                f"{measured}, expected more than a step: set it"
-            )
+        hang = first_step = wait = _derive(measured, last_times_s, num_hung)
+        trouble = _find_trouble_of_derived(hang.value_s, measured)
         if measured is not None:  # else that is the limit of a first step as it is
-            first_step = _derive_first_step(hang, knows_world=hindsight.knows_world)
-    start = longest(hang, _raise_start(hindsight.num_hung_starts))
+            first_step = _derive_first_step(
+                hang, max(first_times_s, default=0.0), knows_world=hindsight.knows_world
+            )
+    start = longest(hang, start_limit(0))
     return TimeoutBudget(
         lease_s=lease_s,
         hang_s=hang.value_s,
         first_step_s=first_step.value_s,
         wait_s=wait.value_s,
         start_s=start.value_s,
-        collective_s=collective_s,
+        collective_s=collective_timeout_s(hang_s),
         basis=hang.basis,
         first_step_basis=first_step.basis,
         wait_basis=wait.basis,
@@ -206,12 +206,41 @@ def _measure(step_times_s: Sequence[float]) -> _Measured | None:
     return _Measured(sorted(step_times_s)[ceil(_PERCENTILE * count) - 1], count)  # nearest rank
 
 
-def _derive(measured: _Measured | None, num_hung_epochs: int) -> Limit:
+def _find_trouble(hang_s: float, measured: _Measured | None, num_hung_epochs: int) -> str:
+    """Say why a limit of the job's own kills workers that are merely slow."""
+    if num_hung_epochs >= _VAIN_EPOCHS_TO_TELL:
+        return (
+            f"failures.hang_timeout_s: got {hang_s:g}, which was too little in {num_hung_epochs} "
+            "epochs in a row for the same step, expected more than a step: if nothing hangs in "
+            "earnest, raise it, or set it to auto"
+        )
+    if measured is None or measured.step_s <= hang_s:
+        return ""
+    return (
+        f"failures.hang_timeout_s: got {hang_s:g}, while {measured}, expected more than a step: "
+        "raise it, or set it to auto"
+    )
+
+
+def _find_trouble_of_derived(hang_s: float, measured: _Measured | None) -> str:
+    if measured is None or measured.step_s <= hang_s:
+        return ""
+    return (
+        f"failures.hang_timeout_s: got auto, which is {hang_s:g} s at most, while {measured}, "
+        "expected more than a step: set it"
+    )
+
+
+def _derive(
+    measured: _Measured | None, last_times_s: Sequence[float], num_hung_epochs: int
+) -> Limit:
     """Return the limit of a step."""
     if measured is None:
         limit = Limit(START_LIMIT_S, "fewer than five steps are known")
     else:
         limit = _derive_from(measured)
+    last = _derive_from_last(last_times_s)
+    limit = longest(limit, Limit(min(last.value_s, _DERIVED_AT_MOST_S), last.basis))
     if not num_hung_epochs:
         return limit
     doubled = f"doubled for {_count(num_hung_epochs)} with a hang since the last commit"
@@ -220,8 +249,8 @@ def _derive(measured: _Measured | None, num_hung_epochs: int) -> Limit:
 
 def _derive_from(measured: _Measured) -> Limit:
     steps_s = _STEPS_A_HANG * measured.step_s
-    if steps_s < _HANG_FLOOR_S:
-        return Limit(_HANG_FLOOR_S, f"the least that auto allows, ten steps being less: {measured}")
+    if steps_s < HANG_FLOOR_S:
+        return Limit(HANG_FLOOR_S, f"the least that auto allows, ten steps being less: {measured}")
     if steps_s > _DERIVED_AT_MOST_S:
         basis = f"the most that auto allows, as a collective must not give up before: {measured}"
         return Limit(_DERIVED_AT_MOST_S, basis)
@@ -232,17 +261,20 @@ def _count(num_epochs: int) -> str:
     return "an epoch" if num_epochs == 1 else f"{num_epochs} epochs"
 
 
-def _derive_wait(hang: Limit, step_times_s: Sequence[float], num_hung_epochs: int) -> Limit:
+def _derive_from_last(last_times_s: Sequence[float]) -> Limit:
+    """Return what steps have been seen to need that have just become slow."""
+    slowest_s = max(last_times_s, default=0.0)
+    basis = f"two steps of {slowest_s:.2f} s, as the slowest of the newest ones took"
+    return Limit(_LAST_STEPS_A_WAIT * slowest_s, basis)
+
+
+def _derive_wait(hang: Limit, last_times_s: Sequence[float], num_hung_epochs: int) -> Limit:
     """Return for how long all may wait for one another, where the job sets ``hang``."""
-    slowest_s = max(step_times_s[-_NUM_LAST_STEPS:], default=0.0)
     doubled = f"{hang.basis}, doubled for {_count(num_hung_epochs)} with a hang or a deadlock"
     return longest(
         hang,
         Limit(_raise(hang.value_s, num_hung_epochs), f"{doubled} since the last commit"),
-        Limit(
-            _LAST_STEPS_A_WAIT * slowest_s,
-            f"two steps of {slowest_s:.2f} s, as the slowest of the newest ones took",
-        ),
+        _derive_from_last(last_times_s),
     )
 
 
@@ -251,7 +283,7 @@ def _raise(limit_s: float, num_hung_epochs: int) -> float:
     return max(limit_s, min(_double(limit_s, num_hung_epochs), _DERIVED_AT_MOST_S))
 
 
-def _derive_first_step(hang: Limit, *, knows_world: bool) -> Limit:
+def _derive_first_step(hang: Limit, slowest_s: float, *, knows_world: bool) -> Limit:
     """Return the limit of an epoch's first step.
 
     Where a spare has taken a rank, all have compiled and the spare has rehearsed: what is left to
@@ -260,15 +292,23 @@ def _derive_first_step(hang: Limit, *, knows_world: bool) -> Limit:
     """
     at_most_s = max(hang.value_s, _DERIVED_AT_MOST_S)
     limit_s = min(_FIRST_STEPS_A_HANG * hang.value_s, at_most_s)
-    limit = longest(hang, Limit(limit_s, f"that of an epoch's first step, twice: {hang.basis}"))
+    known = f"two first steps of epochs of {slowest_s:.2f} s, as the slowest of those took"
+    limit = longest(
+        hang,
+        Limit(limit_s, f"that of an epoch's first step, twice: {hang.basis}"),
+        Limit(min(_FIRST_STEPS_A_HANG * slowest_s, at_most_s), known),
+    )
     if knows_world:
         return limit
     basis = "that of an epoch's first step in a world of another size"
     return longest(limit, Limit(START_LIMIT_S, basis))
 
 
-def _raise_start(num_hung_starts: int) -> Limit:
-    """Return the limit of a start; the next one of a worker that was killed has twice as long."""
+def start_limit(num_hung_starts: int) -> Limit:
+    """Return the limit of a start in a place where so many in a row were ended as hung.
+
+    The next one of a worker that was killed for it has twice as long.
+    """
     basis = "that of a start"
     if num_hung_starts:
         times = "one" if num_hung_starts == 1 else str(num_hung_starts)

@@ -6,7 +6,7 @@ Process: coordinator.  Thread: its event loop.  Blocks: never; what takes time i
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.bundles import Bundles
+from trainflow.coordination.launchers import Launchers
 from trainflow.coordination.messages import WorkerDescription, WorkerSpec
 from trainflow.coordination.ray_question import RayQuestion, ask_patiently
 from trainflow.coordination.worker import WorkerActor
@@ -73,6 +74,7 @@ class WorkerPool:
         job: JobConfig,
         import_paths: tuple[str, ...],
         watch: WorkerWatch,
+        launchers: Launchers,
     ):
         """Make an empty pool.
 
@@ -81,6 +83,7 @@ class WorkerPool:
             job: what the workers run.
             import_paths: where they find its modules.
             watch: tells of those that die.
+            launchers: how they are started.
         """
         self.entries: dict[str, WorkerEntry] = {}
         self.left: set[str] = set()
@@ -88,6 +91,7 @@ class WorkerPool:
         self._job = job
         self._import_paths = import_paths
         self._watch = watch
+        self._launchers = launchers
         self.bundles = Bundles(job_id, job.workers.resources)
         self._where = RayQuestion[dict[int, str]]()
         self._placed: dict[int, str] = {}
@@ -111,6 +115,10 @@ class WorkerPool:
         """Number of worker slots, placed or not; none once they have been given back."""
         return len(self.bundles.numbers())
 
+    async def meet_keepers(self, node_ids: Collection[str]) -> None:
+        """Wait, within bounds, until the Keepers of some nodes answer: all may be starting."""
+        await asyncio.gather(*map(self._launchers.find_environment, node_ids))
+
     async def spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry | None:
         """Create a worker in a bundle; it starts once the bundle is placed.
 
@@ -121,22 +129,37 @@ class WorkerPool:
 
     async def _spawn(self, bundle: int, serial: str, *, rehearse: bool) -> WorkerEntry | None:
         worker_id = f"slot{bundle}-{serial}"
+        environment = await self._find_environment(bundle)
         async with self._making:
             if not self._is_wanted(bundle):
                 return None
             placing = self.bundles.place(bundle)
-            create = partial(self._create, worker_id, placing, rehearse=rehearse)
+            create = partial(self._create, worker_id, placing, environment, rehearse=rehearse)
             actor = await ask_patiently(create)
             if not self._is_wanted(bundle):
                 ray.kill(actor, no_restart=True)
                 return None
             return self.adopt(worker_id, actor)
 
+    async def _find_environment(self, bundle: int) -> dict[str, Any]:
+        """Return the runtime environment of a worker, which depends on where its bundle is."""
+        if bundle not in self._placed and self._is_wanted(bundle):
+            try:
+                await self.look_at_bundles()
+            except Exception:  # how it is started isn't worth more
+                logger.exception("Ray doesn't say where bundle %d is", bundle)
+        return await self._launchers.find_environment(self._placed.get(bundle))
+
     def _is_wanted(self, bundle: int) -> bool:
         return not self._is_closed and bundle in self.bundles.numbers()
 
     def _create(
-        self, worker_id: str, placing: PlacementGroupSchedulingStrategy, *, rehearse: bool
+        self,
+        worker_id: str,
+        placing: PlacementGroupSchedulingStrategy,
+        environment: dict[str, Any],
+        *,
+        rehearse: bool,
     ) -> ActorHandle[Any]:
         """Have Ray create a worker; blocks until its head has noted that."""
         spec = WorkerSpec(
@@ -148,9 +171,7 @@ class WorkerPool:
             asked_at_s=SYSTEM_CLOCK.unix_s(),
         )
         resources = self._job.workers.resources
-        options: dict[str, Any] = (
-            {"runtime_env": self._job.runtime_env} if self._job.runtime_env else {}
-        )
+        options: dict[str, Any] = {"runtime_env": environment} if environment else {}
         actor = WorkerActor.options(
             name=names.worker_name(self._job_id, worker_id),
             namespace=names.NAMESPACE,

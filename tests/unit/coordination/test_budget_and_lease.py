@@ -21,6 +21,13 @@ def test_failures_age_out_of_the_window():
     assert budget.is_overspent([0.0, 10.5, 21.0, 22.0], now_s=22.0)
 
 
+def test_failures_since_a_run_last_moved_on_count_however_old_they_are():
+    budget = FailureBudget(1, window_s=10.0)
+    assert budget.is_overspent([100.0, 200.0], 200.0, moved_on_at_s=100.0)
+    assert not budget.is_overspent([100.0, 200.0], 200.0, moved_on_at_s=150.0)
+    assert budget.is_overspent([100.0, 105.0], 105.0, moved_on_at_s=105.0), "the window is longer"
+
+
 def test_none_never_ends_a_run_and_zero_ends_it_at_once():
     assert not FailureBudget(None, window_s=10.0).is_overspent([0.0] * 1000, now_s=0.0)
     assert FailureBudget(0, window_s=10.0).is_overspent([0.0], now_s=0.0)

@@ -1,6 +1,7 @@
 """A coordinator that follows another: whom it finds, and what it counts."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -328,7 +329,11 @@ def test_workers_that_die_as_they_start_end_the_run_where_no_member_lives(play: 
 def test_failures_before_the_window_do_not_count(play: Play):
     async def act(stage: Stage) -> None:
         lost = [("failure", {"worker": f"slot2-1.r{i}", "rank": 2}) for i in range(3)]
-        stage.write_events(*lost, EPOCH, at_s=SYSTEM_CLOCK.unix_s() - 4000.0)
+        long_ago_s = SYSTEM_CLOCK.unix_s() - 4000.0
+        stage.write_events(*lost, EPOCH, at_s=long_ago_s)
+        step = {"step": 1, "epoch": "1.1", "world_size": 3, "compute_s": 0.1, "wait_s": 0.1}
+        line = json.dumps(step | {"heard_at_s": long_ago_s + 1.0})
+        (stage.directory / "metrics.jsonl").write_text(f"{line}\n")
         stage.leave(IDS[0], IDS[1])
         coordinator = stage.start(max_failures=2)
         await until(lambda: stage.found[IDS[0]].plans)

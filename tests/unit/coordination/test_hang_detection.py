@@ -20,6 +20,7 @@ from trainflow.coordination.timeout_budget import (
     RESTORE_LIMIT_S,
     START_LIMIT_S,
     Limit,
+    start_limit,
 )
 from trainflow.epochs import INITIAL_EPOCH, EpochId, Phase
 
@@ -41,7 +42,7 @@ def progress(
 def test_a_process_that_does_not_pulse_is_stopped_whatever_it_was_doing():
     for phase in set(Phase) - {Phase.STARTING, Phase.PROFILE}:
         verdict = judge_progress({"a": progress(phase, pulse_age_s=11)}, LIMITS)
-        text = f"process 4321 has not run for 11.0 s (step 7, {phase})"
+        text = f"process 4321 has given no pulse for 11.0 s (step 7, {phase})"
         assert verdict.hung == {"a": Hang(HangKind.STOPPED, EpochId(1, 1), text, 11, LIMIT)}
 
 
@@ -118,11 +119,12 @@ def test_who_copies_the_state_out_has_a_limit_of_its_own_and_pulses_all_the_same
 
 
 def test_a_start_may_be_given_longer_and_is_found_then():
-    limits = Limits(TIMEOUT_S, start_s=2 * START_LIMIT_S)
-    for age_s, is_hung in [(START_LIMIT_S + 1, False), (2 * START_LIMIT_S + 1, True)]:
+    """Where others have hung: elsewhere a start has no longer for it."""
+    limits = Limits(TIMEOUT_S, start_by_worker={"a": start_limit(1)})
+    for age_s, hung in [(START_LIMIT_S + 1, {"b"}), (2 * START_LIMIT_S + 1, {"a", "b"})]:
         for age in ("age_s", "pulse_age_s"):
             worker = progress(Phase.STARTING, epoch=INITIAL_EPOCH, **{age: age_s})
-            assert bool(judge_progress({"a": worker}, limits).hung) is is_hung
+            assert judge_progress(dict.fromkeys("ab", worker), limits).hung.keys() == hung
 
 
 FRESH = Limits(TIMEOUT_S, first_step_s=3 * TIMEOUT_S, fresh_epoch=EpochId(1, 2))
@@ -299,9 +301,9 @@ def test_who_has_moved_lately_costs_no_judgement(monkeypatch: pytest.MonkeyPatch
     judged: list[Progress] = []
     judge = hang_detection._judge
 
-    def count(progress: Progress, *others: Any) -> Hang | None:
+    def count(worker_id: str, progress: Progress, *others: Any) -> Hang | None:
         judged.append(progress)
-        return judge(progress, *others)
+        return judge(worker_id, progress, *others)
 
     monkeypatch.setattr(hang_detection, "_judge", count)
     members = {f"w{n}": progress(Phase.COMPUTE, age_s=TIMEOUT_S) for n in range(1000)}

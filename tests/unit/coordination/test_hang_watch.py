@@ -89,7 +89,7 @@ def test_a_limit_of_the_job_s_own_that_is_below_its_steps_is_told_once(record: R
     assert watch.timeout_s == 1.0
     tight = [each for each in record.events_since(0) if each["kind"] == "hang_timeout_tight"]
     assert len(tight) == 1
-    assert "got 1, while 99% of 10 steps took at most 1.20 s" in tight[0]["text"]
+    assert "got 1, while 99% of 9 steps took at most 1.20 s" in tight[0]["text"]
 
 
 def test_a_stop_waits_until_who_hangs_in_the_steps_until_then_is_found(record: RunRecord):
@@ -172,8 +172,8 @@ def test_a_hang_has_the_limit_in_force_and_not_the_one_that_was_told_last(record
     hang = watch.find_hung({})["w0"]
     told = [each for each in record.events_since(0) if each["kind"] == "timeouts"]
     assert [each["data"]["hang_s"] for each in told] == [12.0]
-    assert hang.limit == Limit(16.0, "ten steps: 99% of 11 steps took at most 1.60 s")
-    assert "20.0 s (limit 16 s: ten steps: 99% of 11 steps" in hang.text
+    assert hang.limit == Limit(16.0, "ten steps: 99% of 10 steps took at most 1.60 s")
+    assert "20.0 s (limit 16 s: ten steps: 99% of 10 steps" in hang.text
     own = make_job(failures={"hang_timeout_s": 5.0})
     hang = HangWatch(own, pool, computing(NEW, 20.0), record).find_hung({})["w0"]
     assert hang.limit == Limit(5.0, "as failures.hang_timeout_s has it")
@@ -209,13 +209,14 @@ def test_a_record_that_limits_can_not_be_derived_from_stops_no_coordinator(
 
 
 def test_a_start_that_was_killed_is_given_longer(record: RunRecord):
-    pool: Any = FakePool()
     progress = Progress(1, 0, INITIAL_EPOCH, Phase.STARTING, 130.0, 0.0)
-    nodes: Any = SimpleNamespace(progress_of=lambda _: {"slot0-1.r1": progress})
+    heard = dict.fromkeys(("slot0-1.r1", "slot1-1.1"), progress)
+    pool: Any = FakePool([FakeWorker(each, None) for each in heard])
+    nodes: Any = SimpleNamespace(progress_of=lambda _: heard)
     watch = HangWatch(make_job(), pool, nodes, record)
-    assert watch.find_hung({}).keys() == {"slot0-1.r1"}
+    assert watch.find_hung({}).keys() == heard.keys()
     record.add_event("hang", "", worker="slot0-1.0", stands_in="start", epoch="0.0", after_step=0)
-    assert watch.find_hung({}) == {}
+    assert watch.find_hung({}).keys() == {"slot1-1.1"}, "where none has hung"
 
 
 def test_who_has_moved_is_known_by_the_newest_heartbeat_of_those_that_are_heard(record: RunRecord):

@@ -1,5 +1,6 @@
 """What a machine's provider says of it, by a file."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def test_it_says_how_much_time_is_left(path: Path, text: str, left_s: float):
     assert poll(path, WRITTEN_AT_S + 10.0) == PreemptionNotice(left_s)
 
 
-@pytest.mark.parametrize("text", ["soon", "-5", "nan", "inf", "1970-01-01T00:17:00", "30 s"])
+@pytest.mark.parametrize(
+    "text", ["soon", "-5", "nan", "inf", "1970-01-01T00:17:00", "30 s", "1795888800"]
+)
 def test_what_can_t_be_understood_means_now_and_is_told(path: Path, text: str):
     write(path, text)
     notice = poll(path, WRITTEN_AT_S)
@@ -71,11 +74,11 @@ class Failing:
     """A provider that answers now and then."""
 
     def __init__(self) -> None:
-        self.answers: list[PreemptionNotice | OSError | None] = []
+        self.answers: list[PreemptionNotice | BaseException | None] = []
 
     def poll_notice(self) -> PreemptionNotice | None:
         answer = self.answers.pop(0)
-        if isinstance(answer, OSError):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -95,6 +98,17 @@ def test_a_source_that_fails_has_said_nothing_new(monkeypatch: pytest.MonkeyPatc
     assert seen == [None, notice, notice, notice, None]
     assert troubles == ["OSError: no route", None, "OSError: no route", "OSError: no route", None]
     assert len(said) == 2, "once in a row"
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError("gone")])
+def test_a_source_that_gives_up_in_an_odd_way_is_asked_again(error: BaseException):
+    source, notice = Failing(), PreemptionNotice(5.0)
+    source.answers = [error, notice]
+    asked = NoticePoll(source, FakeClock())
+    asked.poll_once()
+    assert asked.trouble == f"{type(error).__name__}: {error}"
+    asked.poll_once()
+    assert (asked.newest, asked.trouble) == (notice, None)
 
 
 class Slow:

@@ -261,6 +261,6 @@ def test_it_takes_no_rank_from_another(play: Play, *, restarts: bool):
 
 def test_where_no_bundles_are_reserved_nobody_is_a_candidate(record: RunRecord):
     """Before a run has its bundles, and once they are given back: people may ask for its status."""
-    pool = WorkerPool("job-1", make_job(), (), cast("Any", None))
+    pool = WorkerPool("job-1", make_job(), (), cast("Any", None), cast("Any", None))
     assert pool.num_bundles() == 0
     assert Candidacy(make_job(), pool, record).available(()) == ()

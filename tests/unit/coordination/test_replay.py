@@ -240,6 +240,9 @@ def test_a_run_that_went_back_for_its_loss_is_replayed_with_the_samples_it_had(
     assert [each["position"] for each in asked] == [400, 400]
     assert ReplayRequest.parse(asked[0]).position == 400
     assert plan_replay(run, 5, 0).position is None
+    with pytest.raises(ConfigError, match="went back to step 10 for its loss"):
+        plan_replay(run, 12, 0)
+    assert plan_replay(run, 10, 0).position is None
 
 
 def test_steps_that_were_not_digested_are_not_the_same(

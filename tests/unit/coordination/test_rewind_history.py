@@ -65,6 +65,38 @@ def test_the_furthest_counts_of_what_it_went_back_to_and_meant_to():
     assert found.find_position(200) is None
 
 
+def test_what_is_made_again_in_the_place_of_what_it_went_back_to_has_its_own_position():
+    further = ("rewound", {"to_step": 60, "position": 1900, "steps_lost": 90})
+    found = history(DONE, ("checkpoint_unusable", {"step": 100}), further)
+    assert found.position_after(stored(60)) == 1900
+    assert found.position_after(stored(100)) is None
+    again = ("rewound", {"to_step": 100, "position": 3000, "steps_lost": 9})
+    assert history(DONE, further, again).position_after(stored(60)) == 1900
+    damaged_before = history(DONE, ("checkpoint_unusable", {"step": 100}), further, again)
+    assert damaged_before.position_after(stored(60)) == 1900, "the new one is whole"
+
+
+def test_what_is_made_again_after_a_damaged_one_has_its_own_position_and_follows_without_a_break():
+    damaged = ("checkpoint_unusable", {"step": 100})
+    found = history(DONE, damaged, ("resumed", {"step": 60, "epoch": [2, 1]}))
+    assert found.find_position(60) == 1500, "it meant to go on from there"
+    assert found.find_position(100) is None
+    assert found.find_jump(60, 130) is None
+    assert found.find_jump(10, 130) == 60
+    before = history(DONE, ("resumed", {"step": 60, "epoch": [2, 1]}))
+    assert (before.find_position(60), before.find_jump(10, 130)) == (None, None), "it was told to"
+    later = history(DONE, ("resumed", {"step": 140, "epoch": [2, 1]}))
+    assert later.find_position(100) == 1500
+
+
+def test_samples_are_passed_over_within_steps_that_go_on_beyond_where_it_went_back_to():
+    later = ("rewound", {"to_step": 120, "position": 1800, "steps_lost": 40})
+    found = history(DONE, later)
+    assert (found.find_jump(60, 130), found.find_jump(60, 110)) == (120, 100)
+    assert found.find_jump(100, 130) == 120
+    assert [found.find_jump(*each) for each in [(60, 100), (120, 130), (0, 60)]] == [None] * 3
+
+
 @pytest.mark.parametrize("step", [60, 200])
 def test_damage_of_others_changes_nothing(step: int):
     found = history(DONE, ("checkpoint_unusable", {"step": step}))

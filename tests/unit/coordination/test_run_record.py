@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,33 @@ def test_a_step_is_kept_as_it_was_reported(record: RunRecord):
     assert line.keys() == {*STEP.__dataclass_fields__, *heard} - told_elsewhere
     assert line | heard == line
     assert record.step_times_s(5) == [0.5]
+
+
+def test_the_first_steps_of_epochs_are_known_apart(record: RunRecord):
+    times = [(1, 1, 60.0), (2, 1, 0.0), (3, 1, 1.0), (4, 2, 30.0), (5, 2, 2.0)]
+    for step, counter, wait_s in times:
+        record.add_step(replace(STEP, step=step, epoch=EpochId(1, counter), wait_s=wait_s))
+    compute_s = STEP.compute_s
+    assert record.warm_step_times_s(9) == [compute_s + wait_s for wait_s in (0.0, 1.0, 2.0)]
+    assert record.warm_step_times_s(3) == [compute_s + wait_s for wait_s in (1.0, 2.0)]
+    assert record.first_step_times_s(9) == [compute_s + wait_s for wait_s in (60.0, 30.0)]
+    assert record.first_step_times_s(4) == [compute_s + 30.0]
+    assert record.step_times_s(2) == [compute_s + wait_s for wait_s in (30.0, 2.0)]
+
+
+def test_a_record_tells_whether_a_hang_was_followed_by_a_step_beyond_it(record: RunRecord):
+    record.add_step(STEP)
+    hang = {"worker": "w0", "stands_in": "step", "epoch": "1.2", "after_step": 1}
+    record.add_event("hang", "", **hang)
+    assert open_record(record.directory).hangs.num_stuck == record.hangs.num_stuck == 1
+    record.add_step(replace(STEP, step=2))
+    assert open_record(record.directory).hangs.num_stuck == record.hangs.num_stuck == 0
+
+
+def test_it_is_known_when_the_run_last_moved_on(record: RunRecord):
+    assert record.moved_on_at_s == -math.inf
+    record.add_step(STEP)
+    assert open_record(record.directory).moved_on_at_s == 1000.0
 
 
 def test_a_step_s_line_says_what_was_recorded_before_it(record: RunRecord):

@@ -18,6 +18,7 @@ from tests.unit.coordination.fakes import (
     settle,
     until,
 )
+from trainflow.computation.reports import StepReport
 from trainflow.coordination import losses
 from trainflow.coordination.background import Background
 from trainflow.coordination.isolation_watch import IsolationWatch
@@ -27,6 +28,7 @@ from trainflow.coordination.run_state import RunState
 from trainflow.coordination.staffing import Staffing
 from trainflow.coordination.unfit_nodes import UnfitNodes
 from trainflow.coordination.worker_pool import WorkerEntry
+from trainflow.epochs import EpochId
 
 
 class Scene:
@@ -80,6 +82,16 @@ def test_none_on_a_node_that_is_to_go_nor_one_that_may_come_there(scene: Scene):
 def test_none_on_a_node_whose_keeper_is_not_heard(scene: Scene):
     scene.unfit.unheard |= {"b"}
     assert scene.fit() == [0]
+
+
+def test_none_on_a_node_that_is_quiet_until_it_is_heard_or_given_up(scene: Scene):
+    """What was on it died with it, perhaps, and Ray has yet to find that."""
+    scene.nodes.quiet_nodes = lambda: ["b"]
+    assert scene.fit() == [0, 2]
+    scene.unfit.draining |= {"a": 5.0, "b": 5.0}
+    assert scene.fit() == [0, 2], "whatever the others are"
+    scene.nodes.quiet_nodes = list
+    assert scene.fit() == [0, 1, 2]
 
 
 def test_where_no_node_is_better_any_will_do(scene: Scene):
@@ -329,6 +341,29 @@ def test_each_budget_is_its_own(scene: Scene):
         lose(scene, f"slot{number}-1.0", "ab"[number % 2])
     assert scene.staffing.find_overspent() == "failures.max_failures = 3 failures"
     scene.record.losses.failed_at_s.clear()
+    assert scene.staffing.find_overspent() is None
+
+
+def test_a_step_that_hangs_in_epoch_after_epoch_is_given_up(scene: Scene):
+    def hang(number: int) -> None:
+        data = {"worker": "slot1-1.0", "stands_in": "step", "after_step": 0}
+        scene.record.add_event("hang", "it stands still", epoch=f"1.{number}", **data)
+
+    for number in range(10):
+        hang(number)
+        assert scene.staffing.find_overspent() is None
+    hang(10)
+    expected = "failures.max_hangs = 10 epochs in a row with a hang after step 0"
+    assert scene.staffing.find_overspent() == expected
+
+
+def test_failures_count_until_a_step_is_committed(scene: Scene):
+    scene.record.losses.failed_at_s.extend([-1e4] * 4)
+    assert scene.staffing.find_overspent() == "failures.max_failures = 3 failures"
+    counts: dict[str, Any] = {"weight": 8.0, "compute_s": 0.3, "wait_s": 0.2, "wire_bytes": 0}
+    values = {"committed_at_s": 1e3, "applied": True, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1}
+    step = StepReport(step=1, epoch=EpochId(1, 1), rank=0, world_size=2, **values | counts)
+    scene.record.add_step(step)
     assert scene.staffing.find_overspent() is None
 
 

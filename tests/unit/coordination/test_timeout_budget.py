@@ -9,6 +9,7 @@ from trainflow.coordination.timeout_budget import (
     collective_timeout_s,
     derive_budget,
     stall_limit_s,
+    start_limit,
 )
 
 
@@ -100,9 +101,7 @@ def test_each_limit_says_what_it_comes_from(
 
 
 def test_a_limit_of_starts_says_what_it_comes_from():
-    shown = Hindsight(num_hung_starts=1)
-    budget = derive_budget([0.1] * 9, hang_s=None, lease_s=10.0, hindsight=shown)
-    assert budget.start_basis == "that of a start, doubled for one of the same place that hung"
+    assert start_limit(1).basis == "that of a start, doubled for one of the same place that hung"
     long = derive_budget([30.0] * 9, hang_s=None, lease_s=10.0)
     assert (long.start_s, long.start_basis) == (300.0, long.basis)
 
@@ -168,10 +167,37 @@ def test_all_may_wait_for_one_another_for_longer_where_nobody_came_to_an_end(
     num_hung_epochs: int, steps_s: list[float], expected_s: float
 ):
     shown = Hindsight(num_hung_epochs=num_hung_epochs)
-    budget = derive_budget(steps_s, hang_s=3.0, lease_s=10.0, hindsight=shown)
+    last_s = steps_s[-10:]
+    budget = derive_budget(steps_s, last_s, hang_s=3.0, lease_s=10.0, hindsight=shown)
     assert budget.wait_s == pytest.approx(expected_s)
-    derived = derive_budget(steps_s, hang_s=None, lease_s=10.0, hindsight=shown)
+    derived = derive_budget(steps_s, last_s, hang_s=None, lease_s=10.0, hindsight=shown)
     assert derived.wait_s == derived.hang_s
+
+
+def test_first_steps_have_what_first_steps_have_taken():
+    budget = derive_budget([0.1] * 99, [0.1] * 10, [60.0, 3.0], hang_s=None, lease_s=10.0)
+    assert (budget.hang_s, budget.first_step_s) == (10.0, 120.0)
+    assert "two first steps of epochs of 60.00 s" in budget.first_step_basis
+    long = derive_budget([0.1] * 99, [0.1] * 10, [600.0], hang_s=None, lease_s=10.0)
+    assert (long.hang_s, long.first_step_s) == (10.0, 900.0)
+    own = derive_budget([0.1] * 99, [0.1] * 10, [60.0], hang_s=3.0, lease_s=10.0)
+    assert own.first_step_s == 3.0
+
+
+def test_what_has_just_become_slow_needs_no_hundredth_of_all_steps():
+    budget = derive_budget([0.1] * 500, [0.1] * 9 + [15.0], hang_s=None, lease_s=10.0)
+    assert (budget.hang_s, budget.first_step_s) == (30.0, 60.0)
+    assert "two steps of 15.00 s" in budget.basis
+    assert derive_budget([0.1] * 500, [700.0], hang_s=None, lease_s=10.0).hang_s == 900.0
+
+
+def test_a_limit_of_the_job_s_that_no_step_ends_within_is_trouble_before_any_is_known():
+    troubles = [
+        derive_budget([], hang_s=3.0, lease_s=10.0, hindsight=Hindsight(number)).trouble
+        for number in (2, 3)
+    ]
+    assert troubles[0] == ""
+    assert "got 3, which was too little in 3 epochs in a row" in troubles[1]
 
 
 @pytest.mark.parametrize(
@@ -198,10 +224,7 @@ def test_the_first_step_of_an_epoch_warms_up(
 def test_a_start_that_was_killed_has_twice_as_long_the_next_time(
     num_starts: int, expected_s: float
 ):
-    for hang_s in (None, 3.0):
-        shown = Hindsight(num_hung_starts=num_starts)
-        budget = derive_budget([0.1] * 9, hang_s=hang_s, lease_s=10.0, hindsight=shown)
-        assert budget.start_s == expected_s
+    assert start_limit(num_starts).value_s == expected_s
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.distributed.jobs import make_job
 from tests.unit.coordination.fakes import Method, describe, settle, until
 from trainflow.coordination import worker_pool as module
 from trainflow.coordination import worker_watch
+from trainflow.coordination.launchers import Launchers
 from trainflow.coordination.worker_pool import WorkerPool, ask_description
 from trainflow.coordination.worker_watch import WorkerWatch
 
@@ -222,7 +223,11 @@ def _make_pool() -> WorkerPool:
 
     record: Any = None
     watch = WorkerWatch(record, on_gone=fail, take=fail, on_error=fail)
-    return WorkerPool("job-1", make_job(), (), watch)
+    nobody: dict[str, Any] = {}
+    nodes: Any = SimpleNamespace(keeper_of=nobody.get)
+    pool = WorkerPool("job-1", make_job(), (), watch, Launchers(make_job(), nodes))
+    pool._placed = {0: "a"}
+    return pool
 
 
 def test_who_is_cancelled_as_the_answer_comes_is_cancelled():
