@@ -88,7 +88,12 @@ def make_job(log_dir: Path, max_steps: int, *, members: int = 4, spares: int = 2
                 "deterministic": True,
             },
             "data": {"dataset": "benchmarks.recovery_job:open_dataset"},
-            "workers": {"minimum": 1, "target": members, "spares": spares},
+            "workers": {
+                "minimum": 1,
+                "target": members,
+                "spares": spares,
+                "preload": ["transformers.models.llama.modeling_llama"],
+            },
             "failures": {
                 "max_failures": None,
                 "hang_timeout_s": HANG_TIMEOUT_S,

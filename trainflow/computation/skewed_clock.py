@@ -39,16 +39,32 @@ def follow_skew(folder: Path | None, pid: int, clock: SystemClock = SYSTEM_CLOCK
         clock: what is read as its clock.
     """
     if folder is not None:
-        look = (_skew_of(folder, pid), clock)
+        look = (_skew_of(folder, pid), _followed_of(folder, pid), clock)
         threading.Thread(target=_look, args=look, name="skewed-clock", daemon=True).start()
 
 
-def _look(path: Path, clock: SystemClock) -> None:
+def read_followed(folder: Path, pid: int) -> list[float]:
+    """Return by how much a process has had its clock be wrong, one after the other; 0: right."""
+    try:
+        return [float(each) for each in _followed_of(folder, pid).read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _look(path: Path, followed: Path, clock: SystemClock) -> None:
     while True:
         if path.exists():
-            clock.skew_s = float(path.read_text())
+            by_s = float(path.read_text())
+            if by_s != clock.skew_s:
+                clock.skew_s = by_s
+                with followed.open("a") as file:
+                    file.write(f"{by_s!r}\n")
         clock.sleep(_LOOK_EVERY_S)
 
 
 def _skew_of(folder: Path, pid: int) -> Path:
     return folder / f"clock-{pid}"
+
+
+def _followed_of(folder: Path, pid: int) -> Path:
+    return folder / f"clock-{pid}.followed"

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from trainflow.clock import SYSTEM_CLOCK, SystemClock
-from trainflow.computation.skewed_clock import follow_skew, skew_clock
+from trainflow.computation.skewed_clock import follow_skew, read_followed, skew_clock
 
 DEADLINE_S = 20.0
 
@@ -26,6 +26,8 @@ def test_a_clock_is_wrong_until_it_is_right_again(tmp_path: Path):
     assert abs(clock.monotonic_s() - SYSTEM_CLOCK.monotonic_s()) < DEADLINE_S
     skew_clock(tmp_path / "run", os.getpid(), 0.0)
     wait_for(clock, 0.0)
+    assert read_followed(tmp_path / "run", os.getpid()) == [-3600.0, 0.0]
+    assert read_followed(tmp_path / "run", os.getpid() + 1) == []
     assert other.skew_s == 0.0
 
 

@@ -3,7 +3,7 @@
 Process: driver.  Thread: main.  Blocks: until both runs are over, or the time is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -12,10 +12,11 @@ from typing import Any
 
 from trainflow.clock import Clock
 from trainflow.computation.chaos_orders import Claim, give_order, read_claim
+from trainflow.config.chaos_plan import FaultTarget
 from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
-from trainflow.coordination.chaos.fallen import FallenFault, Outcome, SparesSeen
+from trainflow.coordination.chaos.fallen import FallenFault, Outcome, SparesSeen, find_unfelt_fills
 from trainflow.coordination.chaos.faults import FAULTS, order_of
 from trainflow.coordination.chaos.figures import Figures, measure
 from trainflow.coordination.chaos.findings import Findings, RunEvidence
@@ -129,9 +130,9 @@ class Campaign:
         self, undisturbed: RunEvidence | None, evidence: RunEvidence, run: "_OneRun"
     ) -> Report:
         fallen = [each.at_s for each in run.fallen if each.at_s is not None and each.victim]
-        is_skewed = _skews_clocks(self.faults)
+        skewed = _find_skewed(self.faults)
         facts = facts_of(self.job)
-        findings = Findings(facts, evidence, undisturbed, run.fallen, run.spares, is_skewed)
+        findings = Findings(facts, evidence, undisturbed, run.fallen, run.spares, skewed)
         steps = None if undisturbed is None else undisturbed.steps
         figures = measure(evidence.steps, evidence.events, fallen, steps)
         figures = replace(figures, starting_cpu_s=run.starting_cpu_s)
@@ -196,7 +197,7 @@ class _OneRun:
             left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
         evidence = gather(self._status_at_end(run, view), folder, flips, left)
-        self._conclude(folder, evidence)
+        self._conclude(folder, evidence, scene.unfelt)
         return evidence
 
     def find_fallen(self) -> list[FallenFault]:
@@ -235,9 +236,9 @@ class _OneRun:
             fault = FAULTS[planned.fault.kind]
             victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
             name = None if victim is None else victim.name
-            worker_id = None if victim is None else victim.worker.get("worker_id")
-            host = None if victim is None else victim.worker.get("host")
-            told = replace(FallenFault.of(planned), victim=name, worker_id=worker_id, host=host)
+            row = {} if victim is None else victim.worker
+            place = {each: row.get(each) for each in ("worker_id", "host", "node_id")}
+            told = replace(FallenFault.of(planned), victim=name, **place)
             undone = scene.undone.get(planned.number)
             fallen = replace(told, at_s=at_s, after_step=step, undone=undone)
             self.fallen.append(fallen)
@@ -269,11 +270,17 @@ class _OneRun:
             self._clock.sleep(_LOOK_EVERY_S * 10)
         return []
 
-    def _conclude(self, folder: Path, evidence: RunEvidence) -> None:
+    def _conclude(self, folder: Path, evidence: RunEvidence, unfelt: Collection[int]) -> None:
         """Say what became of each fault, also of those that ranks did themselves."""
         self._look_for_claims(folder, max((line["step"] for line in evidence.steps), default=0))
         recovered = [each["data"] for each in evidence.events if each["kind"] == "recovered"]
         self.fallen = [replace(each, undone=self._undone.get(each.number)) for each in self.fallen]
+        skewed = _find_skewed(self._faults)
+        unfelt = {*unfelt, *find_unfelt_fills(self.fallen, evidence.events, skewed)}
+        self.fallen = [
+            replace(each, victim=None, is_missed=True) if each.number in unfelt else each
+            for each in self.fallen
+        ]
         if not _skews_figures(self._faults):
             committed_s = [each["committed_at_s"] for each in evidence.steps]
             self.fallen = [_with_recovery(each, recovered, committed_s) for each in self.fallen]
@@ -307,9 +314,9 @@ def _fault_as_json(fault: FallenFault) -> dict[str, Any]:
     return asdict(fault) | {"outcome": str(fault.outcome)}
 
 
-def _skews_clocks(faults: Sequence[PlannedFault]) -> bool:
-    """Whether times in a run's record may be wrong."""
-    return any(each.fault.kind == "skew_clock" for each in faults)
+def _find_skewed(faults: Sequence[PlannedFault]) -> frozenset[FaultTarget]:
+    """Return whose clocks may be wrong for a while."""
+    return frozenset(each.fault.target for each in faults if each.fault.kind == "skew_clock")
 
 
 def _skews_figures(faults: Sequence[PlannedFault]) -> bool:
@@ -317,7 +324,7 @@ def _skews_figures(faults: Sequence[PlannedFault]) -> bool:
 
     Those are the coordinator's and the ranks'. A Keeper's is none, unless one tells when it died.
     """
-    targets = {each.fault.target for each in faults if each.fault.kind == "skew_clock"}
+    targets = _find_skewed(faults)
     is_told = any(each.is_ordered and each.fault.target == "keeper" for each in faults)
     return bool(targets) if is_told else bool(targets - {"keeper"})
 

@@ -3,19 +3,24 @@
 Process: driver.  Blocks: on the local disk.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainflow.computation.campaign_marks import ServiceBegin, read_begins
 from trainflow.computation.chaos_orders import read_claim
 from trainflow.config.job import JobConfig
-from trainflow.coordination.chaos.findings import EndState, JobFacts, RunEvidence
+from trainflow.coordination.chaos.findings import (
+    EndState,
+    JobFacts,
+    RunEvidence,
+    ServiceDeath,
+)
 from trainflow.coordination.chaos.flips import Flip
+from trainflow.coordination.chaos.notice_times import NoticeTimes
 from trainflow.coordination.chaos.used_samples import Committed, Used
 from trainflow.coordination.line_file import read_lines
-from trainflow.coordination.timeout_budget import START_LIMIT_S
-
-_COORDINATOR_BACK_WITHIN_S = 30.0
+from trainflow.coordination.timeout_budget import HANG_FLOOR_S, START_LIMIT_S
 
 
 def facts_of(job: JobConfig) -> JobFacts:
@@ -28,15 +33,15 @@ def facts_of(job: JobConfig) -> JobFacts:
         order=job.data.order,
         deterministic=job.training.deterministic,
         is_monitored=job.monitoring.enabled,
-        noticed_within_s=_find_noticed_within_s(job),
+        notice=_find_notice(job),
     )
 
 
-def _find_noticed_within_s(job: JobConfig) -> float:
-    """Return how long a loss may take to be told: a lease, a hang, and a coordinator's start."""
+def _find_notice(job: JobConfig) -> NoticeTimes:
     limits = job.failures
     hang_s = START_LIMIT_S if limits.hang_timeout_s == "auto" else limits.hang_timeout_s
-    return limits.lease_s + hang_s + _COORDINATOR_BACK_WITHIN_S
+    least_s = HANG_FLOOR_S if limits.hang_timeout_s == "auto" else limits.hang_timeout_s
+    return NoticeTimes(limits.lease_s, hang_s, least_s)
 
 
 def gather(
@@ -83,7 +88,18 @@ def gather(
         num_samples=num_samples,
         flips=_find_flips(folder, flip_numbers),
         left=tuple(left),
+        deaths=tuple(_find_deaths(read_begins(folder))),
     )
+
+
+def _find_deaths(begins: Iterable[ServiceBegin]) -> Iterator[ServiceDeath]:
+    """Yield one for each process that took the place of another."""
+    seen: set[tuple[str, str | None]] = set()
+    for each in begins:
+        place = each.target, each.node_id
+        if place in seen:
+            yield ServiceDeath(each.target, each.at_s, each.node_id, each.host)
+        seen.add(place)
 
 
 def _find_flips(folder: Path, numbers: Iterable[int]) -> tuple[Flip, ...]:

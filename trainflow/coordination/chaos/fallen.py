@@ -1,17 +1,20 @@
 """What became of a campaign's faults: which fell, and why others didn't. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self
 
 from trainflow.config.chaos_plan import FaultConfig, FaultKind, FaultTarget
+from trainflow.coordination.chaos.notice_times import NoticeTimes
 from trainflow.coordination.chaos.schedule import PlannedFault
 
 DueBy = Literal["draw", "time", "step", "place"]
 """Drawn, for some second; or listed, for a second, a step, or a place that a process comes to."""
 
+_ABOUT_S = 1.0
+_BACK_WITHIN_S = 60.0
 _EARLIER = "make the run longer, or the fault earlier"
 
 
@@ -32,12 +35,18 @@ class Outcome(StrEnum):
     NOT_REACHED = "not_reached"
     FAILED = "failed"
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it was done, if only in part."""
+        return self in {Outcome.FELL, Outcome.FAILED}
+
 
 _TOLD = {
     Outcome.NOT_DUE: "it was never due",
     Outcome.NOBODY: "nobody was there",
     Outcome.NOT_REACHED: "nobody came to that place",
 }
+_TOLD_OF_UNFELT = "nobody came upon it while it lasted"
 _TOLD_OF_FLIP = {
     Outcome.NOBODY: "nobody was there whose sums another compares",
     Outcome.NOT_REACHED: "nobody came to that place whose sums another compares",
@@ -60,10 +69,12 @@ class FallenFault:
             known where clocks were wrong by which that is measured.
         undone: what of it could not be done, and why.
         due_by: what said when.
-        is_missed: it was ordered of a process, and the run went on without any that did it.
+        is_missed: it was ordered of a process, and the run went on without any that did it; or it
+            lasted, and nobody came upon it.
         kind: what it is.
         target: whose process it was to fall on.
         host: address of the node that it fell on, or of its process; None where that isn't known.
+        node_id: Ray's name of that node, likewise: another at that address has another.
         last_s: for how long it lasts; None: for good.
     """
 
@@ -80,6 +91,7 @@ class FallenFault:
     kind: FaultKind = "kill"
     target: FaultTarget = "member"
     host: str | None = None
+    node_id: str | None = None
     last_s: float | None = None
 
     @classmethod
@@ -94,6 +106,26 @@ class FallenFault:
             target=fault.target,
             last_s=_find_last_s(fault),
         )
+
+    def is_timed(self, skewed: Collection[FaultTarget]) -> bool:
+        """Whether its time is right: what a process does to itself it tells by its own clock.
+
+        Args:
+            skewed: whose clocks were made wrong.
+        """
+        if self.due_by != "place" and self.kind != "flip":
+            return True
+        tellers = {"keeper"} if self.target == "keeper" else {"member", "spare"}
+        return tellers.isdisjoint(skewed)
+
+    def is_borne(self, notice: NoticeTimes) -> bool:
+        """Whether it lasts so briefly that nobody is given up for it.
+
+        Args:
+            notice: how soon the run does that.
+        """
+        waits = self.kind == "partition" or (self.kind == "stop" and self.target == "keeper")
+        return waits and self.last_s is not None and not notice.is_felt(self.last_s)
 
     @property
     def outcome(self) -> Outcome:
@@ -115,6 +147,8 @@ class FallenFault:
 
     @property
     def _told_of_none(self) -> str:
+        if self.outcome is Outcome.NOT_REACHED and self.due_by != "place" and self.kind != "flip":
+            return _TOLD_OF_UNFELT
         of_flip = _TOLD_OF_FLIP if self.kind == "flip" else {}
         return of_flip.get(self.outcome, _TOLD[self.outcome])
 
@@ -247,6 +281,41 @@ def _advise(events: Sequence[Mapping[str, Any]]) -> str:
 
 def _find_reduced(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [event["data"] for event in events if event["kind"] == "reduced"]
+
+
+def find_unfelt_fills(
+    faults: Sequence[FallenFault],
+    events: Sequence[Mapping[str, Any]],
+    skewed: Collection[FaultTarget],
+) -> list[int]:
+    """Return the numbers of faults that filled the record's disk when nothing was to be written.
+
+    Args:
+        faults: all of them.
+        events: of the run: the coordinator tells when it finds no room, and when it does again.
+        skewed: whose clocks were made wrong; by the coordinator's it can't be told.
+    """
+    if "coordinator" in skewed:
+        return []
+    full_s: list[tuple[float, float]] = []
+    for event in events:
+        if event["kind"] == "record_unwritable":
+            full_s.append((event["at_s"], float("inf")))
+        elif event["kind"] == "record_writable" and full_s:
+            full_s[-1] = (full_s[-1][0], event["at_s"])
+        elif event["kind"] in {"coordinator_restarted", "submitted"}:  # the one before may have
+            full_s.append((event["at_s"] - _BACK_WITHIN_S, event["at_s"]))
+    return [
+        each.number
+        for each in faults
+        if each.kind == "fill_disk" and each.at_s is not None and each.victim is not None
+        if not any(_overlap(each.at_s, each.last_s, span) for span in full_s)
+    ]
+
+
+def _overlap(at_s: float, last_s: float | None, span_s: tuple[float, float]) -> bool:
+    until_s = float("inf") if last_s is None else at_s + last_s + _ABOUT_S
+    return span_s[0] <= until_s and at_s - _ABOUT_S <= span_s[1]
 
 
 def count_outcomes(faults: Sequence[FallenFault]) -> str:

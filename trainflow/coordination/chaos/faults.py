@@ -13,7 +13,7 @@ from typing import Protocol
 import psutil
 
 from trainflow.computation.chaos_orders import Order, give_order
-from trainflow.computation.skewed_clock import skew_clock
+from trainflow.computation.skewed_clock import read_followed, skew_clock
 from trainflow.config.chaos_plan import FaultKind
 from trainflow.coordination.chaos.holds import Hold
 from trainflow.coordination.chaos.net_hosts import NetHosts
@@ -70,15 +70,22 @@ class Slow:
         runs_s = planned.fault.speed * _SLOW_PERIOD_S
 
         def stand() -> None:
-            if scene.clock.monotonic_s() < ends_at_s and victim.process.is_running():
-                hold = scene.stop(planned.number, victim.process)
-                scene.after(planned.number, _SLOW_PERIOD_S - runs_s, lambda: go(hold))
+            hold = scene.stop(planned.number, victim.process)
+            scene.after(planned.number, _SLOW_PERIOD_S - runs_s, lambda: go(hold))
 
         def go(hold: Hold) -> None:
             scene.resume(victim.process, hold)
-            scene.after(planned.number, runs_s, stand)
+            scene.after(planned.number, runs_s, stand_again)
 
-        stand()
+        def stand_again() -> None:
+            if scene.clock.monotonic_s() < ends_at_s and victim.process.is_running():
+                with suppress(psutil.NoSuchProcess):
+                    stand()
+
+        try:
+            stand()
+        except psutil.NoSuchProcess:
+            return None
         return victim
 
 
@@ -126,7 +133,7 @@ class DropNode:
             return None
         if planned.fault.back_after_s is not None:
             after_s = planned.fault.back_after_s
-            scene.after(planned.number, after_s, lambda: scene.bring_back(node))
+            scene.after(planned.number, after_s, lambda: scene.bring_back(planned.number, node))
         return replace(victim, name=f"the node {node.host} of {victim.name}")
 
 
@@ -154,13 +161,16 @@ class HangStore:
         proxy = scene.own.proxy
         assert proxy is not None, "there is one where a plan has this fault"
         hold = scene.holds.begin("store")
+        num_before = proxy.num_held
 
         def let_go() -> None:
+            scene.settle(planned.number)
             if not scene.holds.end(hold):
                 proxy.let_go()
 
         scene.after(planned.number, planned.fault.last_s, let_go)
         proxy.hold()
+        scene.expect(planned.number, lambda: proxy.num_held > num_before or proxy.num_waiting > 0)
         return Victim(psutil.Process(), "the store", {})
 
 
@@ -186,13 +196,20 @@ class FillDisk:
 def _skew_clock(planned: PlannedFault, victim: Victim, scene: Scene) -> None:
     pid, fault = victim.process.pid, planned.fault
     hold = scene.holds.begin(("clock", pid), fault.skew_s)
+    num_before = len(read_followed(scene.folder, pid))
+
+    def is_felt() -> bool:
+        """Whether it has been as wrong since, or was from a fault before on."""
+        return fault.skew_s in read_followed(scene.folder, pid)[max(0, num_before - 1) :]
 
     def set_right() -> None:
+        scene.settle(planned.number)
         skews_s = scene.holds.end(hold)
         skew_clock(scene.folder, pid, skews_s[-1] if skews_s else 0.0)
 
     scene.after(planned.number, fault.last_s, set_right)
     skew_clock(scene.folder, pid, fault.skew_s)
+    scene.expect(planned.number, is_felt)
 
 
 FAULTS: dict[FaultKind, Fault] = {

@@ -1,13 +1,15 @@
 """What a campaign is judged by: facts of its job, what its runs have left, what fell. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from trainflow.config.chaos_plan import FaultTarget
 from trainflow.coordination.bisection import History
 from trainflow.coordination.chaos.epoch_bases import find_bases, find_proven
 from trainflow.coordination.chaos.fallen import FallenFault, SparesSeen
 from trainflow.coordination.chaos.flips import Flip
+from trainflow.coordination.chaos.notice_times import USUAL, NoticeTimes
 from trainflow.coordination.chaos.used_samples import (
     Committed,
     EpochKey,
@@ -48,7 +50,7 @@ class JobFacts:
         order: of them.
         deterministic: whether runs of it are to come to the same bits.
         is_monitored: whether it tells what the workers' time went into.
-        noticed_within_s: longest that a loss is told after what it follows from.
+        notice: how soon what is told.
     """
 
     max_steps: int
@@ -58,7 +60,24 @@ class JobFacts:
     order: OrderKind
     deterministic: bool
     is_monitored: bool = True
-    noticed_within_s: float = 60.0
+    notice: NoticeTimes = USUAL
+
+
+@dataclass(frozen=True)
+class ServiceDeath:
+    """A coordinator, or the Keeper of a node, in whose place another began.
+
+    Attributes:
+        target: which of the two.
+        seen_at_s: when that was, by CLOCK_REALTIME.
+        node_id: of the Keeper; None of a coordinator.
+        host: its address.
+    """
+
+    target: Literal["coordinator", "keeper"]
+    seen_at_s: float
+    node_id: str | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ class RunEvidence:
         num_samples: in a pass over the data.
         flips: bits that were flipped.
         left: what is still there though the run is over.
+        deaths: of its coordinator and Keepers.
     """
 
     job_id: str
@@ -90,6 +110,7 @@ class RunEvidence:
     num_samples: int = 0
     flips: Sequence[Flip] = ()
     left: Sequence[str] = ()
+    deaths: Sequence[ServiceDeath] = ()
 
     @property
     def is_done(self) -> bool:
@@ -122,7 +143,7 @@ class Findings:
         undisturbed: the same run without any; None if there was none.
         faults: all that were planned, and what became of them.
         spares: what was seen of them; None: nothing is known.
-        has_wrong_clocks: whether some were clocks that were made wrong.
+        skewed: whose clocks were made wrong.
     """
 
     job: JobFacts
@@ -130,4 +151,9 @@ class Findings:
     undisturbed: RunEvidence | None = None
     faults: Sequence[FallenFault] = ()
     spares: SparesSeen | None = None
-    has_wrong_clocks: bool = False
+    skewed: Collection[FaultTarget] = ()
+
+    @property
+    def has_wrong_clocks(self) -> bool:
+        """Whether some times may be wrong."""
+        return bool(self.skewed)

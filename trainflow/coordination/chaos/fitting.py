@@ -70,6 +70,7 @@ def _found_in(file: str, problems: Iterable[Problem]) -> list[Problem]:
 
 def _check_faults(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
     checks: list[_Check] = [_check_rank, _check_step, _check_spares, _check_flip, _check_phase]
+    checks.append(_check_kept)
     for where, fault in plan.faults:
         for check in checks:
             yield from check(where, fault, job)
@@ -77,15 +78,16 @@ def _check_faults(plan: ChaosPlan, job: JobConfig) -> Iterator[Problem]:
 
 def cpus_of_a_node(plan: ChaosPlan, job: JobConfig) -> int:
     """Return what each node declares: all workers fit on the others when one is gone."""
-    num_workers = job.workers.target + job.workers.spares
+    num_workers = job.workers.most + job.workers.spares
     on_one = math.ceil(num_workers / max(1, plan.cluster.nodes - 1))  # none is on two nodes
     return max(1, math.ceil(on_one * job.workers.resources.CPU))
 
 
 def _check_rank(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
-    last = job.workers.target - 1
+    last = job.workers.most - 1
     if fault.rank is not None and fault.rank > last:
-        expected = f"at most {last}, with workers.target = {job.workers.target}"
+        name = "maximum" if job.workers.maximum is not None else "target"
+        expected = f"at most {last}, with workers.{name} = {job.workers.most}"
         yield Problem(f"{where}.rank", str(fault.rank), expected, "lower it, or have more workers")
 
 
@@ -117,6 +119,20 @@ def _check_phase(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Pro
         expected = f"0 with phase = restoring and parallel.mode = {job.parallel.mode}, where rank 0"
         change = "change it, or have it in phase healing"
         yield Problem(f"{where}.rank", str(fault.rank), f"{expected} reads for all", change)
+
+
+def _check_kept(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:
+    """Phases in which a state is kept, or read again, need one that is kept."""
+    phase = fault.phase if isinstance(fault, ScheduledFault) else None
+    in_memory = job.snapshot.every_steps is not None
+    if phase == "snapshot" and not in_memory and job.checkpoint.url is None:
+        expected = "another with snapshot.every_steps = null and checkpoint.url = null"
+    elif phase == "restoring" and fault.target == "keeper" and not in_memory:
+        expected = "another for a Keeper with snapshot.every_steps = null"
+    else:
+        return
+    change = "change it, or have states kept: nobody comes to that place"
+    yield Problem(f"{where}.phase", f"'{phase}'", expected, change)
 
 
 def _check_flip(where: str, fault: FaultConfig, job: JobConfig) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from trainflow.coordination.chaos.fallen import count_outcomes, find_missing
 from trainflow.coordination.chaos.findings import Findings, RunEvidence
 from trainflow.coordination.chaos.flips import Naming, find_naming
 from trainflow.coordination.chaos.missing_steps import find_missing_steps, tell_missing_steps
+from trainflow.coordination.chaos.service_deaths import tell_unplanned_deaths
 from trainflow.coordination.chaos.unplanned_losses import find_losses, tell_unplanned
 from trainflow.coordination.chaos.used_samples import collect_samples
 from trainflow.coordination.chaos.worker_lives import compare_ledger
@@ -69,7 +70,7 @@ def judge_faults(found: Findings) -> Verdict:
 
 
 def judge_losses(found: Findings) -> Verdict:
-    """No worker was lost but by what the plan holds, or what follows from it."""
+    """No process was lost but by what the plan holds, or what follows from it."""
     runs = [(found.disturbed, found.faults)]
     if found.undisturbed is not None:
         runs.append((found.undisturbed, ()))
@@ -80,9 +81,14 @@ def judge_losses(found: Findings) -> Verdict:
             run.events,
             run.steps,
             faults,
-            found.job.noticed_within_s,
-            has_wrong_clocks=found.has_wrong_clocks,
+            found.job.notice,
+            skewed=found.skewed,
         )
+    ]
+    wrong += [
+        f"{run.job_id}: {text}"
+        for run, faults in runs
+        for text in tell_unplanned_deaths(run.deaths, faults, found.job.notice, found.skewed)
     ]
     num_lost = sum(len(find_losses(run.events)) for run, _ in runs)
     told = f"{num_lost} workers lost, by what the plan holds" if num_lost else "no worker was lost"

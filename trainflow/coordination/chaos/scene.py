@@ -23,7 +23,8 @@ from trainflow.coordination.chaos.record_disk import RecordDisk
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker
 from trainflow.coordination.chaos.store_proxy import StoreProxy
-from trainflow.coordination.local_cluster import LocalCluster, LocalNode
+from trainflow.coordination.local_cluster import START_WITHIN_S, LocalCluster
+from trainflow.coordination.local_node import LocalNode
 from trainflow.errors import ConfigError
 
 _Done = TypeVar("_Done")
@@ -63,6 +64,14 @@ class OwnCluster:
     hosts: NetHosts | None = None
 
 
+@dataclass(frozen=True)
+class _Coming:
+    """A node that is to take the place of a dropped one; begun_at_s: when, by CLOCK_MONOTONIC."""
+
+    node: LocalNode
+    begun_at_s: float
+
+
 @dataclass
 class Scene:
     """What faults are done with.
@@ -75,6 +84,7 @@ class Scene:
         own: None where the run is on a cluster of somebody else.
         holds: what faults have in their hands that last.
         undone: what could not be done, by the fault's number; None: at the end, for all of them.
+        unfelt: numbers of faults that were done, and that nobody has come upon while they lasted.
     """
 
     job_id: str
@@ -84,8 +94,11 @@ class Scene:
     own: OwnCluster | None
     holds: Holds = field(default_factory=Holds)
     undone: dict[int | None, str] = field(default_factory=dict[int | None, str])
+    unfelt: set[int] = field(default_factory=set[int])
     _later: list[tuple[float, int, int, Callable[[], None]]] = field(default_factory=list)
     _for_good: set[int] = field(default_factory=set[int])
+    _felt: dict[int, Callable[[], bool]] = field(default_factory=dict[int, Callable[[], bool]])
+    _coming: dict[int, _Coming] = field(default_factory=dict[int, _Coming])
     _serial: "count[int]" = field(default_factory=count)
     _stopped: dict[int, tuple[int, psutil.Process]] = field(
         default_factory=dict[int, tuple[int, psutil.Process]]
@@ -129,6 +142,16 @@ class Scene:
         at_s = self.clock.monotonic_s() + delay_s
         heapq.heappush(self._later, (at_s, next(self._serial), number, action))
 
+    def expect(self, number: int, is_felt: Callable[[], bool]) -> None:
+        """Have it told at the end of a fault, by `settle`, whether anybody has come upon it."""
+        self._felt[number] = is_felt
+
+    def settle(self, number: int) -> None:
+        """A fault is over: note it, if nobody has come upon it."""
+        is_felt = self._felt.pop(number, None)
+        if is_felt is not None and self.attempt(number, is_felt) is False:
+            self.unfelt.add(number)
+
     def act(self) -> None:
         """Do what is due."""
         while self._later and self._later[0][0] <= self.clock.monotonic_s():
@@ -142,12 +165,14 @@ class Scene:
             number: the fault's.
             process: it.
             for_good: nobody has it go on: the run is to end it.
+
+        Raises:
+            psutil.NoSuchProcess: it has just ended.
         """
-        with suppress(psutil.NoSuchProcess):
-            process.suspend()
-            self._stopped[process.pid] = (number, process)
-            if for_good:
-                self._for_good.add(process.pid)
+        process.suspend()
+        self._stopped[process.pid] = (number, process)
+        if for_good:
+            self._for_good.add(process.pid)
         return self.holds.begin(process)
 
     def resume(self, process: psutil.Process, hold: Hold) -> None:
@@ -163,6 +188,9 @@ class Scene:
     def release_all(self) -> None:
         """Undo what lasts, but for processes that the run is to end; nothing more is due."""
         self._later.clear()
+        for number in list(self._felt):
+            self.settle(number)
+        self._tell_not_there()
         self.holds.clear()
         if self.own is not None and self.own.proxy is not None:
             self.attempt(None, self.own.proxy.let_go)
@@ -186,13 +214,25 @@ class Scene:
         nodes = (each for each in self.own.cluster.nodes if each.host == worker["host"])
         node = next(nodes, None)
         if node is not None and node.process.poll() is None:
+            self.view.traces.excuse(process.pid for process in node.tree())
             node.kill()
+            self._coming = {n: each for n, each in self._coming.items() if each.node is not node}
             # A real node's memory would be gone with it.
             shutil.rmtree(names.stamp_directory(self.job_id, worker["node_id"]), ignore_errors=True)
             return node
         return None
 
-    def bring_back(self, node: LocalNode) -> None:
-        """Start another node in the place of a dropped one; it joins when it joins."""
+    def bring_back(self, number: int, node: LocalNode) -> None:
+        """Start another node in the place of one that a fault dropped; it joins when it joins."""
         assert self.own is not None, "only a node of ours is dropped"
-        self.own.cluster.begin_replacing(node, self.own.node_cpus)
+        another = self.own.cluster.begin_replacing(node, self.own.node_cpus)
+        self._coming[number] = _Coming(another, self.clock.monotonic_s())
+
+    def _tell_not_there(self) -> None:
+        """Note which nodes have not come back though they should have."""
+        for number, coming in self._coming.items():
+            is_late = self.clock.monotonic_s() - coming.begun_at_s > START_WITHIN_S
+            why = self.attempt(number, lambda coming=coming: coming.node.find_unstarted())
+            if why and (is_late or not coming.node.is_alive):
+                told = f"no node has come in the place of the one that was dropped: {why}"
+                self.undone.setdefault(number, told)

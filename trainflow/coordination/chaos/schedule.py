@@ -12,6 +12,7 @@ from typing import Any
 
 from trainflow.config.chaos_plan import ChaosPlan, FaultConfig, FaultPhase, ScheduledFault
 
+_ROUNDING = 1e-9
 _WITHOUT_PROCESS = ("hang_store", "fill_disk")
 
 WorkerRow = Mapping[str, Any]
@@ -81,7 +82,8 @@ def _times(plan: ChaosPlan) -> list[float]:
     for_s, every_s = plan.for_s, plan.every_s
     if for_s is None or every_s is None:
         return []
-    return list(takewhile(lambda at_s: at_s <= for_s, (every_s * n for n in count(1))))
+    until_s = for_s + _ROUNDING * every_s  # .3 is less than three times .1
+    return list(takewhile(lambda at_s: at_s <= until_s, (every_s * n for n in count(1))))
 
 
 def _list_fault(number: int, fault: ScheduledFault, pick: float) -> PlannedFault:

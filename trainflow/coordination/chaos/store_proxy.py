@@ -22,6 +22,8 @@ class StoreProxy:
 
     Attributes:
         endpoint: where to reach the store through it.
+        num_held: how often something had to wait, as it was held.
+        num_waiting: how much does so now.
     """
 
     def __init__(self, endpoint: str):
@@ -32,6 +34,7 @@ class StoreProxy:
         self._passes = threading.Event()
         self._passes.set()
         self._lock = threading.Lock()
+        self.num_held = self.num_waiting = 0
         self._open: set[socket.socket] = set()
         self._closed = False
         threading.Thread(target=self._take, name="store-proxy", daemon=True).start()
@@ -62,8 +65,18 @@ class StoreProxy:
                 return
             self._start(self._serve, client)
 
-    def _serve(self, client: socket.socket) -> None:
+    def _wait(self) -> None:
+        if self._passes.is_set():
+            return
+        with self._lock:
+            self.num_held += 1
+            self.num_waiting += 1
         self._passes.wait()
+        with self._lock:
+            self.num_waiting -= 1
+
+    def _serve(self, client: socket.socket) -> None:
+        self._wait()
         try:
             store = socket.create_connection(self._store, _CONNECT_WITHIN_S)
         except OSError:  # as the client would have found
@@ -85,7 +98,7 @@ class StoreProxy:
         """Pass on what one end sends, until it sends no more."""
         with suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
-                self._passes.wait()
+                self._wait()
                 sink.sendall(data)
         _shut(source)
         _shut(sink)

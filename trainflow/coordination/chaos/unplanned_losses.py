@@ -4,17 +4,22 @@ A loss is told with its worker, its node and its cause; a fault with whom it fel
 how long. What may follow from which kind of fault is what docs/chaos.md lists.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainflow.config.chaos_plan import FaultTarget
 from trainflow.coordination.chaos.fallen import FallenFault
+from trainflow.coordination.chaos.notice_times import NoticeTimes
 from trainflow.monitoring.failure_causes import FailureCause, name_cause
 
 Line = Mapping[str, Any]
 
 _ABOUT_S = 1.0
 _BACK_WITHIN_S = 30.0  # a Keeper or a coordinator that Ray starts again
+_OF_ITS_OWN = frozenset({FailureCause.RAISED, FailureCause.WRONG_BITS, FailureCause.PREEMPTED})
+_OF_ITS_NODE = frozenset({FailureCause.DIED, FailureCause.SILENT, FailureCause.UNSEEN})
 _BY_A_CUT = frozenset(
     {FailureCause.HUNG, FailureCause.CUT_OFF, FailureCause.SILENT, FailureCause.UNSEEN}
 )
@@ -29,10 +34,11 @@ _STUCK = "was given up"  # in an epoch that was broken, by whatever fault
 
 @dataclass(frozen=True)
 class _Loss:
-    """A worker that was lost; host: address of its node, None where nobody knew."""
+    """A worker that was lost; host: address of its node, None where nobody knew; so node_id."""
 
     worker_id: str
     host: str | None
+    node_id: str | None
     cause: FailureCause
     text: str
     at_s: float
@@ -47,9 +53,9 @@ def tell_unplanned(
     events: Sequence[Line],
     steps: Sequence[Line],
     faults: Sequence[FallenFault],
-    noticed_within_s: float,
+    notice: NoticeTimes,
     *,
-    has_wrong_clocks: bool,
+    skewed: Collection[FaultTarget] = (),
 ) -> list[str]:
     """Say of each loss that follows from no fault what was told of it.
 
@@ -57,36 +63,42 @@ def tell_unplanned(
         events: lines of the run's ``events.jsonl``.
         steps: lines of its ``metrics.jsonl``.
         faults: of its plan; those that fell explain.
-        noticed_within_s: longest that a loss is told after what it follows from.
-        has_wrong_clocks: times tell nothing.
+        notice: how soon what is told after what it follows from.
+        skewed: whose clocks were made wrong: the times that they tell say nothing.
     """
-    fell = [each for each in faults if _has_fallen(each)]
+    fell = [each for each in faults if _has_fallen(each) and not each.is_borne(notice)]
     away_s = [each.last_s or 0.0 for each in fell if each.target == "coordinator"]
-    within_s = noticed_within_s + sum(away_s)  # nobody tells of anything meanwhile
-    cut_s = [] if has_wrong_clocks else _find_headless(fell)
+    ended = {w for e in events if e["kind"] == "lease_ended" for w in e["data"]["workers"]}
+    is_timed = "coordinator" not in skewed
+    cut_s = _find_headless(fell, skewed) if is_timed else []
     told: list[str] = []
     for event in find_losses(events):
         loss = _read(event)
         is_explained = any(
             _may_follow(loss, each)
             for each in fell
-            if has_wrong_clocks or _is_due(loss, each, within_s)
+            if not (is_timed and each.is_timed(skewed))
+            or _is_due(loss, each, _find_within_s(loss, notice) + sum(away_s))
         )
-        is_cut_off = any(begin_s <= loss.at_s <= end_s for begin_s, end_s in cut_s)
+        # A Keeper that hears no majority ends its workers, and tells of it once it is heard again.
+        is_ended = loss.cause is not FailureCause.DIED or loss.worker_id in ended
+        is_cut_off = is_ended and any(begin_s <= loss.at_s <= end_s for begin_s, end_s in cut_s)
         if not is_explained and not (is_cut_off and loss.cause in _BY_NO_MAJORITY):
             before = (line["step"] for line in steps if line["committed_at_s"] <= loss.at_s)
             told.append(f"after step {max(before, default=0)}: {_shorten(loss.text)}")
     return told
 
 
-def _find_headless(fell: Sequence[FallenFault]) -> list[tuple[float, float]]:
+def _find_headless(
+    fell: Sequence[FallenFault], skewed: Collection[FaultTarget]
+) -> list[tuple[float, float]]:
     """Return when Keepers may have heard neither the coordinator nor most others, and told late.
 
     Such a one ends its workers.
     """
     heads = [_find_away(each) for each in fell if each.target == "coordinator"]
     peers = [
-        _find_away(each)
+        _find_away(each) if each.is_timed(skewed) else (-math.inf, math.inf)
         for each in fell
         if each.target == "keeper" or each.kind in {"partition", "drop_node"}
     ]
@@ -113,7 +125,8 @@ def _has_fallen(fault: FallenFault) -> bool:
 def _read(event: Line) -> _Loss:
     data = event["data"]
     cause = name_cause(event["text"], data)
-    return _Loss(data["worker"], data.get("host"), cause, event["text"], event["at_s"])
+    where = data.get("host"), data.get("node")
+    return _Loss(data["worker"], *where, cause, event["text"], event["at_s"])
 
 
 def _is_due(loss: _Loss, fault: FallenFault, within_s: float) -> bool:
@@ -125,10 +138,29 @@ def _is_due(loss: _Loss, fault: FallenFault, within_s: float) -> bool:
     return is_gone or loss.at_s <= fault.at_s + (fault.last_s or 0.0) + within_s
 
 
+def _is_there(loss: _Loss, fault: FallenFault) -> bool:
+    """Whether a loss is on the node that a fault fell on, not on another under its address.
+
+    Where that isn't known it is one that the loss of a node leads to.
+    """
+    if loss.node_id is not None and fault.node_id is not None:
+        return loss.node_id == fault.node_id
+    if loss.host is not None and fault.host is not None:
+        return loss.host == fault.host
+    return loss.cause in _OF_ITS_NODE
+
+
+def _find_within_s(loss: _Loss, notice: NoticeTimes) -> float:
+    """Return how long after what it follows from a loss may be told; coordinators there."""
+    is_slow = loss.cause in {FailureCause.HUNG, FailureCause.CUT_OFF} or _STUCK in loss.text
+    return notice.any_s if is_slow else notice.death_s
+
+
 def _may_follow(loss: _Loss, fault: FallenFault) -> bool:
     """Whether a loss is what a fault does, or is known to lead to."""
     is_own = fault.worker_id == loss.worker_id
-    is_there = loss.host is None or fault.host is None or loss.host == fault.host
+    is_there = _is_there(loss, fault)
+    goes_along = is_there and loss.cause not in _OF_ITS_OWN
     is_late = loss.cause is FailureCause.STATELESS or _STUCK in loss.text
     match fault.kind, fault.target:
         case "kill" | "stop", "coordinator":
@@ -138,9 +170,9 @@ def _may_follow(loss: _Loss, fault: FallenFault) -> bool:
         case "kill" | "stop" | "slow", _:
             follows = is_own or is_late
         case "drop_node", _:
-            follows = is_own or is_there or is_late
+            follows = goes_along or is_late
         case "partition", _:
-            follows = is_own or is_there or is_late or loss.cause in _BY_A_CUT
+            follows = goes_along or is_late or loss.cause in _BY_A_CUT
         case "flip", _:
             follows = is_late or (is_own and loss.cause is FailureCause.WRONG_BITS)
         case kind, _:

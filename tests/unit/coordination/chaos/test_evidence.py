@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.unit.coordination.chaos.test_fitting import make_job
-from trainflow.computation.chaos_orders import Claim, claim
+from trainflow.clock import SYSTEM_CLOCK
+from trainflow.computation.campaign_marks import ServiceTarget, join_campaign
+from trainflow.computation.chaos_orders import CAMPAIGN, Claim, claim
 from trainflow.coordination.chaos.evidence import facts_of, gather
 from trainflow.coordination.chaos.findings import EndState
 from trainflow.coordination.chaos.flips import Flip
@@ -48,7 +52,41 @@ def test_it_is_all_there(tmp_path: Path):
 
 
 def test_a_loss_is_told_within_a_lease_a_hang_and_a_start_of_a_coordinator():
-    auto = make_job(failures={"lease_s": 5.0})
-    assert facts_of(auto).noticed_within_s == 5 + 120 + 30
-    given = make_job(failures={"lease_s": 5.0, "hang_timeout_s": 7.0})
-    assert facts_of(given).noticed_within_s == 5 + 7 + 30
+    auto = facts_of(make_job(failures={"lease_s": 5.0})).notice
+    assert (auto.any_s, auto.death_s) == (5 + 120 + 30, 5 + 30)
+    given = facts_of(make_job(failures={"lease_s": 5.0, "hang_timeout_s": 7.0})).notice
+    assert (given.any_s, given.death_s) == (5 + 7 + 30, 5 + 30)
+
+
+def test_a_cut_costs_nobody_anything_that_is_far_shorter_than_what_anybody_is_judged_by():
+    notice = facts_of(make_job(failures={"lease_s": 8.0, "hang_timeout_s": 20.0})).notice
+    assert [notice.is_felt(cut_s) for cut_s in (3.9, 4.0)] == [False, True]
+    tight = facts_of(make_job(failures={"lease_s": 8.0, "hang_timeout_s": 2.0})).notice
+    assert [tight.is_felt(cut_s) for cut_s in (0.9, 1.0)] == [False, True]
+    auto = facts_of(make_job(failures={"lease_s": 30.0})).notice
+    assert [auto.is_felt(cut_s) for cut_s in (4.9, 5.0)] == [False, True]
+
+
+def test_who_begins_in_a_place_where_one_has_stands_for_its_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    join_campaign("job", "coordinator")
+    monkeypatch.setenv(CAMPAIGN, str(tmp_path))
+    begins: list[tuple[ServiceTarget, str | None, str | None]] = [
+        ("coordinator", None, None),
+        ("keeper", "n1", "h1"),
+        ("keeper", "n2", "h2"),
+        ("coordinator", None, None),
+        ("coordinator", None, None),
+        ("keeper", "n2", "h2"),
+    ]
+    for target, node_id, host in begins:
+        join_campaign("job", target, node_id, host)
+    record = tmp_path / "record"
+    write_lines(record / "metrics.jsonl")
+    write_lines(record / "events.jsonl")
+    status = {"job_id": "job", "directory": str(record), "state": "succeeded"}
+    found = gather(status | {"ending": {"reason": ""}}, tmp_path / "job", [], [])
+    told = [(each.target, each.node_id, each.host) for each in found.deaths]
+    assert told == [("coordinator", None, None)] * 2 + [("keeper", "n2", "h2")]
+    assert all(abs(each.seen_at_s - SYSTEM_CLOCK.unix_s()) < 60.0 for each in found.deaths)

@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -265,6 +267,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.is_out = False
+        self.num_held = self.num_waiting = 0
         self.hold = self.fill = lambda: setattr(self, "is_out", True)
         self.let_go = self.empty = lambda: setattr(self, "is_out", False)
 
@@ -282,6 +285,117 @@ def test_a_store_is_out_of_order_until_the_last_fault_is_over(
         clock.now_s = now_s
         scene.act()
         assert out.is_out is is_out
+
+
+def hang_store(number: int, last_s: float, scene: Scene) -> None:
+    fault = replace(planned(kind="hang_store", last_s=last_s), number=number)
+    assert FAULTS["hang_store"].fall(fault, scene)
+
+
+def test_a_store_that_nobody_has_asked_meanwhile_has_shown_nothing(scene: Scene, clock: FakeClock):
+    out = FakeStore()
+    scene.own = own_cluster(proxy=out)
+    hang_store(7, 3, scene)
+    clock.now_s = 3.0
+    scene.act()
+    hang_store(8, 3, scene)
+    out.num_held += 1
+    clock.now_s = 6.0
+    scene.act()
+    hang_store(9, 3, scene)
+    scene.release_all()
+    assert scene.unfelt == {7, 9}
+
+
+def test_who_waits_for_a_store_since_a_fault_before_waits_for_this_one_too(
+    scene: Scene, clock: FakeClock
+):
+    out = FakeStore()
+    scene.own = own_cluster(proxy=out)
+    hang_store(7, 3, scene)
+    out.num_held = out.num_waiting = 1
+    hang_store(8, 5, scene)
+    clock.now_s = 5.0
+    scene.act()
+    assert scene.unfelt == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "unfelt"),
+    [
+        ("", "60.0\n", set[int]()),
+        ("", "", {1}),
+        ("", "61.0\n", {1}),
+        ("60.0\n", "", set[int]()),
+        ("60.0\n0.0\n", "", {1}),
+    ],
+    ids=["it was", "not read", "another one's", "it was before", "it was and is not"],
+)
+def test_a_clock_that_its_process_has_not_looked_at_was_not_wrong(
+    scene: Scene, process: subprocess.Popen[bytes], before: str, since: str, unfelt: set[int]
+):
+    followed = scene.folder / f"clock-{process.pid}.followed"
+    followed.write_text(before)
+    FAULTS["skew_clock"].fall(planned(kind="skew_clock", skew_s=60, last_s=3), scene)
+    followed.write_text(before + since)
+    scene.release_all()
+    assert scene.unfelt == unfelt
+
+
+def test_who_ends_right_before_it_is_stopped_was_not_hit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    def end(process: psutil.Process) -> None:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "suspend", end)
+    kinds: tuple[FaultKind, ...] = ("stop", "slow")
+    for kind in kinds:
+        assert FAULTS[kind].fall(planned(kind=kind), scene) is None
+
+
+class FakeNode:
+    """A node that has come up, or not yet, or has ended."""
+
+    host = "127.0.0.2"
+
+    def __init__(self, *, is_alive: bool = True, printed: str = ""):
+        self.is_alive = is_alive
+        self.process = SimpleNamespace(poll=lambda: None)
+        self.find_unstarted = lambda: printed
+        self.kill = lambda: None
+        self.tree = list[psutil.Process]
+
+
+@pytest.mark.parametrize(
+    ("node", "after_s", "told"),
+    [
+        (FakeNode(), 100.0, None),
+        (FakeNode(printed="Starting"), 1.0, None),
+        (FakeNode(printed="Starting"), 100.0, "Starting"),
+        (FakeNode(is_alive=False, printed="no port"), 1.0, "no port"),
+    ],
+    ids=["it is there", "it comes", "it is late", "it has ended"],
+)
+def test_a_node_that_does_not_come_back_is_told_of(
+    scene: Scene, clock: FakeClock, node: FakeNode, after_s: float, told: str | None
+):
+    dropped = FakeNode()
+    cluster = SimpleNamespace(nodes=[dropped], begin_replacing=lambda *_: node)
+    no_cluster: Any = cluster
+    scene.own = OwnCluster(no_cluster, 1.0)
+    assert FAULTS["drop_node"].fall(planned(kind="drop_node", back_after_s=2), scene)
+    clock.now_s = 2.0
+    scene.act()
+    clock.now_s += after_s
+    cluster.nodes = [node]
+    scene.release_all()
+    text = f"no node has come in the place of the one that was dropped: {told}"
+    assert scene.undone == ({} if told is None else {1: text})
+    scene.undone.clear()
+    assert FAULTS["drop_node"].fall(planned(kind="drop_node", back_after_s=None), scene)
+    scene.release_all()
+    assert scene.undone == {}, "another fault has dropped it since"
 
 
 def test_a_clock_is_as_wrong_as_the_newest_fault_has_it(

@@ -103,6 +103,18 @@ def test_what_fits_passes(fault: dict[str, Any]):
             "where rank 0 reads for all; change it, or have it in phase healing",
         ),
         (
+            RESTORING | {"phase": "snapshot", "rank": 1},
+            {"snapshot": {"every_steps": None}},
+            "schedule.0.phase: got 'snapshot'; expected another with snapshot.every_steps = null "
+            "and checkpoint.url = null; change it, or have states kept",
+        ),
+        (
+            RESTORING | {"target": "keeper"},
+            {"snapshot": {"every_steps": None}},
+            "schedule.0.phase: got 'restoring'; expected another for a Keeper with "
+            "snapshot.every_steps = null; change it, or have states kept",
+        ),
+        (
             KILL,
             {"checkpoint": {"url": "/tmp/a", "resume": "/tmp/b"}},
             "checkpoint.resume: got '/tmp/b'; expected auto or never",
@@ -228,3 +240,12 @@ def test_a_node_has_room_for_whole_workers(of_each: float, nodes: int, cpus: int
     plan, job = make_plan(KILL, cluster={"nodes": nodes}), make_job(workers=workers)
     assert cpus_of_a_node(plan, job) == cpus
     assert (nodes - 1 or 1) * (cpus // of_each) >= 5
+
+
+def test_a_world_that_may_grow_has_room_and_ranks_to_grow_to():
+    job = make_job(workers={"minimum": 1, "target": 2, "maximum": 4, "spares": 1})
+    plan = make_plan(KILL | {"rank": 3}, cluster={"nodes": 2})
+    require_fit(plan, job, {}, on_own_cluster=True)
+    assert cpus_of_a_node(plan, job) == 5
+    with pytest.raises(ConfigError, match=r"at most 3, with workers\.maximum = 4"):
+        require_fit(make_plan(KILL | {"rank": 4}), job, {}, on_own_cluster=True)

@@ -342,7 +342,7 @@ def test_a_disk_that_was_full_excuses_what_a_coordinator_did_not_live_to_write()
     assert verdict(replace(found, faults=(filled,)), name).holds
     late = replace(found, faults=(replace(filled, at_s=7.0),))
     assert verdict(late, name).holds is False
-    assert verdict(replace(late, has_wrong_clocks=True), name).holds
+    assert verdict(replace(late, skewed={"coordinator"}), name).holds
 
 
 @pytest.mark.parametrize(("reduced", "num_told"), [(True, 2), (False, 1)])
@@ -441,7 +441,7 @@ def test_flips_are_told_with_how_many_were_named_and_why_others_were_not():
 def test_by_wrong_clocks_no_failure_is_too_early_to_have_ended_a_step():
     found = make_findings(flips=[make_flip()], events=[tell("failure", 1.0, rank=0)])
     assert verdict(found, "flipped bits are kept out").holds is False
-    assert verdict(replace(found, has_wrong_clocks=True), "flipped bits are kept out").holds
+    assert verdict(replace(found, skewed={"coordinator"}), "flipped bits are kept out").holds
 
 
 ODD = [replace(each, digest=None, reason="it is odd") for each in CLEAN.ends]
@@ -505,7 +505,7 @@ UNTOLD: dict[str, tuple[str, Callable[[], Findings]]] = {
     ),
     "clocks that were wrong": (
         "all time has a cause",
-        lambda: replace(make_findings(), has_wrong_clocks=True),
+        lambda: replace(make_findings(), skewed={"coordinator"}),
     ),
     "the world changed": (
         "it ends as an undisturbed run",

@@ -22,6 +22,10 @@ LISTEN = (
     "import os, socket, sys\n"
     "s = socket.create_server(('127.0.0.1', 0))\n"
     "s.set_inheritable(True)\n"
+    "u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('127.0.0.1', s.getsockname()[1]))\n"
+    "u.set_inheritable(True)\n"
+    "n = socket.socket(socket.AF_UNIX); n.bind('\\0of-' + str(os.getpid())); n.listen()\n"
+    "n.set_inheritable(True)\n"
     "if os.fork() == 0: os.setsid()\n"
     "os.write(1, f'{s.getsockname()[1]} {os.getpid()}\\n'.encode())\n"  # one call, or lines mix
     "sys.stdin.read()\n"
@@ -85,7 +89,8 @@ def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
     traces.note([listener.pid])
     listener.kill()
     listener.wait()
-    assert traces.find_left(JOB_ID) == [f"process {child}", f"socket at port {port}"]
+    sockets = [f"socket at @of-{listener.pid}", f"socket at port {port}"]
+    assert traces.find_left(JOB_ID) == [f"process {child}", *sockets]
     assert listener.stdin is not None
     listener.stdin.close()  # the child ends
     listener.stdin = None
@@ -106,6 +111,77 @@ def test_shared_memory_is_left():
     finally:
         shutil.rmtree(folder.parent)
     assert left == [str(folder.parent), str(folder)]
+
+
+STRAY = (
+    "import mmap, os, sys\n"
+    "os.setpgid(0, 0)\n"
+    "file = open(sys.argv[1], 'w+b'); file.truncate(4096)\n"
+    "mapped = mmap.mmap(file.fileno(), 4096)\n"
+    "print(os.getpid(), flush=True)\n"
+    "sys.stdin.readline()\n"
+    "child = os.fork()\n"
+    "if child: print(child, flush=True); os._exit(0)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def test_what_was_started_unseen_is_left_and_so_is_memory_of_the_job_s_own():
+    path = Path(f"/dev/shm/{JOB_ID}")
+    command = [sys.executable, "-c", STRAY, str(path)]
+    pipe = subprocess.PIPE
+    traces = Traces()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        traces.note([process.pid])
+        process.stdin.write("\n")
+        process.stdin.flush()
+        child = int(process.stdout.readline())
+        process.wait()
+        assert traces.find_left(JOB_ID) == [f"process {child}", str(path)]
+        process.stdin.close()
+        process.stdin = None
+        wait_until_gone(child)
+        assert traces.find_left(JOB_ID) == [str(path)]
+    path.unlink()
+    path.touch()  # another has the name
+    try:
+        assert traces.find_left(JOB_ID) == []
+    finally:
+        path.unlink()
+
+
+def test_memory_that_was_there_before_or_is_gone_with_its_node_is_not_left():
+    path = Path(f"/dev/shm/{JOB_ID}")
+    command = [sys.executable, "-c", STRAY, str(path)]
+    pipe = subprocess.PIPE
+    early = Traces()
+    try:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            late, of_lost_node = Traces(), Traces()
+            of_lost_node._others.clear()
+            for traces in (early, late, of_lost_node):
+                traces.note([process.pid])
+            of_lost_node.excuse([process.pid])
+            process.kill()
+        assert early.find_left(JOB_ID) == [str(path)]
+        assert late.find_left(JOB_ID) == of_lost_node.find_left(JOB_ID) == []
+    finally:
+        path.unlink()
+
+
+def test_names_of_others_need_not_be_text(listener: subprocess.Popen[str]):
+    read_lines(listener)
+    with socket.socket(socket.AF_UNIX) as odd:
+        odd.bind(b"\0" + JOB_ID.encode() + b"\xff\xfe")
+        odd.listen()
+        traces = Traces()
+        traces.note([listener.pid])
+        assert f"process {listener.pid}" in traces.find_left(JOB_ID)
 
 
 def test_an_empty_folder_in_shared_memory_is_left():

@@ -43,6 +43,11 @@ def test_faults_fall_at_even_distances_up_to_the_end():
     assert [each.at_s for each in draw_faults(make_plan(for_s=30))] == [10, 20, 30]
 
 
+@pytest.mark.parametrize(("for_s", "every_s"), [(0.3, 0.1), (1.2, 0.4), (0.35, 0.1)])
+def test_no_fault_is_lost_to_rounding(for_s: float, every_s: float):
+    assert len(draw_faults(make_plan(for_s=for_s, every_s=every_s))) == 3
+
+
 def test_kinds_are_drawn_by_their_weights():
     faults = draw_faults(make_plan(for_s=10_000))
     counts = Counter(each.fault.kind for each in faults)

@@ -73,11 +73,13 @@ def test_held_it_answers_nothing_and_afterwards_all(proxy: StoreProxy, client: s
     client.sendall(b"one")
     assert client.recv(100) == b"ONE"
     proxy.hold()
+    assert proxy.num_held == 0
     client.sendall(b"two")
     with connect(proxy) as other:
         other.sendall(b"three")
         assert is_silent(client)
         assert is_silent(other)
+        assert proxy.num_held == 2
         proxy.let_go()
         assert client.recv(100) == b"TWO"
         assert other.recv(100) == b"THREE"
