@@ -6,7 +6,7 @@ Process: driver; each rank of a replay has one of its own.  Blocks: on records, 
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from os.path import isfile
 from pathlib import Path
@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainflow.cli.comparison_notes import (
+    find_other_code,
+    find_uncertain,
+    find_uncompared,
+    note_other_code,
+    path_of,
+    say_notes,
+    span,
+)
 from trainflow.cli.exit_codes import ExitCode
 from trainflow.cli.job_options import Overrides
-from trainflow.cli.output import say
 from trainflow.cli.stop_signals import ending_in_order
 from trainflow.cli.tables import Output, OutputOption, escape, format_table, write_answer
 from trainflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainflow.checkpointing.manifest import Manifest
-    from trainflow.coordination.bisection import History, Parting, Tensors
+    from trainflow.coordination.bisection import History, Parting
     from trainflow.coordination.past_run import PastRun
     from trainflow.coordination.replay import Replayed, ReplayPlan
 
@@ -91,7 +98,7 @@ def replay(
         )
     past = _read_run(run, step, overrides or [])
     plan = plan_replay(past, step, begin)
-    _note_other_code(past)
+    note_other_code(past)
     own_paths = [str(Path.cwd()), *sys.path]
     with ending_in_order():
         done = run_replay(
@@ -123,13 +130,18 @@ def bisect(
     _require_comparable(runs[0], runs[1], accept or [])
     histories = [_history_of(each) for each in runs]
     parting = find_parting(histories[0], histories[1])
+    uncompared = find_uncompared(*histories)
     if not parting.shared and not parting.tensor_steps:
+        say_notes(uncompared)
         raise ConfigError(
             f"bisect: got two runs that share no step with a digest ({_tell_digests(runs)}) and no "
-            "checkpoint of the same step, expected one of these; choose others, or have new ones "
-            f"record more: {_MORE}"
+            "checkpoint of the same step in the same parts, expected one of these; choose others, "
+            f"or have new ones record more: {_MORE}"
         )
-    answer = _describe_parting(parting) | {"runs": [each.job.job_id for each in runs]}
+    other_code = find_other_code(runs)
+    say_notes([*other_code, *find_uncertain(runs), *uncompared])
+    ids = [each.job.job_id for each in runs]
+    answer = _describe_parting(parting) | {"runs": ids, "other_code": other_code}
     write_answer(answer, _tell_parting(parting, runs), output)
     if parting.step is not None:
         raise typer.Exit(ExitCode.FAILED)
@@ -151,25 +163,6 @@ def _read_run(run: str, step: int, overrides: Sequence[str]) -> "PastRun":
     from trainflow.cli.preflight import read_job  # noqa: PLC0415  imports the job's own code
 
     return find_run_of(read_job(Path(run), overrides), step)
-
-
-def _note_other_code(past: "PastRun") -> None:
-    """Say on stderr what may be why digests differ, beside a fault."""
-    from trainflow.coordination.job_record import find_versions, hash_code  # noqa: PLC0415
-
-    job, now = past.job, find_versions()
-    code = hash_code(job.config["entrypoint"], [str(Path.cwd()), *sys.path, *job.import_paths])
-    notes = [
-        f"since the run {name} has changed from {before} to {now.get(name)}"
-        for name, before in job.versions.items()
-        if now.get(name) != before
-    ]
-    if None not in {code, job.code} and code != job.code:
-        notes.append(f"since the run the file with {job.config['entrypoint']} has changed")
-    if not job.config["training"]["deterministic"]:
-        notes.append("training.deterministic is false: sums and kernels may differ by themselves")
-    for note in notes:
-        say(f"note: {escape(note)}", err=True)
 
 
 def _describe_replay(plan: "ReplayPlan", done: "Replayed", parting: "Parting") -> dict[str, Any]:
@@ -202,7 +195,7 @@ def _compare(recorded: str | None, replayed: str | None) -> str | None:
 
 def _tell_replay(plan: "ReplayPlan", parting: "Parting") -> str:
     begin = "the job's beginning" if plan.base is None else str(plan.base)
-    what = f"{_span(plan.steps)} of {plan.run.job.job_id}, from {begin}"
+    what = f"{span(plan.steps)} of {plan.run.job.job_id}, from {begin}"
     if parting.step is None:
         return f"{what}: the same"
     return "\n".join([f"{what}: NOT the same from step {parting.step} on", *_tell_tensors(parting)])
@@ -215,13 +208,13 @@ def _describe_parting(parting: "Parting") -> dict[str, Any]:
         "first_step": parting.step,
         "last_same_step": parting.same_step,
         "digest_step": parting.digest_step,
-        "first_tensor": None if tensors is None else tensors.paths[0],
+        "first_tensor": None if tensors is None else path_of(tensors.paths[0]),
         "tensors": None
         if tensors is None
         else {
             "step": tensors.step,
             "source": tensors.source,
-            "differing": list(tensors.paths),
+            "differing": [path_of(each) for each in tensors.paths],
             "num_compared": tensors.num_compared,
         },
         "num_shared": len(parting.shared),
@@ -231,7 +224,7 @@ def _describe_parting(parting: "Parting") -> dict[str, Any]:
 
 
 def _tell_parting(parting: "Parting", runs: "list[PastRun]") -> str:
-    shared = f"{len(parting.shared)} steps they share ({_span(parting.shared)})"
+    shared = f"{len(parting.shared)} steps they share ({span(parting.shared)})"
     if not parting.shared:
         lines = _tell_without_digests(parting, runs)
     elif parting.step is None:
@@ -264,7 +257,7 @@ def _tell_place(step: int, same_step: int | None) -> str:
 def _tell_without_digests(parting: "Parting", runs: "list[PastRun]") -> list[str]:
     """Say what checkpoints tell, and digests of single tensors, and what would tell more."""
     count = f"{len(parting.tensor_steps)} steps"
-    compared = f"the {count} after which tensors could be compared ({_span(parting.tensor_steps)})"
+    compared = f"the {count} after which tensors could be compared ({span(parting.tensor_steps)})"
     if parting.step is None:
         told = f"the same after all of {compared}"
     else:
@@ -278,7 +271,7 @@ def _tell_without_digests(parting: "Parting", runs: "list[PastRun]") -> list[str
 
 def _tell_digests(runs: "list[PastRun]") -> str:
     """Say of which steps runs have digests."""
-    return " and ".join(f"{each.job.job_id} has {_span(each.digests)}" for each in runs)
+    return " and ".join(f"{each.job.job_id} has {span(each.digests)}" for each in runs)
 
 
 def _tell_tensors(parting: "Parting") -> list[str]:
@@ -287,7 +280,7 @@ def _tell_tensors(parting: "Parting") -> list[str]:
         return ["which tensor: nothing is recorded; see monitoring.digest_every_steps"]
     count = f"{len(tensors.paths)} of {tensors.num_compared} tensors"
     source = "checkpoints" if tensors.source == "checkpoint" else "records"
-    shown = [f"  {escape(path)}" for path in tensors.paths[:_PATHS_SHOWN]]
+    shown = [f"  {escape(path_of(each))}" for each in tensors.paths[:_PATHS_SHOWN]]
     more = len(tensors.paths) - len(shown)
     return [
         f"{count} differ after step {tensors.step}, by the {source}; the first:",
@@ -331,45 +324,8 @@ def _require_settings(accepted: Iterable[str], known: Iterable[str]) -> None:
 
 def _history_of(run: "PastRun") -> "History":
     """Return what a run has digested, in its record and in the checkpoints that it has made."""
+    from trainflow.cli.stored_tensors import read_stored  # noqa: PLC0415
     from trainflow.coordination.bisection import History  # noqa: PLC0415
 
     worlds = {step: each.world_size for step, each in run.steps.items()}
-    return History(run.digests, worlds, run.tensors, _read_stored(run))
-
-
-def _read_stored(run: "PastRun") -> "dict[int, Tensors]":
-    """Return, by step, what stands for each tensor of the checkpoints that a run has made."""
-    from trainflow.checkpointing.store import CheckpointStore  # noqa: PLC0415
-    from trainflow.errors import CheckpointError  # noqa: PLC0415
-
-    url = run.job.config["checkpoint"]["url"]
-    if url is None:
-        return {}
-    stored: dict[int, Tensors] = {}
-    try:
-        store = CheckpointStore(url)
-        for step in store.committed_steps():
-            try:
-                manifest = store.read_manifest(step)
-            except CheckpointError as error:
-                told = escape(str(error))
-                say(f"note: the checkpoint of step {step} is left out: {told}", err=True)
-                continue
-            if manifest.job_id == run.job.job_id:
-                stored[step] = _contents(manifest)
-    except CheckpointError as error:
-        say(f"note: checkpoints are left out: {error}", err=True)
-    return stored
-
-
-def _contents(manifest: "Manifest") -> Mapping[str, str]:
-    """Return for each tensor how it is cut into chunks, and their hashes."""
-    return {path: repr(entry) for path, entry in manifest.tensors.items()}
-
-
-def _span(steps: Iterable[int]) -> str:
-    """Return the first and the last of some steps."""
-    known = sorted(steps)
-    if len(known) < 2:  # noqa: PLR2004  a span has two ends
-        return f"step {known[0]}" if known else "none"
-    return f"steps {known[0]} to {known[-1]}"
+    return History(run.digests, worlds, run.tensors, read_stored(run))

@@ -142,6 +142,7 @@ def plan_replay(run: PastRun, step: int, begin: int | None = None) -> ReplayPlan
     _require_digest(run, step)
     base = None if begin == 0 else _find_base(run, job, step, begin)
     _require_beginning(run, base, step)
+    _require_no_jump(run, base, step)
     steps = range((0 if base is None else base.step) + 1, step + 1)
     return ReplayPlan(run, base, tuple(steps), _require_one_world(run, steps))
 
@@ -182,6 +183,18 @@ def _require_beginning(run: PastRun, base: StoredState | None, step: int) -> Non
             f"--from: got {first - 1} for step {step}, while {run.job.job_id} has done "
             f"{_span(run.steps)}, expected a checkpoint of step {min(run.steps) - 1} or later; "
             "change it, or name the run that has done the steps before"
+        )
+
+
+def _require_no_jump(run: PastRun, base: StoredState | None, step: int) -> None:
+    """Refuse steps within which the run has passed over samples: one begins at one place."""
+    begin = 0 if base is None else base.step
+    jump = run.rewinds.find_jump(begin, step)
+    if jump is not None:
+        raise ConfigError(
+            f"--from: got {begin} for step {step}, while {run.job.job_id} went back to step {jump} "
+            "for its loss and passed over samples there, expected the checkpoint of that step or "
+            f"of a later one; change it, or choose a step up to {jump}"
         )
 
 

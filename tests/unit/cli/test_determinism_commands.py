@@ -12,7 +12,7 @@ from tests.distributed.jobs import make_job
 from tests.unit.checkpointing.layouts import make_manifest
 from tests.unit.cli.conftest import CallMain
 from tests.unit.coordination.past_runs import record_run
-from trainflow.checkpointing.boxes import whole
+from trainflow.checkpointing.boxes import Box, whole
 from trainflow.checkpointing.manifest import Chunk, Shard, TensorEntry
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.cli.determinism_commands import _MEANINGS
@@ -58,6 +58,54 @@ class TestBisect:
         assert call_main("bisect", "a", "b", "-o", "json") == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["runs"], answer["same"], answer["num_shared"]) == (["a", "b"], True, 12)
+
+    def test_what_of_their_code_differs_is_told(self, home: Path, call_main: CallMain, capsys):
+        job = make_job()
+        for name, digests, code in (("a", DIGESTS, "0"), ("b", PARTED, "1")):
+            path = record_run(home, name, job, digests).directory / "job.json"
+            recorded = json.loads(path.read_text())
+            recorded["versions"]["torch"], recorded["code"] = f"1.{code}", code * 32
+            path.write_text(json.dumps(recorded))
+        assert call_main("bisect", "a", "b", "-o", "json") == 1
+        said = capsys.readouterr()
+        told = json.loads(said.out)["other_code"]
+        place = job.entrypoint
+        assert told == [
+            "torch was 1.0 in a and 1.1 in b",
+            f"the file with {place} was another in a than in b",
+        ]
+        assert [f"note: {each}" in said.err for each in told] == [True, True]
+        assert "training.deterministic is false in a" in said.err
+        assert call_main("bisect", "a", "a", "-o", "json") == 0
+        assert json.loads(capsys.readouterr().out)["other_code"] == []
+
+    def test_tensors_that_are_kept_in_other_parts_are_not_compared(
+        self, home: Path, tmp_path: Path, call_main: CallMain, capsys
+    ):
+        others = {20: DIGESTS[1]}
+        for job_id, num_parts, digests in (
+            ("a", 1, DIGESTS),
+            ("b", 2, DIGESTS),
+            ("c", 2, PARTED),
+            ("d", 1, others),
+        ):
+            store = CheckpointStore(str(tmp_path / f"store-{job_id}"))
+            record_run(home, job_id, make_job(checkpoint={"url": store.url}), digests)
+            size = 2 // num_parts
+            parts = [Box((at,), (size,)) for at in range(0, 2, size)]
+            shards = tuple(Shard(each, (Chunk(job_id * 32, 4 * size),)) for each in parts)
+            manifest = make_manifest(cut=TensorEntry("float32", (2,), shards))
+            store.commit(replace(manifest, step=4, job_id=job_id))
+        assert call_main("bisect", "a", "b") == 0
+        note = "checkpoints of step 4 hold tensors in other parts: those aren't compared"
+        assert note in capsys.readouterr().err
+        assert call_main("bisect", "b", "c", "-o", "json") == 1
+        told = capsys.readouterr()
+        assert note not in told.err
+        answer = json.loads(told.out)
+        assert (answer["first_tensor"], answer["tensors"]["differing"]) == ("cut", ["cut"])
+        assert call_main("bisect", "b", "d") == 2
+        assert note in capsys.readouterr().err, "that is why there is nothing to compare"
 
     def test_where_they_part_is_told_with_the_first_tensor(
         self, home: Path, call_main: CallMain, capsys
@@ -230,7 +278,7 @@ class TestBisect:
         assert call_main("bisect", "a", "b") == 2
         said = capsys.readouterr().err
         assert "note: the checkpoint of step 4 is left out: " in said
-        assert "no checkpoint of the same step, expected one of these" in said
+        assert "no checkpoint of the same step in the same parts, expected one of these" in said
 
     def test_a_run_that_is_not_there_is_not_found(self, home: Path, call_main: CallMain, capsys):
         record_run(home, "a", make_job(), DIGESTS)
