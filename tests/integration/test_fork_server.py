@@ -19,6 +19,7 @@ from tests.integration.served import wait_until
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.coordination.forkserver import keeping, launcher
 from trainflow.coordination.forkserver.keeping import ForkServer
+from trainflow.coordination.forkserver.processes import find_servers
 from trainflow.coordination.forkserver.settings import ForkServerSettings
 
 RAY_JOB = "01000000"
@@ -348,6 +349,7 @@ def test_a_server_that_has_died_is_started_again_and_forks_outlive_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(keeping, "_LASTING_S", 0.0)
+    others = {*find_servers(os.getpid())}
     with closing(open_server()) as server:
         environment = server._environment()
         (tmp_path / "wait.py").write_text("import sys; sys.stdin.read(); print('lives')")
@@ -361,6 +363,8 @@ def test_a_server_that_has_died_is_started_again_and_forks_outlive_it(
         )
         assert waiting.wait(WITHIN_S) == 0, "the launcher is gone, the fork has its streams"
         first = process_of(server)
+        found = {*find_servers(os.getpid())} - others
+        assert {each.pid for each in found} == {first.pid}, "and not its fork"
         first.kill()
         assert fork(server, "print(1)", tmp_path) == "1\n"
         assert process_of(server).pid != first.pid

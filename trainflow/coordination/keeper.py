@@ -128,6 +128,8 @@ class Keeper:
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._memory = NodeMemory(job_id, self._node_id, settings.checkpoint_url, settings.snapshot)
         self._forks = open_fork_server(settings.forks, SYSTEM_CLOCK)
+        if self._forks is not None and self._workers.read():
+            self._forks.prepare()  # the Keeper before has died, and its server: one is lost, say
         self._notices = _watch_provider(settings)
         self._is_notice_told = False
         directory = settings.directory

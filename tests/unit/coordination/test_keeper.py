@@ -7,6 +7,7 @@ import queue
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -516,8 +517,9 @@ def test_it_asks_what_the_job_names_whether_its_machine_stays(
     assert asked == ([expected[how]] if how in expected else [])
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 def test_workers_are_forked_until_the_job_is_over(
-    keeper: Keeper, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+    keeper: Keeper, request, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
 ):
     assert keeper.fork_command() is None, "the job wants none"
     calls: list[str] = []
@@ -525,15 +527,20 @@ def test_workers_are_forked_until_the_job_is_over(
 
     def open_fork_server(given: ForkServerSettings, _clock: Any) -> Any:
         assert given == settings
-        return SimpleNamespace(command=lambda: "by this", close=lambda: calls.append("close"))
+        names = ("prepare", "close")
+        return SimpleNamespace(
+            command=lambda: "by this", **{each: partial(calls.append, each) for each in names}
+        )
 
     monkeypatch.setattr(keeper_module, "open_fork_server", open_fork_server)
+    if is_restarted:
+        request.getfixturevalue("stamps")
     keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), forks=settings))
-    clock.rounds.get(timeout=WITHIN_S)
     monkeypatch.setattr(keeper._workers, "kill_all", lambda: calls.append("kill"))
     assert keeper.fork_command() == "by this"
     keeper.clean_up()
-    assert calls == ["close", "kill"], "no fork begins that isn't ended"
+    prepared = ["prepare"] if is_restarted else []  # who replaces one is not to wait
+    assert calls == [*prepared, "close", "kill"], "no fork begins that isn't ended"
 
 
 @pytest.mark.parametrize("has_answered", [False, True])

@@ -15,6 +15,7 @@ import psutil
 
 from trainflow.clock import Clock
 from trainflow.coordination.chaos.leftovers import Traces
+from trainflow.coordination.forkserver.processes import find_servers
 from trainflow.errors import CoordinationError, UnreachableError
 
 _ASK_EVERY_S = 0.2
@@ -82,6 +83,8 @@ class RunView:
         self._begun: set[str] = set()
         self._noted: set[int] = set()
         self._cpu_s: dict[str, float] = {}
+        self._first_servers: set[psutil.Process] = set()
+        self._server_cpu_s: dict[psutil.Process, float] = {}
         self._thread = threading.Thread(target=self._ask_on, name="run-view", daemon=True)
 
     def start(self) -> None:
@@ -103,9 +106,10 @@ class RunView:
         """CPU time that workers took to start that were begun after the first step, at least.
 
         Of each process from its own beginning until it was seen to stand by; one that was never
-        seen before it was a member counts for nothing.
+        seen before it was a member counts for nothing. Besides that of the servers they are forked
+        from, of those begun after the first step.
         """
-        return sum(self._cpu_s.values())
+        return sum(self._cpu_s.values()) + sum(self._server_cpu_s.values())
 
     def is_warm(self, num_spares: int) -> bool:
         """Whether the run trains, with all of its spares standing by."""
@@ -135,6 +139,7 @@ class RunView:
         if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
             self._noted_at_s = now_s
             self._note()
+            self._measure_servers(is_training=status["step"] > 0)
         if status["state"] == "running" and status["step"] > 0:
             self.most_spares = max(self.most_spares or 0, status["spares"])
         self._measure_starting(self.workers, is_training=status["step"] > 0)
@@ -169,7 +174,21 @@ class RunView:
                 self._begun.add(worker_id)
             elif pid is not None and worker_id not in self._begun:
                 with suppress(psutil.Error):
-                    times = psutil.Process(pid).cpu_times()
-                    self._cpu_s[worker_id] = times.user + times.system
+                    self._cpu_s[worker_id] = _cpu_s_of(psutil.Process(pid))
                 if row["state"] == "spare":
                     self._begun.add(worker_id)
+
+    def _measure_servers(self, *, is_training: bool) -> None:
+        """Note what Keepers' servers of forks have taken; those there at the beginning are none."""
+        for pid in self.keeper_pids.values():
+            with suppress(psutil.Error):
+                for server in find_servers(pid):
+                    if not is_training:
+                        self._first_servers.add(server)
+                    elif server not in self._first_servers:
+                        self._server_cpu_s[server] = _cpu_s_of(server)
+
+
+def _cpu_s_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system

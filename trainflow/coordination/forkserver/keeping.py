@@ -22,6 +22,7 @@ import ray
 from trainflow.clock import Clock
 from trainflow.config.start_methods import inherits_alike
 from trainflow.coordination.forkserver import launcher
+from trainflow.coordination.forkserver.processes import SERVER_MODULE
 from trainflow.coordination.forkserver.settings import ForkServerSettings
 from trainflow.coordination.forkserver.surroundings import expand_variables
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
-    "from trainflow.coordination.forkserver.server import main; main()"
+    f"from {SERVER_MODULE} import main; main()"
 )
 # Ray pastes it after bash's `exec`. What a worker starts with Ray inherits it, also on a node where
 # its files may not be: there raylet's own Python is started, as it says in its arguments.
@@ -41,10 +42,11 @@ _COMMAND = (
 )
 _ALONE = "-S"  # nothing is looked for in packages
 _ISOLATED = "-S -E"  # nor where a variable says
+_LAUNCHER = str(Path(launcher.__file__).absolute())
 _PLAIN_PATH = re.compile(r"[\w/.+-]+")
 
 _LASTING_S = 60.0
-_SOON_S = 20.0  # launchers wait for 30
+_SOON_S = 60.0  # launchers wait for 45; what is imported beside it by itself takes longer yet
 _READY_WITHIN_S = 180.0
 _AGAIN_AFTER_S = 1.0
 _IN_VAIN_AT_MOST = 8  # what can't be had by then is not to be had, and each time costs its imports
@@ -104,23 +106,30 @@ class ForkServer:
     def command(self) -> str | None:
         """Return what Ray is to start one worker by; None: by Python, as none would be forked soon.
 
-        The first time starts the server, which has imported everything some seconds later.
+        The first time starts the server, unless that was done.
         """
-        script = str(Path(launcher.__file__).absolute())
-        if not _PLAIN_PATH.fullmatch(f"{sys.executable}{script}"):  # it wouldn't survive the shell
+        if not self.prepare():
             return None
+        ticket = secrets.token_hex(8)
+        flags = _ALONE if "PYTHONHOME" in os.environ else _ISOLATED
+        return _COMMAND.format(
+            python=sys.executable, flags=flags, launcher=_LAUNCHER, name=self._name, ticket=ticket
+        )
+
+    def prepare(self) -> bool:
+        """Start the server if that was not done; it has imported everything some seconds later.
+
+        Returns:
+            Whether a worker that asks for a fork is likely to be one soon.
+        """
+        if not _PLAIN_PATH.fullmatch(f"{sys.executable}{_LAUNCHER}"):
+            return False  # it wouldn't survive the shell
         with self._lock:
             if self._keeping is None:
                 self._began_at_s = self._clock.monotonic_s()
                 self._keeping = threading.Thread(target=self._keep, name="forkserver", daemon=True)
                 self._keeping.start()
-            if self._closed.is_set() or not self._is_trusted():
-                return None
-        ticket = secrets.token_hex(8)
-        flags = _ALONE if "PYTHONHOME" in os.environ else _ISOLATED
-        return _COMMAND.format(
-            python=sys.executable, flags=flags, launcher=script, name=self._name, ticket=ticket
-        )
+            return not self._closed.is_set() and self._is_trusted()
 
     def close(self) -> None:
         """End the server; its forks stay. Who waits for one is told."""

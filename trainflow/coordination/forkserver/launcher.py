@@ -12,7 +12,7 @@ for one fork, and others become Python.
 It runs without site-packages, so that it imports what it needs at once: nothing but the standard
 library may be imported here.
 
-Process: of its own; no other thread.  Blocks: until the fork runs, 30 s at most.
+Process: of its own; no other thread.  Blocks: until the fork runs, 45 s at most.
 """
 
 import json
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 READY, GO, REFUSED = b"r", b"g", b"n"
 
-_ANSWER_WITHIN_S = 30.0  # Ray waits for 60 s for a worker
+_ANSWER_WITHIN_S = 45.0  # Ray waits for 60 s for a worker
 _HEADER = struct.Struct("!I")
 _PEER = struct.Struct("iII")  # struct ucred: unix(7)
 _NUM_STREAMS = 3

@@ -179,6 +179,28 @@ def test_a_nodes_keeper_is_known_before_a_step_of_its_ranks_is_told():
         view.close()
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_new_workers_are_forked_from_has_taken_time_to_start_them(
+    monkeypatch: pytest.MonkeyPatch, *, is_new: bool
+):
+    monkeypatch.setattr(run_view, "_NOTE_EVERY_S", 0.0)
+    found: list[int] = []
+
+    def find_servers(keeper_pid: int) -> list[psutil.Process]:
+        found.append(keeper_pid)
+        return [psutil.Process()]
+
+    monkeypatch.setattr(run_view, "find_servers", find_servers)
+    view = RunView(Arriving(*[{"step": 3 * is_new}] * 3, {"step": 7}), SYSTEM_CLOCK)
+    view.start()
+    try:
+        wait_for(lambda: view.status.get("step") == 7)
+        assert {*found} == {12}
+        assert (view.starting_cpu_s > 0) == is_new
+    finally:
+        view.close()
+
+
 class Growing(FakeRun):
     """A process joins those of a node, and is gone with the next answer."""
 
