@@ -21,7 +21,10 @@ IN_PARTS = " in parts: "
 
 def note_other_code(past: "PastRun") -> None:
     """Say on stderr what may be why digests differ, beside a fault."""
-    from trainflow.coordination.job_record import find_versions, hash_code  # noqa: PLC0415
+    from trainflow.coordination.job_record import (  # noqa: PLC0415  loads much
+        find_versions,
+        hash_code,
+    )
 
     job, now = past.job, find_versions()
     code = hash_code(job.config["entrypoint"], [str(Path.cwd()), *sys.path, *job.import_paths])
@@ -89,6 +92,7 @@ def path_of(name: str) -> str:
 def span(steps: Iterable[int]) -> str:
     """Return the first and the last of some steps."""
     known = sorted(steps)
-    if len(known) < 2:  # noqa: PLR2004  a span has two ends
-        return f"step {known[0]}" if known else "none"
-    return f"steps {known[0]} to {known[-1]}"
+    if not known:
+        return "none"
+    first, last = known[0], known[-1]
+    return f"step {first}" if first == last else f"steps {first} to {last}"

@@ -324,7 +324,7 @@ def _require_settings(accepted: Iterable[str], known: Iterable[str]) -> None:
 
 def _history_of(run: "PastRun") -> "History":
     """Return what a run has digested, in its record and in the checkpoints that it has made."""
-    from trainflow.cli.stored_tensors import read_stored  # noqa: PLC0415
+    from trainflow.cli.stored_tensors import read_stored  # noqa: PLC0415  loads much
     from trainflow.coordination.bisection import History  # noqa: PLC0415
 
     worlds = {step: each.world_size for step, each in run.steps.items()}
