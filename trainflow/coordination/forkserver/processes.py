@@ -16,5 +16,11 @@ def find_servers(keeper_pid: int) -> list[psutil.Process]:
     Raises:
         psutil.Error: the Keeper is gone.
     """
-    children = psutil.Process(keeper_pid).children()
-    return [each for each in children if any(SERVER_MODULE in word for word in each.cmdline())]
+    return [each for each in psutil.Process(keeper_pid).children() if _is_server(each)]
+
+
+def _is_server(child: psutil.Process) -> bool:
+    try:
+        return any(SERVER_MODULE in word for word in child.cmdline())
+    except psutil.NoSuchProcess:  # it has ended, which the Keeper may not have seen yet
+        return False
