@@ -6,6 +6,7 @@ import resource
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,9 +104,25 @@ def fork(server: ForkServer, script: str, folder: Path) -> str:
     return done.stdout
 
 
-def process_of(server: ForkServer) -> psutil.Process:
+def pid_of(server: ForkServer) -> int:
     assert server._process is not None
-    return psutil.Process(server._process.pid)
+    return server._process.pid
+
+
+def process_of(server: ForkServer) -> psutil.Process:
+    return psutil.Process(pid_of(server))
+
+
+def replace(server: ForkServer) -> None:
+    """Kill a server; returns when another has imported all."""
+    first = process_of(server)
+    first.kill()
+    wait_next(server, first)
+
+
+def wait_next(server: ForkServer, first: psutil.Process) -> None:
+    wait_until(lambda: pid_of(server) != first.pid, lambda: "there is no other")
+    wait_until(lambda: server._is_ready, lambda: "it has not imported all")
 
 
 def test_a_fork_is_what_python_would_have_been(server: ForkServer, tmp_path: Path):
@@ -189,6 +206,7 @@ def test_a_launcher_that_has_given_up_leaves_no_fork(server: ForkServer, tmp_pat
     script = tmp_path / "script.py"
     script.write_text(f"open({str(trace)!r}, 'w')")
     command_of(server)  # it serves
+    wait_until(lambda: not process_of(server).children(), lambda: "a fork of before stays")
     with socket.socket(socket.AF_UNIX) as connection, (tmp_path / "null").open("w") as null:
         connection.connect(launcher.address_of(server._name))
         streams = (null.fileno(),) * 3
@@ -201,13 +219,15 @@ def test_a_launcher_that_has_given_up_leaves_no_fork(server: ForkServer, tmp_pat
     assert not trace.exists()
 
 
-OF_WRONG_KINDS = (
-    b'\0\0\0\x44{"ticket": 1, "argv": [], "environment": [], "directory": 1, "blocked": 1}'
-)
+def framed(body: bytes) -> bytes:
+    return struct.pack("!I", len(body)) + body
+
+
+OF_WRONG_KINDS = b'{"ticket": 1, "argv": [], "environment": [], "directory": 1, "blocked": 1}'
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"abc", b"\xff\xff\xff\xff", b"\0\0\0\x02{}", b"\0\0\0\x02[]", OF_WRONG_KINDS]
+    "sent", [b"", b"abc", b"\xff\xff\xff\xff", *map(framed, (b"{}", b"[]", OF_WRONG_KINDS))]
 )
 def test_who_asks_for_nothing_harms_nobody(server: ForkServer, tmp_path: Path, sent: bytes):
     before = process_of(server).pid
@@ -226,6 +246,25 @@ def test_what_a_worker_starts_with_ray_is_no_fork(server: ForkServer, tmp_path: 
     again = run(command, script, tmp_path, environment)
     assert again.stdout == "False\n"
     assert "it was started by a worker, or another time" in again.stderr
+
+
+def test_nor_is_it_when_another_server_is_there_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keeping, "_LASTING_S", 0.0)
+    script = "import sys; print('torch' in sys.modules)"
+    with closing(open_server()) as server:
+        command, environment = command_of(server), server._environment()
+        assert run(command, script, tmp_path, environment).stdout == "True\n"
+        declined = command_of(server)
+        other = run(declined, script, tmp_path, environment | {"ONE": "1"})
+        assert "the variable ONE is another" in other.stderr
+        replace(server)
+        for used in (command, declined):
+            again = run(used, script, tmp_path, environment)
+            assert again.stdout == "False\n"
+            assert "it was started by a worker, or another time" in again.stderr
+        assert fork(server, script, tmp_path) == "True\n"
 
 
 def test_where_the_launcher_is_not_there_raylet_s_python_is_started(tmp_path: Path):
@@ -332,14 +371,16 @@ def test_what_can_t_be_forked_has_python_started(
         done = run(command, "print('runs')", tmp_path, server._environment())
         assert done.stdout == "runs\n"
         assert "can't be a fork" in done.stderr
-        wait_until(lambda: server.command() is None, lambda: "it is still relied on")
+        wait_until(server._closed.is_set, lambda: "it is still relied on")
+        assert server.command() is None
     assert told in caplog.text
 
 
 def test_a_keeper_with_very_many_open_files_has_forks_too(tmp_path: Path):
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as files, closing(open_server()) as server:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (before, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         for _ in range(1024):
             files.enter_context(Path(os.devnull).open())
         assert fork(server, "print(1)", tmp_path) == "1\n"
@@ -365,9 +406,8 @@ def test_a_server_that_has_died_is_started_again_and_forks_outlive_it(
         first = process_of(server)
         found = {*find_servers(os.getpid())} - others
         assert {each.pid for each in found} == {first.pid}, "and not its fork"
-        first.kill()
+        replace(server)
         assert fork(server, "print(1)", tmp_path) == "1\n"
-        assert process_of(server).pid != first.pid
         assert waiting.communicate("")[0] == "lives\n"
     wait_until(lambda: process_of_closed(server), lambda: "the server stays")
 
@@ -381,6 +421,8 @@ def test_a_server_that_stands_still_is_replaced(tmp_path: Path, monkeypatch: pyt
         silent = process_of(server)
         silent.suspend()
         wait_until(lambda: not silent.is_running(), lambda: "it is not ended")
+        monkeypatch.setattr(keeping, "_ANSWERS_WITHIN_S", WITHIN_S)  # of the next one
+        wait_next(server, silent)
         assert fork(server, "print(1)", tmp_path) == "1\n"
 
 

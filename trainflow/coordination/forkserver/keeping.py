@@ -25,6 +25,7 @@ from trainflow.coordination.forkserver import launcher
 from trainflow.coordination.forkserver.processes import SERVER_MODULE
 from trainflow.coordination.forkserver.settings import ForkServerSettings
 from trainflow.coordination.forkserver.surroundings import expand_variables
+from trainflow.coordination.forkserver.tickets import make_file
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class ForkServer:
         self._job_id = job_id
         self._clock = clock
         self._name = f"trainflow-fork-{secrets.token_hex(8)}"
+        self._tickets = os.fdopen(make_file())
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(launcher.address_of(self._name))
         self._listener.listen(_NUM_WAITING)  # who asks before it serves waits
@@ -138,6 +140,7 @@ class ForkServer:
             if self._process is not None:
                 self._process.kill()
             self._listener.close()
+            self._tickets.close()
 
     def _is_trusted(self) -> bool:
         """Whether the server is likely to answer soon: none has died early, or this one hasn't."""
@@ -175,11 +178,15 @@ class ForkServer:
                 return
             self._began_at_s = self._clock.monotonic_s()
             self._process, readiness = self._start()
-        self._learn(self._process, readiness)
-        while (code := self._wait(self._process)) is None:
-            if not self._answers():
-                logger.warning("the server of forks doesn't answer: it is ended")
-                self._process.kill()
+        try:
+            self._learn(readiness)
+            while (code := self._wait(self._process)) is None:
+                if not self._answers():
+                    logger.warning("the server of forks doesn't answer: it is ended")
+                    self._process.kill()
+        except BaseException:
+            self._process.kill()  # else there would be two at one address
+            raise
         if not self._closed.is_set():
             logger.warning("the server of forks has died: %d", code)
 
@@ -204,17 +211,21 @@ class ForkServer:
                 logger.warning("the server of forks can't be asked: %s", error)
                 return not isinstance(error, TimeoutError)
 
-    def _learn(self, process: "subprocess.Popen[bytes]", readiness: int) -> None:
-        """Wait for what the server says once it has imported all; a silent one is ended.
+    def _learn(self, readiness: int) -> None:
+        """Wait for what the server says once it has imported all.
 
-        If what the job has had imported can't be forked, that will never change.
+        If what the job has had imported can't be forked, that will never change; nor, most likely,
+        if it is not imported within minutes.
         """
         with os.fdopen(readiness, encoding="utf-8") as told:
             readable = select.poll()  # `select.select` takes no descriptor above 1023
             readable.register(told, select.POLLIN)
             if not readable.poll(_READY_WITHIN_S * 1000):
-                logger.warning("what workers import isn't imported within %.0f s", _READY_WITHIN_S)
-                process.kill()
+                logger.warning(
+                    "workers are started by Python: what they import isn't imported within %.0f s",
+                    _READY_WITHIN_S,
+                )
+                self.close()
                 return
             line = told.readline()
         if line == "\n":
@@ -232,14 +243,14 @@ class ForkServer:
             "num_threads": max(1, int(self._settings.num_cpus)),
         }
         readiness, readiness_there = os.pipe()
-        listener = self._listener.fileno()
-        numbers = [str(os.getpid()), str(listener), str(readiness_there)]
+        given = [self._listener.fileno(), self._tickets.fileno(), readiness_there]
+        numbers = [str(each) for each in (os.getpid(), *given)]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-c", _SERVER, *numbers, json.dumps(told)],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
-                pass_fds=[listener, readiness_there],
+                pass_fds=given,
             )
         except OSError:
             os.close(readiness)

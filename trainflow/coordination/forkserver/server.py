@@ -31,6 +31,7 @@ from trainflow.coordination.forkserver.launcher import (
     receive_request,
 )
 from trainflow.coordination.forkserver.surroundings import apply_changes, find_difference
+from trainflow.coordination.forkserver.tickets import UsedTickets
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +43,26 @@ _NICENESS = "RAY_worker_niceness"
 class Forking:
     """Forks this process for whoever asks at a listener."""
 
-    def __init__(self, listener: socket.socket, imports: Imports, niceness: int | None):
+    def __init__(
+        self,
+        listener: socket.socket,
+        tickets: UsedTickets,
+        imports: Imports,
+        niceness: int | None,
+    ):
         """Take what forks need to know.
 
         Args:
             listener: where they are asked for.
+            tickets: which were used before.
             imports: what they have.
             niceness: that they begin with, before Ray adds to it; None: this process', and Ray is
                 to add nothing.
         """
         self._listener = listener
+        self._tickets = tickets
         self._imports = imports
         self._niceness = niceness
-        self._used: set[str] = set()
 
     def wait(self) -> Request:
         """Fork whenever that is asked for; returns in a fork alone, with what it is to be."""
@@ -69,7 +77,7 @@ class Forking:
     def _answer(self, request: Request, connection: socket.socket) -> bool:
         """Fork, or decline; returns twice: True in the fork, False in the server."""
         try:
-            reason = self._decline(request)
+            reason = self._take_ticket(request.ticket) or self._decline(request)
             if not reason and os.fork() == 0:
                 self._begin(request, connection)
                 return True
@@ -80,15 +88,19 @@ class Forking:
                 os.close(each)
         if reason:
             _refuse(connection, reason)
-        self._used.add(request.ticket)
         return False
+
+    def _take_ticket(self, ticket: str) -> str:
+        """Use a ticket, which is for one fork or none; returns why it isn't good; empty: it is."""
+        if not ticket:
+            return "nothing was to be forked"
+        if ticket in self._tickets:
+            return "it was started by a worker, or another time"
+        self._tickets.add(ticket)
+        return ""
 
     def _decline(self, request: Request) -> str:
         """Return why a fork can't be what is asked for; empty: it can."""
-        if not request.ticket:
-            return "nothing was to be forked"
-        if request.ticket in self._used:
-            return "it was started by a worker, or another time"
         name = find_difference(self._imports.environment, request.environment)
         if name is not None:
             reason = f"the variable {name} is another than where it was imported"
@@ -100,6 +112,7 @@ class Forking:
         """In a fork: be what is asked for, if the launcher leaves the rest to it."""
         try:
             self._listener.close()
+            self._tickets.close()
             self._become(request)
             connection.settimeout(_GO_WITHIN_S)
             connection.sendall(READY)
@@ -175,13 +188,13 @@ def find_niceness() -> int | None:
 
 
 def main() -> None:
-    """Serve forks, by ``PARENT LISTENER READINESS SETTINGS``; in a fork, run the script asked for.
+    """Serve forks, by ``PARENT LISTENER TICKETS READINESS SETTINGS``; in a fork, run what is asked.
 
-    ``LISTENER`` and ``READINESS`` are file descriptors; once all is imported, why nothing can be
-    forked is written to the latter, or an empty line. ``SETTINGS`` are `import_all`'s arguments as
-    JSON.
+    All but the first and the last are file descriptors; once all is imported, why nothing can be
+    forked is written to ``READINESS``, or an empty line. ``SETTINGS`` are `import_all`'s arguments
+    as JSON.
     """
-    parent, listener_fd, readiness_fd, settings = sys.argv[1:5]
+    parent, listener_fd, tickets_fd, readiness_fd, settings = sys.argv[1:6]
     if not bind_to(int(parent)):
         return
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -195,5 +208,6 @@ def main() -> None:
         return
     gc.freeze()  # so that collections in forks touch no page that they share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are nobody's to wait for
-    request = Forking(socket.socket(fileno=int(listener_fd)), imports, niceness).wait()
+    listener, tickets = socket.socket(fileno=int(listener_fd)), UsedTickets(int(tickets_fd))
+    request = Forking(listener, tickets, imports, niceness).wait()
     runpy.run_path(request.argv[0], run_name="__main__")

@@ -124,6 +124,7 @@ def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch):
         assert stage.pauses_s.get(timeout=WITHIN_S) > keeping._AGAIN_AFTER_S, "it was in vain"
         assert stage.process.poll() == -9
         assert stage.server.command() is None
+        assert stage.server._listener.fileno() == -1, "who waits for it imports by itself at once"
     stage.may_go_on.release()
 
 
@@ -186,7 +187,7 @@ def test_one_that_answers_nobody_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keeping, "_ANSWERS_WITHIN_S", 0.01)
     stage = Stage(monkeypatch)
     with closing(stage.server):
-        stage.become_ready()
+        stage.process.say("\n")
         assert stage.pauses_s.get(timeout=WITHIN_S) > 0.0
         assert stage.process.poll() == -9
     stage.may_go_on.release()
