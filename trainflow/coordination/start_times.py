@@ -11,7 +11,8 @@ from pathlib import Path
 from trainflow.clock import Clock
 from trainflow.coordination.startup import StartPhase, WorkerStart
 
-_START_TIME = 19  # "starttime", as counted from the field behind the command's name; proc(5)
+# Fields of /proc/PID/stat, as counted from the one behind the command's name: proc(5).
+_STATE, _NUM_THREADS, _START_TIME = 0, 17, 19
 
 
 class StartTimes:
@@ -64,9 +65,11 @@ def read_process_age_s(pid: int | None = None) -> float:
     """Return how long a process has lived, this one if none is named, to a hundredth of a second.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: it is gone.
+        FileNotFoundError, ProcessLookupError: it is gone, or has ended and nobody takes note of it.
     """
     told = Path(f"/proc/{pid or 'self'}/stat").read_text(errors="replace")
     fields = told.rpartition(")")[2].split()
+    if fields[_STATE] in "ZX" and int(fields[_NUM_THREADS]) <= 1:  # its other threads are no more
+        raise ProcessLookupError(f"process {pid} has ended")
     began_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s

@@ -1,5 +1,6 @@
 """Where the time of a start went, from what is known of it."""
 
+import os
 import subprocess
 import sys
 
@@ -89,6 +90,13 @@ def test_a_process_has_lived_since_it_was_started():
     in_all_s = SYSTEM_CLOCK.monotonic_s() - before_s
     assert 0.0 < float(done.stdout) < in_all_s + 0.02, "it is told in hundredths of a second"
     assert read_process_age_s() > in_all_s
+
+
+def test_a_process_that_has_ended_has_no_age_though_nobody_has_waited_for_it():
+    with subprocess.Popen(["true"]) as ended:
+        assert os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessLookupError):
+            read_process_age_s(ended.pid)
 
 
 def test_kernels_are_taken_out_of_the_model_that_they_were_loaded_for():
