@@ -37,9 +37,10 @@ class HangHistory:
         elif kind == "epoch":  # who began with the run was waited for, and isn't told to be warm
             for member in data.get("members", ()):
                 self._starts.pop(_slot_of(member), None)
+        if "after_step" not in data:  # no hang, or one of an earlier release
+            return
         is_slow = kind == "deadlock" or stands_in == HangKind.STEP
-        is_stuck = is_slow or (stands_in == HangKind.STOPPED and data["epoch"] != _NO_EPOCH)
-        if is_stuck and "after_step" in data:  # else it is of an earlier release
+        if is_slow or (stands_in == HangKind.STOPPED and data["epoch"] != _NO_EPOCH):
             self._newest_event = event["number"]
             self._take_epoch(data["after_step"], data["epoch"], is_slow=is_slow)
 

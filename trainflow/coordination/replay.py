@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -80,6 +80,16 @@ class Replayed:
     losses: dict[int, float]
 
 
+class _Beginning(NamedTuple):
+    """After which step a replay begins, and whether that was asked for."""
+
+    step: int
+    is_chosen: bool
+
+    def __str__(self) -> str:
+        return f"{self.step}" if self.is_chosen else f"none, and so the newest, {self.step},"
+
+
 def find_run_of(job: JobConfig, step: int) -> PastRun:
     """Return the newest recorded run of a job that has a digest of a step.
 
@@ -141,9 +151,10 @@ def plan_replay(run: PastRun, step: int, begin: int | None = None) -> ReplayPlan
     job = parse_settings(run.job)
     _require_digest(run, step)
     base = None if begin == 0 else _find_base(run, job, step, begin)
-    _require_beginning(run, base, step)
-    _require_no_jump(run, base, step)
-    steps = range((0 if base is None else base.step) + 1, step + 1)
+    beginning = _Beginning(0 if base is None else base.step, is_chosen=begin is not None)
+    _require_beginning(run, beginning, step)
+    _require_no_jump(run, beginning, step)
+    steps = range(beginning.step + 1, step + 1)
     return ReplayPlan(run, base, tuple(steps), _require_one_world(run, steps))
 
 
@@ -175,26 +186,24 @@ def _require_digest(run: PastRun, step: int) -> None:
         )
 
 
-def _require_beginning(run: PastRun, base: StoredState | None, step: int) -> None:
+def _require_beginning(run: PastRun, beginning: _Beginning, step: int) -> None:
     """Refuse to begin before the run did: what comes before its first step was another's."""
-    first = 1 if base is None else base.step + 1
-    if first < min(run.steps):
+    if beginning.step + 1 < min(run.steps):
         raise ConfigError(
-            f"--from: got {first - 1} for step {step}, while {run.job.job_id} has done "
+            f"--from: got {beginning} for step {step}, while {run.job.job_id} has done "
             f"{_span(run.steps)}, expected a checkpoint of step {min(run.steps) - 1} or later; "
             "change it, or name the run that has done the steps before"
         )
 
 
-def _require_no_jump(run: PastRun, base: StoredState | None, step: int) -> None:
+def _require_no_jump(run: PastRun, beginning: _Beginning, step: int) -> None:
     """Refuse steps within which the run has passed over samples: one begins at one place."""
-    begin = 0 if base is None else base.step
-    jump = run.rewinds.find_jump(begin, step)
+    jump = run.rewinds.find_jump(beginning.step, step)
     if jump is not None:
         raise ConfigError(
-            f"--from: got {begin} for step {step}, while {run.job.job_id} went back to step {jump} "
-            "for its loss and passed over samples there, expected the checkpoint of that step or "
-            f"of a later one; change it, or choose a step up to {jump}"
+            f"--from: got {beginning} for step {step}, while {run.job.job_id} went back to step "
+            f"{jump} for its loss and passed over samples there, expected the checkpoint of that "
+            f"step or of a later one; change it, or choose a step up to {jump}"
         )
 
 

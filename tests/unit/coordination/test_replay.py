@@ -240,9 +240,20 @@ def test_a_run_that_went_back_for_its_loss_is_replayed_with_the_samples_it_had(
     assert [each["position"] for each in asked] == [400, 400]
     assert ReplayRequest.parse(asked[0]).position == 400
     assert plan_replay(run, 5, 0).position is None
-    with pytest.raises(ConfigError, match="went back to step 10 for its loss"):
+    with pytest.raises(ConfigError, match=r"got 0 for step 12, .* went back to step 10 for its"):
         plan_replay(run, 12, 0)
     assert plan_replay(run, 10, 0).position is None
+
+
+def test_who_has_named_no_checkpoint_is_told_which_one_comes_before_a_jump(
+    home: Path, record: Record, store: CheckpointStore
+):
+    save(store, 4)
+    record()
+    back = {"to_step": 10, "position": 400, "steps_lost": 5}
+    RunRecord(home / "runs" / "r-1", FakeClock()).add_event("rewound", "", **back)
+    with pytest.raises(ConfigError, match="got none, and so the newest, 4, for step 12, while"):
+        plan_replay(read_past_run(home / "runs" / "r-1"), 12)
 
 
 def test_steps_that_were_not_digested_are_not_the_same(

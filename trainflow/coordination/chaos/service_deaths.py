@@ -46,8 +46,10 @@ def tell_unplanned_deaths(
         ]
         if not explaining:
             told.append(f"{_name(death)} died, and another came in its place")
-        elif explaining[0].target == death.target:
-            left.remove(explaining[0])
+            continue
+        fault = min(explaining, key=_is_anywhere)  # the other may be what explains a later one
+        if fault.target == death.target:
+            left.remove(fault)
     return told
 
 
@@ -55,6 +57,10 @@ def _is_due(fault: FallenFault, death: ServiceDeath, within_s: float) -> bool:
     assert fault.at_s is not None, "it fell"
     until_s = fault.at_s + (fault.last_s or 0.0) + within_s
     return fault.at_s - _ABOUT_S <= death.seen_at_s <= until_s
+
+
+def _is_anywhere(fault: FallenFault) -> bool:
+    return fault.node_id is None
 
 
 def _may_lead_to(fault: FallenFault, death: ServiceDeath) -> bool:

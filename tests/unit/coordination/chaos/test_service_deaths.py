@@ -77,6 +77,12 @@ def test_one_fault_explains_one_death_and_a_cut_as_many_as_there_are():
     assert tell_unplanned_deaths([KEEPER, KEEPER], [PARTITION], NOTICE) == []
 
 
+def test_a_fault_that_is_known_not_to_be_elsewhere_explains_before_one_that_may_be_anywhere():
+    anywhere = replace(KILL, node_id=None, host=None)
+    elsewhere = replace(KEEPER, node_id="n2", host="h2")
+    assert tell_unplanned_deaths([KEEPER, elsewhere], [anywhere, KILL], NOTICE) == []
+
+
 def test_where_no_coordinator_is_there_to_tell_it_is_seen_late():
     late = replace(KEEPER, seen_at_s=FELL_AT_S + 150)
     assert tell_unplanned_deaths([late], [KILL], NOTICE)
