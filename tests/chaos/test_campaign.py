@@ -118,7 +118,7 @@ def test_clocks_that_jump_are_borne(tmp_path: Path):
 def test_a_store_that_hangs_a_slow_rank_and_a_lost_node_are_borne(tmp_path: Path, bucket: str):
     plan = {
         "schedule": [
-            {"kind": "hang_store", "at_step": 5, "last_s": 2},
+            {"kind": "hang_store", "at_step": 5, "last_s": 8},
             {"kind": "slow", "rank": 0, "at_step": 10, "speed": 0.5, "last_s": 2},
             {"kind": "drop_node", "rank": 1, "at_step": 25, "back_after_s": 0.5},
         ],

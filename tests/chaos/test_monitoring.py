@@ -74,7 +74,8 @@ def lives(events: list[dict[str, Any]], end_s: float) -> dict[str, float]:
     launched = next(e["data"]["workers"] for e in events if e["kind"] == "launched")
     begun = dict.fromkeys(launched, submitted)
     begun |= {e["data"]["worker"]: e["at_s"] for e in events if e["kind"] == "respawned"}
-    lost = {e["data"]["worker"]: e["at_s"] for e in events if e["kind"] == "failure"}
+    failures = [e for e in events if e["kind"] == "failure" and "worker" in e["data"]]
+    lost = {e["data"]["worker"]: e["at_s"] for e in failures}
     return {worker: lost.get(worker, end_s) - since for worker, since in begun.items()}
 
 

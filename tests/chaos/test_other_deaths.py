@@ -17,7 +17,10 @@ from trainflow.coordination.local_node import LocalNode
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
 
-def test_a_restarted_keeper_does_its_duty(run: RunUnderTest, undisturbed: str) -> None:
+def test_a_restarted_keeper_does_its_duty(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: str
+) -> None:
+    run = RunUnderTest.start(cluster, tmp_path, spares=1, sleep_s=0.3)
     run.wait_training(step=20, spares=1)
     pids = run.pids()
     keeper = run.keeper_of(1)
@@ -103,17 +106,17 @@ def test_a_thread_that_stands_still_in_a_step_is_found(
 
 @pytest.mark.soak
 def test_a_step_that_hangs_each_time_ends_the_run(cluster: LocalCluster, tmp_path: Path) -> None:
-    failures = {"max_hangs": 2, "max_failures": None}
+    failures = {"max_hangs": 3, "max_failures": None}
     run = RunUnderTest.start(
         cluster, tmp_path, minimum=3, spares=0, hang_at=25, hangs_again=True, failures=failures
     )
     status = run.finish()
     assert status["state"] == "failed"
     reason = status["ending"]["reason"]
-    assert "failures.max_hangs = 2 epochs in a row with a hang after step 24" in reason
+    assert "failures.max_hangs = 3 epochs in a row with a hang after step 24" in reason
     assert "no progress in data of step 25" in reason
     hangs = events_of(status, "hang")
-    assert [each["data"]["after_step"] for each in hangs] == [24] * 3
+    assert [each["data"]["after_step"] for each in hangs] == [24] * 4
     assert len(events_of(status, "hang_timeout_tight")) == 1
 
 

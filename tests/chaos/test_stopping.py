@@ -14,7 +14,7 @@ from trainflow.coordination.local_cluster import LocalCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.slow]
 
-LONG = {"sleep_s": 0.5, "sleep_from": 4}
+LONG = {"sleep_s": 1.0, "sleep_from": 4}
 """A step takes seconds from then on, so that a stop is followed long after it is asked for."""
 
 

@@ -23,10 +23,10 @@ EVERY_STEPS = 7
 def start(cluster: LocalCluster, tmp_path: Path) -> Callable[[str], RunUnderTest]:
     def start(url: str) -> RunUnderTest:
         checkpoint = {"url": url, "every_steps": EVERY_STEPS}
-        # Slow steps: a server is back after ten seconds, and is asked again after at most as many;
-        # the run is not to be over by then.
+        # Slow steps: a server is back after ten seconds or more, and is asked again after at most
+        # ten; the run is not to be over by then.
         return RunUnderTest.start(
-            cluster, tmp_path, minimum=3, spares=0, checkpoint=checkpoint, sleep_s=0.4
+            cluster, tmp_path, minimum=3, spares=0, checkpoint=checkpoint, sleep_s=0.8
         )
 
     return start

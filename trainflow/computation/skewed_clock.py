@@ -56,9 +56,9 @@ def _look(path: Path, followed: Path, clock: SystemClock) -> None:
         if path.exists():
             by_s = float(path.read_text())
             if by_s != clock.skew_s:
-                clock.skew_s = by_s
                 with followed.open("a") as file:
                     file.write(f"{by_s!r}\n")
+                clock.skew_s = by_s
         clock.sleep(_LOOK_EVERY_S)
 
 

@@ -182,6 +182,7 @@ def test_who_answers_at_once_lives_however_quiet_its_node_is():
 def test_who_has_answered_while_the_coordinator_stood_still_lives(monkeypatch: pytest.MonkeyPatch):
     within_s = 0.02
     monkeypatch.setattr(module, "_WITHIN_S", within_s)
+    monkeypatch.setattr(module, "_TAKEN_WITHIN_S", 5.0)
 
     async def act(port: Port, watching: "asyncio.Task[str]") -> None:
         connect = asyncio.open_connection

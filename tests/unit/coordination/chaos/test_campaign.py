@@ -20,7 +20,7 @@ from trainflow.coordination.chaos.scene import Scene, Victim
 from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
 from trainflow.errors import ConfigError
 
-MAX_STEPS = 10
+MAX_STEPS = 30
 
 
 class FastClock:
@@ -412,9 +412,9 @@ def test_what_fell_is_known_where_a_signal_ends_it_early(
         tmp_path,
         run,
         {"kind": "kill", "at_step": 3},
-        {"kind": "stop", "at_step": 7},
+        {"kind": "stop", "at_step": 15},
         by_rank | {"rank": 2, "at_step": 4},
-        by_rank | {"rank": 1, "at_step": 8},
+        by_rank | {"rank": 1, "at_step": 20},
         {"kind": "slow", "at_step": 4},
         {"kind": "flip", "at_s": 0},
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testbed.daemons import wait_for
 from trainflow.coordination.chaos.store_proxy import StoreProxy
 
 DEADLINE_S = 10.0
@@ -77,9 +78,9 @@ def test_held_it_answers_nothing_and_afterwards_all(proxy: StoreProxy, client: s
     client.sendall(b"two")
     with connect(proxy) as other:
         other.sendall(b"three")
+        wait_for(lambda: proxy.num_held == 2, DEADLINE_S, "both to be held")
         assert is_silent(client)
         assert is_silent(other)
-        assert proxy.num_held == 2
         proxy.let_go()
         assert client.recv(100) == b"TWO"
         assert other.recv(100) == b"THREE"
