@@ -142,9 +142,12 @@ def test_a_fork_is_what_python_would_have_been(server: ForkServer, tmp_path: Pat
 
 def test_forks_draw_numbers_of_their_own(server: ForkServer, tmp_path: Path):
     draw = (
-        "import numpy, random, torch; print(numpy.random.rand(), random.random(), torch.rand(()))"
+        "import numpy, random, torch; from threading import Thread; from ray import WorkerID; "
+        "print(numpy.random.rand(), random.random(), torch.rand(())); "
+        "show = lambda: print(WorkerID.from_random().hex()); show(); Thread(target=show).start()"
     )
     first, second = (fork(server, draw, tmp_path).split() for _ in range(2))
+    assert len(first) == 5
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.importing import uncollected
+from trainflow.coordination.forkserver.ray_ids import drawn_elsewhere
 from trainflow.coordination.forkserver.surroundings import find_changes
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def import_all(
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     before = dict(os.environ)
     first = [each for each in paths if each not in own_path]
-    with uncollected():
+    with uncollected(), drawn_elsewhere():
         failed = _import_each(_MODULES)
         threads = _count_threads()
         sys.path[:0] = first  # not before: a job may have modules named as those of libraries
