@@ -105,16 +105,23 @@ def _resolve(
 
 def _check_preload(config: JobConfig) -> None:
     """Refuse modules that aren't here: the cluster, as a rule, has what this machine has."""
-    for name in config.workers.preload:
-        try:
-            found, reason = find_spec(name), "there is none of that name"
-        except Exception as error:  # noqa: BLE001  a package that it is in may raise anything
-            found, reason = None, f"{type(error).__name__}: {error}"
-        if found is None:
-            raise ConfigError(
-                f"workers.preload: got {name}, expected a module that can be imported ({reason}); "
-                "install it, here and on the workers' nodes, or leave it out"
-            )
+    absent = {name: why for name in config.workers.preload if (why := _find_absence(name))}
+    if not absent:
+        return
+    which = "a module" if len(absent) == 1 else "modules"
+    reasons = "; ".join(dict.fromkeys(absent.values()))
+    raise ConfigError(
+        f"workers.preload: got {', '.join(absent)}, expected {which} that can be imported "
+        f"({reasons}); install what is missing, here and on the workers' nodes, or leave it out"
+    )
+
+
+def _find_absence(name: str) -> str:
+    """Return why there is no module of a name; empty if there is one."""
+    try:
+        return "" if find_spec(name) else f"there is no {name}"
+    except Exception as error:  # noqa: BLE001  a package that it is in may raise anything
+        return f"{type(error).__name__}: {error}"
 
 
 def _check_sinks(config: JobConfig) -> None:

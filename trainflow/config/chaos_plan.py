@@ -2,24 +2,17 @@
 
 Process: any.  Pure, but for `load_plan`, which reads one local file.
 
-A plan is read as a job file is: what it doesn't know is refused, and every problem is named.
+A plan is read as a job file is: what it doesn't know is refused, and every problem is named. What
+contradicts the rest of it is told with what contradicts the job, by `fitting.require_fit`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from trainflow.config.problems import (
-    Origins,
-    Problem,
-    conflicts_context,
-    find_problems,
-    show,
-    summarize,
-)
+from trainflow.config.problems import Origins, Problem, find_problems, show, summarize
 from trainflow.config.section import PositiveSeconds, Section
 from trainflow.config.sources import read_file
 from trainflow.errors import ConfigError
@@ -218,7 +211,7 @@ class ChaosClusterConfig(Section):
 
 
 class ChaosPlan(Section):
-    """A whole plan, checked: faults that are drawn, or listed, or both."""
+    """A whole plan: faults that are drawn, or listed, or both."""
 
     schema_version: Literal[1] = 1
     """Version of this format."""
@@ -255,19 +248,13 @@ class ChaosPlan(Section):
         """Whether a fault of this kind may fall."""
         return any(fault.kind == kind for _, fault in self.faults)
 
-    @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
-        problems = [
+    def conflicts(self) -> list[Problem]:
+        """Return what is wrong with settings that are right one by one."""
+        return [
             *self._time_conflicts(),
             *self._faults_after_the_end(),
             *(problem for where, each in self.faults for problem in each.conflicts(where)),
         ]
-        if problems:
-            context = conflicts_context(problems)
-            raise PydanticCustomError(
-                "conflicts", "{summary}", context | {"summary": summarize(problems)}
-            )
-        return self
 
     def _faults_after_the_end(self) -> list[Problem]:
         """Return what can't fall, as the run is stopped before."""
@@ -304,13 +291,13 @@ class ChaosPlan(Section):
 
 
 def load_plan(path: Path) -> ChaosPlan:
-    """Read a plan.
+    """Read a plan, each of whose settings is right by itself.
 
     Args:
         path: a ``.yaml``, ``.yml`` or ``.toml`` file.
 
     Raises:
-        ConfigError: with every problem found, one a line, as those of a job file.
+        ConfigError: with every problem of single settings, one a line, as those of a job file.
     """
     content = read_file(path)
     if isinstance(content, Problem):

@@ -16,7 +16,7 @@ from trainflow.config.chaos_plan import (
     ScheduledFault,
     load_plan,
 )
-from trainflow.coordination.chaos.fitting import require_fit
+from trainflow.coordination.chaos.fitting import Files, require_fit
 from trainflow.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +31,12 @@ def write(tmp_path: Path):
         return path
 
     return write
+
+
+def require(path: Path) -> None:
+    """Read a plan, and refuse it if it doesn't fit our example of a job."""
+    job = load_job(ROOT / "jobs" / "pretrain_lm.yaml", ["training.max_steps=400"])
+    require_fit(load_plan(path), job, {}, on_own_cluster=True, files=Files(plan=str(path)))
 
 
 def test_a_whole_plan_is_read(write):
@@ -198,7 +204,7 @@ def test_a_whole_plan_is_read(write):
 def test_what_is_wrong_is_named(write, content: object, told: str):
     path = write(content)
     with pytest.raises(ConfigError) as refusal:
-        load_plan(path)
+        require(path)
     assert str(path) in str(refusal.value)
     assert told in str(refusal.value)
 
@@ -206,7 +212,20 @@ def test_what_is_wrong_is_named(write, content: object, told: str):
 def test_all_problems_are_named_at_once(write):
     content = {"schedule": [{"kind": "kill"}, {"kind": "kill", "target": "spare", "rank": 1}]}
     with pytest.raises(ConfigError, match="3 problems in the configuration"):
-        load_plan(write(content))
+        require(write(content))
+
+
+def test_what_contradicts_the_plan_is_named_with_what_contradicts_the_job(write):
+    content = {"schedule": [{"kind": "kill", "rank": 3}, {"kind": "kill", "at_step": 401}]}
+    with pytest.raises(ConfigError) as refusal:
+        require(write(content))
+    for told in (
+        "3 problems in the configuration",
+        "schedule.0: got at_s = None and at_step = None",
+        "schedule.0.rank: got 3; expected at most 2",
+        "schedule.1.at_step: got 401; expected at most training.max_steps = 400",
+    ):
+        assert told in str(refusal.value)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
@@ -230,8 +249,7 @@ def test_the_page_names_every_setting_kind_and_phase():
 
 
 def test_the_example_fits_its_job():
-    job = load_job(ROOT / "jobs" / "pretrain_lm.yaml", ["training.max_steps=400"])
-    require_fit(load_plan(ROOT / "jobs" / "chaos_plan.yaml"), job, {}, on_own_cluster=True)
+    require(ROOT / "jobs" / "chaos_plan.yaml")
 
 
 def test_a_folder_in_place_of_a_plan_is_named_as_one(tmp_path: Path):

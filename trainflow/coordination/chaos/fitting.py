@@ -1,4 +1,4 @@
-"""Whether a plan's faults can fall on a job, and its run be judged. Pure."""
+"""Whether a plan's faults can fall at all and on a job, and its run be judged. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ def require_fit(
     """Refuse a plan that can't be carried out on a job.
 
     Args:
-        plan: checked by itself.
+        plan: whose settings are right one by one.
         job: what is to run.
         env: the environment.
         on_own_cluster: the campaign starts its cluster.
@@ -54,6 +54,7 @@ def require_fit(
         ConfigError: with every problem, one a line.
     """
     of_plan = [
+        *plan.conflicts(),
         *_check_faults(plan, job),
         *_check_nodes(plan, on_own_cluster=on_own_cluster),
         *_check_store(plan, job, env.get(ENDPOINT, "")),
