@@ -361,8 +361,9 @@ def test_a_job_s_modules_are_not_taken_for_those_of_libraries(tmp_path: Path):
         ("raise OSError('too many files')", "importing busy_one has failed"),
         ("raise SystemExit", "importing busy_one has failed"),
         ("import nobody_s", "importing busy_one has failed"),
+        ("from ray import WorkerID; WorkerID.from_random()", "has drawn Ray's identifiers"),
     ],
-    ids=["a thread", "threads of a library", "it raises", "it exits", "it lacks something"],
+    ids=["thread", "threads of a library", "it raises", "it exits", "it lacks something", "draws"],
 )
 def test_what_can_t_be_forked_has_python_started(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: str, told: str

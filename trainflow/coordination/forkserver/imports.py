@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.importing import uncollected
-from trainflow.coordination.forkserver.ray_ids import drawn_elsewhere
+from trainflow.coordination.forkserver.ray_ids import do_forks_draw_alike, drawn_elsewhere
 from trainflow.coordination.forkserver.surroundings import find_changes
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,9 @@ def _find_unfit(threads_before: Counter[str]) -> str:
     if begun:
         return f"what was imported has begun threads: {', '.join(begun)}"
     devices = sorted(_find_open(_DEVICES))
-    return f"what was imported has opened {', '.join(devices)}" if devices else ""
+    if devices:
+        return f"what was imported has opened {', '.join(devices)}"
+    return "what was imported has drawn Ray's identifiers" if do_forks_draw_alike() else ""
 
 
 def _find_begun_threads(before: Counter[str]) -> list[str]:

@@ -5,15 +5,18 @@ a process that has drawn any draw the same ones from then on, and an actor that 
 one identifier at a time is ended by Ray. A class that is made an actor's draws one as its module is
 imported, Ray's own among them.
 
-Process: the server of forks.  Thread: main.  Blocks: never.
+Process: the server of forks.  Thread: main.  Blocks: for two short forks, to find out.
 """
 
 import os
-from collections.abc import Generator
+import signal
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+
+_ENDS_WITHIN_S = 10
 
 
 @contextmanager
@@ -26,3 +29,27 @@ def drawn_elsewhere() -> Generator[None]:
         yield
     finally:
         actor.ActorClassID = genuine
+
+
+def do_forks_draw_alike() -> bool:
+    """Return whether two forks of this process draw the same identifiers, or none."""
+    ray: Any = import_module("ray")
+    first, second = (_run_in_fork(lambda: ray.WorkerID.from_random().binary()) for _ in range(2))
+    return first == second
+
+
+def _run_in_fork(draw: Callable[[], bytes]) -> bytes:
+    """Return what a fork draws; nothing if it can't, or doesn't end."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(_ENDS_WITHIN_S)
+            os.write(writable, draw())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as pipe:
+        drawn = pipe.read()
+    os.waitpid(pid, 0)
+    return drawn
