@@ -179,6 +179,15 @@ def test_under_other_variables_python_is_started(server: ForkServer, tmp_path: P
     assert "can't be a fork: the variable ONE is another than where it was imported" in done.stderr
 
 
+def test_what_bash_changes_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ray starts workers by bash, and Keepers without: an activated venv exports PS1, say."""
+    with closing(open_server()) as server:
+        prompt = server._environment() | {"PS1": "(venv) $ ", "OPTIND": "7"}
+        monkeypatch.setattr(server, "_environment", lambda: prompt)
+        script = "import os, sys; print('torch' in sys.modules, os.environ.get('PS1'))"
+        assert fork(server, script, tmp_path) == "True None\n"
+
+
 def test_where_there_is_no_server_python_is_started(tmp_path: Path):
     command = f"{sys.executable} -S -E {launcher.__file__} trainflow-fork-nobody ticket"
     script = "import sys; print(len(sys.argv), sys.stdin.read())"

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import select
+import shlex
 import socket
 import subprocess
 import sys
@@ -246,8 +247,9 @@ class ForkServer:
         given = [self._listener.fileno(), self._tickets.fileno(), readiness_there]
         numbers = [str(each) for each in (os.getpid(), *given)]
         try:
+            server = shlex.join([sys.executable, "-c", _SERVER, *numbers, json.dumps(told)])
             process = subprocess.Popen(
-                [sys.executable, "-c", _SERVER, *numbers, json.dumps(told)],
+                ["bash", "-c", f"exec {server}"],  # as a worker is started: bash changes variables
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 pass_fds=given,
