@@ -27,11 +27,14 @@ from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene
 from trainflow.coordination.chaos.schedule import PlannedFault
 from trainflow.coordination.driver import Run
+from trainflow.coordination.run_state import RunState
 from trainflow.errors import CoordinationError
 
 _LOOK_EVERY_S = 0.02
 _STOPS_WITHIN_S = 30.0
 _CLEAN_WITHIN_S = 30.0
+# Who has which rank is known soon: to a new coordinator, or once the ranks that are lost are given.
+_UNSETTLED = (RunState.PENDING, RunState.RECOVERING)
 _STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
 
 Tell = Callable[[str], None]
@@ -231,7 +234,6 @@ class _OneRun:
             self._warm_at_s = self._clock.monotonic_s()
         due = [each for each in self._waiting if self._is_due(each, view)]
         for planned in due:
-            self._waiting.remove(planned)
             at_s, step = self._clock.unix_s(), view.status["step"]
             fault = FAULTS[planned.fault.kind]
             victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
@@ -240,6 +242,9 @@ class _OneRun:
             place = {each: row.get(each) for each in ("worker_id", "host", "node_id")}
             told = replace(FallenFault.of(planned), victim=name, **place)
             undone = scene.undone.get(planned.number)
+            if victim is None and undone is None and view.status["state"] in _UNSETTLED:
+                continue
+            self._waiting.remove(planned)
             fallen = replace(told, at_s=at_s, after_step=step, undone=undone)
             self.fallen.append(fallen)
             self._campaign.tell(f"after step {step}: {planned.what}: {fallen.told}")

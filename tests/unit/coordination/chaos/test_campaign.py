@@ -51,12 +51,13 @@ class FakeRun:
         self.stopped = False
         self.retired = False
         self.num_spares = 2
+        self.state = "running"
         self._step = 0
 
     def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         if self._step != self.hangs_at:
             self._step = min(MAX_STEPS, self._step + 1)
-        state, ending = "running", None
+        state, ending = self.state, None
         if self.stopped or self._step == MAX_STEPS:
             state = "stopped" if self.stopped else "succeeded"
             ending = {"reason": f"it {state}", "exit_code": 0}
@@ -199,6 +200,25 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     assert report.faults[0].outcome is Outcome.NOBODY
     assert holds(report, "its faults fall") is False
     assert holds(report, "it ends")
+
+
+@pytest.mark.parametrize("state", ["pending", "recovering"])
+def test_who_is_not_there_is_waited_for_while_it_is_not_known_who_is(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, state: str
+):
+    """A coordinator that restarts knows of no rank until all have answered."""
+    fault.is_there, run.state = False, state
+
+    def settle(planned: PlannedFault, scene: Scene) -> Victim | None:
+        found = FakeFault.fall(fault, planned, scene)
+        if len(fault.fallen) == 3:
+            fault.is_there, run.state = True, "running"
+        return found
+
+    fault.fall = settle
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    assert [number for number, _ in fault.fallen] == [1] * 4
+    assert [each.outcome for each in report.faults] == [Outcome.FELL]
 
 
 @pytest.mark.parametrize(
