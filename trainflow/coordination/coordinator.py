@@ -149,6 +149,7 @@ class Coordinator:
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Take a Keeper's heartbeat; one that was restarted must be told of its peers again."""
         self._nodes.hear(beat.node_id, beat.progress, knows_peers=beat.knows_peers)
+        self._silent.hear(beat)
         self._changes.hear(beat)
         self._monitor.hear(beat)
         self._response.look()

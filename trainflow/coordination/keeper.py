@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -70,6 +71,7 @@ class Heartbeat:
             what it said before holds.
         notice_trouble: why the provider can't be asked at the moment; None: it can, or none is.
         lease_ends: whom it has ended by itself; told until that is answered, so maybe twice.
+        is_counted: what the coordinator has answered last, see `HeartbeatReply`.
     """
 
     node_id: str
@@ -84,6 +86,7 @@ class Heartbeat:
     knows_notice: bool = True
     notice_trouble: str | None = None
     lease_ends: tuple[LeaseEnd, ...] = ()
+    is_counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Keeper:
         self._dumping = threading.Lock()
         self._promised = 0
         self._hang_timeout_s = float("inf")
+        self._is_counted = True
         self._peers: list[Any] | None = None  # None: restarted, and not told yet who counts
         self._greetings = Greetings()
         self._is_cut_off = False  # when the newest heartbeat was sent, as far as it could tell
@@ -214,9 +218,12 @@ class Keeper:
         return self._workers.kill(worker_id)
 
     @ray.method(concurrency_group="control")
-    def end_workers(self) -> None:
-        """Kill the workers that are left on this node; what they have left stays."""
-        self._workers.kill_all()
+    def end_workers(self, worker_ids: Collection[str]) -> None:
+        """Kill those of these workers that are left on this node; what they have left stays.
+
+        This may come late, when others are there that aren't meant.
+        """
+        self._workers.kill_these(worker_ids)
 
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:
@@ -337,6 +344,7 @@ class Keeper:
                 knows_notice=self._notices is None or self._notices.has_answered,
                 notice_trouble=None if self._notices is None else self._notices.trouble,
                 lease_ends=ends,
+                is_counted=self._is_counted,
             )
             # What a coordinator that is away misses must not come to the next one as new.
             answer = coordinator.heartbeat.options(max_task_retries=0).remote(beat)
@@ -346,6 +354,7 @@ class Keeper:
         with self._lock:
             self._promised = max(self._promised, reply.incarnation)
             self._hang_timeout_s = reply.hang_timeout_s
+        self._is_counted = reply.is_counted
         self._heard_at_s = SYSTEM_CLOCK.monotonic_s()
         self._lease.renew(sent_at_s)
         self._lease.note_told(ends)

@@ -127,11 +127,11 @@ class NodeWatch:
         is_alive = node_id in (self.alive or self._keepers)
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
-        self._progress.pop(node_id, None)
+        there = tuple(self._progress.pop(node_id, ()))
         self._deaths.forget(node_id)
         self.answers.forget(node_id)
         if keeper is not None:
-            keeper.end_workers.remote()
+            keeper.end_workers.remote(there)
             self._dismissed[node_id] = keeper
             self._everybody = None
             self._introduce(self._keepers)
@@ -152,8 +152,6 @@ class NodeWatch:
             self._introduce({node_id})
         self._deaths.note_heard(node_id, is_new=not knows_peers)
         self.answers.forget(node_id)
-        if node_id in self.unfit.unheard:
-            self.unfit.unheard -= {node_id}
         self._starting.discard(node_id)
         self._heard_at_s[node_id] = self._clock.monotonic_s()
         self._heard.set()

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainflow.coordination.checkpoint_control import CheckpointControl
 from trainflow.coordination.detector_guard import DetectorGuard
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.run_record import RunRecord
 from trainflow.coordination.superior import Superior
@@ -19,7 +20,7 @@ from trainflow.coordination.worker_pool import WorkerEntry, WorkerPool
 from trainflow.monitoring.detectors import Detector
 
 _CAUSE = "its node has not been heard within its lease"
-_UNTIL = "workers there go on, and nobody looks after them until it is back"
+_UNTIL = "workers that live there go on, and nobody looks after them until it is back"
 
 
 class SilentNodes:
@@ -43,6 +44,16 @@ class SilentNodes:
         self._ended: set[str] = set()  # nodes whose Keepers were, since they were heard last
         self._unattended: set[str] = set()
         self._given_up: frozenset[str] = frozenset()
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take a heartbeat, by which a node that was given up may take workers again.
+
+        Not before its Keeper has taken an answer that the node doesn't count: a heartbeat may have
+        been on its way for as long as the network lost what the node sends, and says nothing then
+        of whether anybody lives there.
+        """
+        if not beat.is_counted or self._nodes.counts(beat.node_id):
+            self._nodes.unfit.unheard -= {beat.node_id}
 
     def tick(self) -> None:
         """Look after all of them; called about twice a second."""

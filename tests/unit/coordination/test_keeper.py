@@ -320,10 +320,10 @@ def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
     is_counted: bool | None,
     num_killed: int,
 ):
-    told: list[LeaseEnd] = []
+    beats: list[Heartbeat] = []
 
     def answer(beat: Heartbeat) -> HeartbeatReply:
-        told.extend(beat.lease_ends)
+        beats.append(beat)
         if is_counted is None:
             raise GetTimeoutError
         return HeartbeatReply(incarnation=3, hang_timeout_s=30.0, is_counted=is_counted)
@@ -332,9 +332,10 @@ def test_a_keeper_that_has_stood_still_itself_asks_before_it_kills(
     clock.now_s += 45.0  # in which nothing of it ran
     clock.next_round()
     assert len(killed) == num_killed
-    assert [(end.unheard_s, end.is_given_up) for end in told] == [(45.0, is_counted is False)] * (
-        num_killed
-    )
+    told = [(end.unheard_s, end.is_given_up) for beat in beats for end in beat.lease_ends]
+    assert told == [(45.0, is_counted is False)] * num_killed
+    clock.next_round()
+    assert [beats[0].is_counted, beats[-1].is_counted] == [True, is_counted is not False]
 
 
 @pytest.mark.usefixtures("stamps")
@@ -371,7 +372,7 @@ def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
     assert not killed
     assert path.exists()
     with closing(StampWriter(path)):
-        keeper.end_workers()
+        keeper.end_workers(("slot0-1.0",))
         assert killed == [os.getpid()]
 
 

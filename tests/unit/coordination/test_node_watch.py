@@ -394,6 +394,7 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     fenced: list[tuple[str, int, str]] = []
+    ended: list[tuple[str, ...]] = []
 
     def make_keeper(_: NodeWatch, node_id: str) -> Any:
         ignore = SimpleNamespace(remote=nothing)
@@ -402,7 +403,9 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
             fenced.append((node_id, incarnation, worker_id))
 
         return SimpleNamespace(
-            introduce=ignore, end_workers=ignore, fence=SimpleNamespace(remote=fence)
+            introduce=ignore,
+            end_workers=SimpleNamespace(remote=ended.append),
+            fence=SimpleNamespace(remote=fence),
         )
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
@@ -410,7 +413,10 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     assert nodes.counts("a"), "a new coordinator has yet to look for it"
     asyncio.run(nodes.ensure({"a", "b"}))
+    there: Any = {"slot1-1.1": None, "slot2-1.2": None}
+    nodes.hear("b", there, knows_peers=True)
     nodes.forget("b")
+    assert ended == [("slot1-1.1", "slot2-1.2")], "and not those that come later"
     assert [nodes.counts(each) for each in "ab"] == [True, False]
     for node_id in ("a", "b", "never seen"):
         nodes.fence(3, node_id, "slot0-1.0")

@@ -20,6 +20,7 @@ from tests.unit.coordination.fakes import (
     guard_of,
     settle,
 )
+from trainflow.coordination.keeper import Heartbeat
 from trainflow.coordination.keeper_deaths import BACK_WITHIN_S, KeeperDeaths
 from trainflow.coordination.node_watch import NodeWatch
 from trainflow.coordination.ray_drains import LivingNode
@@ -72,9 +73,14 @@ class Scene:
             self.nodes.awake.beat(self.clock.now_s)
             if number % 5 == 0:
                 for node_id in {*"abc"} - self.silent:
-                    self.nodes.hear(node_id, {}, knows_peers=True)
+                    self.hear(node_id)
                 self.watch.tick()
                 await settle()
+
+    def hear(self, node_id: str, *, is_counted: bool = True) -> None:
+        """Have a heartbeat come, whose Keeper was last answered that."""
+        self.nodes.hear(node_id, {}, knows_peers=True)
+        self.watch.hear(Heartbeat(node_id, {}, True, None, is_counted=is_counted))
 
     def events(self) -> list[tuple[str, str]]:
         return [(each["kind"], each["data"]["node"]) for each in self.record.events_since(0)]
@@ -233,11 +239,27 @@ def test_no_worker_is_started_where_nobody_is_heard_until_somebody_is(play: Play
         scene.cut_off("b")
         await scene.pass_time(GIVEN_UP_AFTER_S)
         assert "b" in scene.nodes.unfit
-        scene.nodes.hear("b", {}, knows_peers=True)
+        scene.hear("b")
+        assert "b" in scene.nodes.unfit, "it may have been said long ago"
+        scene.hear("b", is_counted=False)
         assert "b" not in scene.nodes.unfit
         await scene.pass_time(1.0)
 
     assert play(act).events() == [("node_unheard", "b"), ("node_heard", "b")]
+
+
+def test_where_workers_are_started_again_any_heartbeat_tells_that_somebody_lives(play: Play):
+    """Its Keeper is answered that its node counts: there is no other that is fit."""
+
+    async def act(scene: Scene) -> None:
+        scene.cut_off("b")
+        await scene.pass_time(GIVEN_UP_AFTER_S)
+        await scene.nodes.ensure({"b"})
+        assert "b" in scene.nodes.unfit
+        scene.hear("b")
+        assert "b" not in scene.nodes.unfit
+
+    play(act)
 
 
 def test_a_node_that_ray_has_given_up_is_no_longer_told_of(play: Play):
