@@ -294,7 +294,7 @@ class DrainWatch:
         if not drain.ranks:
             return "no rank is there"
         if len(members) != drain.world_size:
-            return f"no rank is there; the world has {len(members)} of {drain.world_size}"
+            return f"no rank is there; the world had {drain.world_size} and has {len(members)}"
         return ", ".join(f"rank {each} is on {members[each]}" for each in drain.ranks.values())
 
     def _may_come(self, node_id: str) -> bool:

@@ -24,7 +24,6 @@ _POLL_EVERY_S = 0.5
 _SILENT_AFTER_S = 60.0  # building one may import a lot
 _MAX_BYTES = 200
 _MAX_TROUBLE_CHARS = 500  # it goes with every heartbeat
-_READ_AT_ONCE = os.O_RDONLY | os.O_NONBLOCK  # a pipe is not waited for
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class NoticeFile:
     def poll_notice(self) -> PreemptionNotice | None:
         """Look at the file."""
         try:
-            with os.fdopen(os.open(self._path, _READ_AT_ONCE), "rb") as file:
+            with open(self._path, "rb", opener=_open_at_once) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise OSError(f"{self._path}: got a pipe or a device, expected a file")
@@ -76,6 +75,11 @@ class NoticeFile:
             left_s = written_at_s - self._clock.unix_s()
             return PreemptionNotice(left_s, f"{self._path}: {error}")
         return PreemptionNotice(deadline_at_s - self._clock.unix_s())
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_deadline(text: str, written_at_s: float) -> float:

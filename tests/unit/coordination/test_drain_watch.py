@@ -173,7 +173,10 @@ def test_without_a_spare_the_world_shrinks(play: Play):
     scene = play(act)
     assert scene.control.members == (scene.ids[0], scene.ids[2])
     assert scene.text("drain").startswith("node 10.0.0.b is to be emptied: Ray drains it; rank 1")
-    assert scene.text("drained") == "node 10.0.0.b is empty: no rank is there; the world has 2 of 3"
+    assert (
+        scene.text("drained")
+        == "node 10.0.0.b is empty: no rank is there; the world had 3 and has 2"
+    )
 
 
 def test_not_below_the_minimum_and_the_node_with_most_time_goes_last(play: Play):

@@ -120,7 +120,7 @@ def test_once_workers_are_warm_elsewhere_ranks_go_there(play: Play):
 
     scene = play(act)
     assert scene.control.members == (SPARE, OTHER)
-    assert scene.text("drained").endswith("no rank is there; the world has 2 of 3")
+    assert scene.text("drained").endswith("no rank is there; the world had 3 and has 2")
     assert not scene.superior.endings
 
 

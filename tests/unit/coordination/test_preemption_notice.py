@@ -176,5 +176,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_taken_for_a_notice(path: Path
         path.symlink_to("/dev/zero")
     else:
         path.mkdir()
-    with pytest.raises(OSError, match="expected a file" if kind != "folder" else "directory"):
+    with pytest.raises(
+        OSError, match="expected a file" if kind != "folder" else f"directory: '{path}'"
+    ):
         poll(path, WRITTEN_AT_S)
