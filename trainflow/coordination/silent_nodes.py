@@ -3,7 +3,7 @@
 A Keeper that says nothing while workers of its node answer has hung, and nothing else has. It is
 ended, so that Ray starts it again, and waited for like one that has died. Where nobody answers the
 node is cut off, or gone: its workers are lost, and as long as Ray has it alive it takes no others
-until its Keeper is heard.
+until its Keeper is heard, and has heard of that.
 
 Process: coordinator.  Thread: its event loop.  Blocks: never.
 """

@@ -6,7 +6,6 @@ Process: driver.  Thread: main.  Blocks: until both runs are over, or the time i
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from trainflow.config.job import JobConfig
 from trainflow.coordination import names
 from trainflow.coordination.chaos.evidence import facts_of, gather
 from trainflow.coordination.chaos.fallen import FallenFault, Outcome, SparesSeen, find_unfelt_fills
-from trainflow.coordination.chaos.faults import FAULTS, order_of
+from trainflow.coordination.chaos.falling import Falling
+from trainflow.coordination.chaos.faults import order_of
 from trainflow.coordination.chaos.figures import Figures, measure
 from trainflow.coordination.chaos.findings import Findings, RunEvidence
 from trainflow.coordination.chaos.flips import DIFFERING
@@ -27,14 +27,11 @@ from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene
 from trainflow.coordination.chaos.schedule import PlannedFault
 from trainflow.coordination.driver import Run
-from trainflow.coordination.run_state import RunState
 from trainflow.errors import CoordinationError
 
 _LOOK_EVERY_S = 0.02
 _STOPS_WITHIN_S = 30.0
 _CLEAN_WITHIN_S = 30.0
-# Who has which rank is known soon: to a new coordinator, or once the ranks that are lost are given.
-_UNSETTLED = (RunState.PENDING, RunState.RECOVERING)
 _STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
 
 Tell = Callable[[str], None]
@@ -167,8 +164,7 @@ class _OneRun:
         self._clock = campaign.clock
         self._job = _with_own_store(campaign.job, campaign.ground.folder.name, name)
         self._faults = faults
-        self._waiting = [each for each in faults if not each.is_ordered]
-        self._warm_at_s: float | None = None
+        self._falling = Falling(faults, self._job.workers.spares, self._clock, self._note)
         self._was_stopped = False
         self._run: Run | None = None
         self._undone: dict[int | None, str] = {}
@@ -194,8 +190,8 @@ class _OneRun:
             run.retire()
             left = self._await_nothing(run, view)
         self.starting_cpu_s = view.starting_cpu_s
-        are_warm = self._warm_at_s is not None
-        self.spares = SparesSeen(self._job.workers.spares, view.most_spares, are_warm)
+        num_spares = self._job.workers.spares
+        self.spares = SparesSeen(num_spares, view.most_spares, self._falling.is_warm)
         if None in scene.undone:
             left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
@@ -225,37 +221,13 @@ class _OneRun:
             elif self._was_stopped and now_s > ends_at_s:
                 scene.view.gone = f"it did not stop within {_STOPS_WITHIN_S:.0f} s"
             elif not self._was_stopped:
-                self._let_fall(scene)
+                self._falling.look(scene)
             self._clock.sleep(_LOOK_EVERY_S)
+        self._falling.close()
 
-    def _let_fall(self, scene: Scene) -> None:
-        view = scene.view
-        if self._warm_at_s is None and view.is_warm(self._job.workers.spares):
-            self._warm_at_s = self._clock.monotonic_s()
-        due = [each for each in self._waiting if self._is_due(each, view)]
-        for planned in due:
-            at_s, step = self._clock.unix_s(), view.status["step"]
-            fault = FAULTS[planned.fault.kind]
-            victim = scene.attempt(planned.number, partial(fault.fall, planned, scene))
-            name = None if victim is None else victim.name
-            row = {} if victim is None else victim.worker
-            place = {each: row.get(each) for each in ("worker_id", "host", "node_id")}
-            told = replace(FallenFault.of(planned), victim=name, **place)
-            undone = scene.undone.get(planned.number)
-            if victim is None and undone is None and view.status["state"] in _UNSETTLED:
-                continue
-            self._waiting.remove(planned)
-            fallen = replace(told, at_s=at_s, after_step=step, undone=undone)
-            self.fallen.append(fallen)
-            self._campaign.tell(f"after step {step}: {planned.what}: {fallen.told}")
-
-    def _is_due(self, planned: PlannedFault, view: RunView) -> bool:
-        if planned.at_step is not None:
-            return view.status.get("step", 0) >= planned.at_step
-        assert planned.at_s is not None, "a plan says one of the two"
-        if self._warm_at_s is None:
-            return False
-        return self._clock.monotonic_s() >= self._warm_at_s + planned.at_s
+    def _note(self, planned: PlannedFault, fallen: FallenFault) -> None:
+        self.fallen.append(fallen)
+        self._campaign.tell(f"after step {fallen.after_step}: {planned.what}: {fallen.told}")
 
     def _status_at_end(self, run: Run, view: RunView) -> dict[str, Any]:
         """Return how the run ended; where that took too long, this is the reason."""

@@ -51,7 +51,8 @@ class RunView:
 
     Attributes:
         status: as `Coordinator.status` has it, its events and steps left out; {} before the first.
-        workers: as `Coordinator.workers` has them.
+        workers: as `Coordinator.workers` has them, at about that time.
+        asked_at_s: CLOCK_MONOTONIC of when these were asked for.
         coordinator_pid: None before the first answer.
         keeper_pids: by node.
         most_spares: how many were warm at most while it trained; None: it hasn't been seen to.
@@ -69,6 +70,7 @@ class RunView:
         """
         self.status: dict[str, Any] = {}
         self.workers: list[dict[str, Any]] = []
+        self.asked_at_s = float("-inf")
         self.coordinator_pid: int | None = None
         self.keeper_pids: dict[str, int] = {}
         self.most_spares: int | None = None
@@ -131,34 +133,50 @@ class RunView:
                 self.gone = f"asking it failed: {type(error).__name__}: {error}"
 
     def _ask(self) -> None:
+        asked_at_s = self._clock.monotonic_s()
         status = self._run.status(since_event=_NO_STEPS, since_step=_NO_STEPS)
-        self.workers = self._run.workers()
+        workers = self._run.workers()
         now_s = self._clock.monotonic_s()
-        is_new = not self._node_ids() <= self.keeper_pids.keys()  # a fault may be for its Keeper
-        is_new = is_new or not self._pids() <= self._noted  # or end a process that has just begun
-        if is_new or now_s - self._noted_at_s > _NOTE_EVERY_S or status["ending"]:
+        is_late = now_s - self._noted_at_s > _NOTE_EVERY_S
+        if is_late or status["ending"] or self._has_new(workers):
             self._noted_at_s = now_s
-            self._note()
+            self._note(workers)
             self._measure_servers(is_training=status["step"] > 0)
         if status["state"] == "running" and status["step"] > 0:
             self.most_spares = max(self.most_spares or 0, status["spares"])
-        self._measure_starting(self.workers, is_training=status["step"] > 0)
+        self._measure_starting(workers, is_training=status["step"] > 0)
+        self.workers, self.asked_at_s = workers, asked_at_s
         self.status = status  # last: who sees the ending sees all that came before it
 
-    def _note(self) -> None:
-        """Learn the pids of all processes of the run."""
+    def _has_new(self, workers: Sequence[dict[str, Any]]) -> bool:
+        """Whether there are processes that a fault may be for, or may end, and that aren't noted.
+
+        A coordinator whose process is gone is another by now: it has answered.
+        """
+        if not (_node_ids(workers) <= self.keeper_pids.keys()):
+            return True
+        is_another = self.coordinator_pid is not None and not psutil.pid_exists(
+            self.coordinator_pid
+        )
+        return is_another or not self._pids(workers) <= self._noted
+
+    def _note(self, workers: Sequence[dict[str, Any]]) -> None:
+        """Learn the pids of all processes of the run.
+
+        A Keeper is asked only if the one that was there is gone: one that stands still, or is cut
+        off, would keep all else from being seen.
+        """
         self.coordinator_pid = self._run.coordinator_pid()
-        for node_id in self._node_ids():
-            with suppress(UnreachableError):
-                self.keeper_pids[node_id] = self._run.keeper_pid(node_id)
-        self._noted = self._pids()
+        for node_id in _node_ids(workers):
+            pid = self.keeper_pids.get(node_id)
+            if pid is None or not psutil.pid_exists(pid):
+                with suppress(UnreachableError):
+                    self.keeper_pids[node_id] = self._run.keeper_pid(node_id)
+        self._noted = self._pids(workers)
         self.traces.note(self._noted)
 
-    def _node_ids(self) -> set[str]:
-        return {row["node_id"] for row in self.workers} - {None}
-
-    def _pids(self) -> set[int]:
-        found: Sequence[int | None] = [row["pid"] for row in self.workers]
+    def _pids(self, workers: Sequence[dict[str, Any]]) -> set[int]:
+        found: Sequence[int | None] = [row["pid"] for row in workers]
         known = [*found, self.coordinator_pid, *self.keeper_pids.values()]
         return {pid for pid in known if pid is not None}
 
@@ -187,6 +205,10 @@ class RunView:
                         self._first_servers.add(server)
                     elif server not in self._first_servers:
                         self._server_cpu_s[server] = _cpu_s_of(server)
+
+
+def _node_ids(workers: Sequence[dict[str, Any]]) -> set[str]:
+    return {row["node_id"] for row in workers} - {None}
 
 
 def _cpu_s_of(process: psutil.Process) -> float:

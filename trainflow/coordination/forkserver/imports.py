@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.config.importing import uncollected
-from trainflow.coordination.forkserver.ray_ids import do_forks_draw_alike, drawn_elsewhere
+from trainflow.coordination.forkserver.ray_ids import drawn_elsewhere, find_alike
 from trainflow.coordination.forkserver.surroundings import find_changes
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def _find_unfit(threads_before: Counter[str]) -> str:
     devices = sorted(_find_open(_DEVICES))
     if devices:
         return f"what was imported has opened {', '.join(devices)}"
-    return "what was imported has drawn Ray's identifiers" if do_forks_draw_alike() else ""
+    return find_alike()
 
 
 def _find_begun_threads(before: Counter[str]) -> list[str]:

@@ -11,7 +11,7 @@ Process: the server of forks.  Thread: main.  Blocks: for two short forks, to fi
 import os
 import signal
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +31,13 @@ def drawn_elsewhere() -> Generator[None]:
         actor.ActorClassID = genuine
 
 
-def do_forks_draw_alike() -> bool:
-    """Return whether two forks of this process draw the same identifiers, or none."""
+def find_alike() -> str:
+    """Return why two forks of this process would draw the same identifiers; empty: they don't."""
     ray: Any = import_module("ray")
     first, second = (_run_in_fork(lambda: ray.WorkerID.from_random().binary()) for _ in range(2))
-    return first == second
+    if not (first and second):
+        return "a fork to try it with has ended before it had drawn one of Ray's identifiers"
+    return "what was imported has drawn Ray's identifiers" if first == second else ""
 
 
 def _run_in_fork(draw: Callable[[], bytes]) -> bytes:
@@ -44,6 +46,7 @@ def _run_in_fork(draw: Callable[[], bytes]) -> bytes:
     pid = os.fork()
     if pid == 0:
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_ENDS_WITHIN_S)
             os.write(writable, draw())
         finally:
@@ -51,5 +54,6 @@ def _run_in_fork(draw: Callable[[], bytes]) -> bytes:
     os.close(writable)
     with os.fdopen(readable, "rb") as pipe:
         drawn = pipe.read()
-    os.waitpid(pid, 0)
+    with suppress(ChildProcessError):  # a module has had children that end waited for by nobody
+        os.waitpid(pid, 0)
     return drawn

@@ -12,7 +12,7 @@ from tests.unit.coordination.chaos.test_fitting import make_job
 from trainflow.clock import SYSTEM_CLOCK
 from trainflow.computation.chaos_orders import Claim, OrderBook, claim
 from trainflow.config.chaos_plan import ChaosPlan
-from trainflow.coordination.chaos import campaign, run_view
+from trainflow.coordination.chaos import campaign, falling, run_view
 from trainflow.coordination.chaos.campaign import Campaign, Report
 from trainflow.coordination.chaos.fallen import Outcome
 from trainflow.coordination.chaos.ground import Ground
@@ -51,13 +51,12 @@ class FakeRun:
         self.stopped = False
         self.retired = False
         self.num_spares = 2
-        self.state = "running"
         self._step = 0
 
     def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         if self._step != self.hangs_at:
             self._step = min(MAX_STEPS, self._step + 1)
-        state, ending = self.state, None
+        state, ending = "running", None
         if self.stopped or self._step == MAX_STEPS:
             state = "stopped" if self.stopped else "succeeded"
             ending = {"reason": f"it {state}", "exit_code": 0}
@@ -103,7 +102,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> FakeFault:
     monkeypatch.setattr(run_view, "_ASK_EVERY_S", 0.02)
     monkeypatch.setattr(run_view.Traces, "note", lambda _self, _pids: None)
     monkeypatch.setattr(run_view.Traces, "find_left", lambda *_: [])
-    monkeypatch.setattr(campaign, "FAULTS", dict.fromkeys(campaign.FAULTS, fake))
+    monkeypatch.setattr(falling, "FAULTS", dict.fromkeys(falling.FAULTS, fake))
     return fake
 
 
@@ -160,7 +159,7 @@ def test_who_is_stopped_for_good_is_not_let_go_before_it_is_seen_what_is_left(
             return []
 
         monkeypatch.setattr(run_view.Traces, "find_left", find_left)
-        monkeypatch.setattr(campaign, "FAULTS", {"stop": StopsForGood(process)})
+        monkeypatch.setattr(falling, "FAULTS", {"stop": StopsForGood(process)})
         carry_out(tmp_path, run, {"kind": "stop", "at_step": 4})
         after = process.status()
         child.kill()
@@ -200,25 +199,6 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     assert report.faults[0].outcome is Outcome.NOBODY
     assert holds(report, "its faults fall") is False
     assert holds(report, "it ends")
-
-
-@pytest.mark.parametrize("state", ["pending", "recovering"])
-def test_who_is_not_there_is_waited_for_while_it_is_not_known_who_is(
-    tmp_path: Path, run: FakeRun, fault: FakeFault, state: str
-):
-    """A coordinator that restarts knows of no rank until all have answered."""
-    fault.is_there, run.state = False, state
-
-    def settle(planned: PlannedFault, scene: Scene) -> Victim | None:
-        found = FakeFault.fall(fault, planned, scene)
-        if len(fault.fallen) == 3:
-            fault.is_there, run.state = True, "running"
-        return found
-
-    fault.fall = settle
-    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
-    assert [number for number, _ in fault.fallen] == [1] * 4
-    assert [each.outcome for each in report.faults] == [Outcome.FELL]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Who acts goes by the newest answer; a coordinator that is silent for long is given up."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -47,13 +48,19 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def watching(*answers: dict[str, Any] | Exception) -> Iterator[RunView]:
-    view = RunView(FakeRun(*answers), SYSTEM_CLOCK)
+def seeing(run: FakeRun) -> Iterator[RunView]:
+    view = RunView(run, SYSTEM_CLOCK)
     view.start()
     try:
         yield view
     finally:
         view.close()
+
+
+@contextmanager
+def watching(*answers: dict[str, Any] | Exception) -> Iterator[RunView]:
+    with seeing(FakeRun(*answers)) as view:
+        yield view
 
 
 def wait_for(reached: Any) -> None:
@@ -278,3 +285,41 @@ def test_a_coordinator_that_a_fault_has_stopped_is_borne_for_as_long(
         assert view.gone is None
     finally:
         view.close()
+
+
+class Located(FakeRun):
+    """Tells of pids, one after the other, and of how often it was asked for those of Keepers."""
+
+    def __init__(self, *coordinator_pids: int):
+        super().__init__({})
+        self._coordinator_pids = [*coordinator_pids]
+        self.asked: list[str] = []
+
+    @property
+    def num_left(self) -> int:
+        return len(self._coordinator_pids)
+
+    def coordinator_pid(self) -> int:
+        return self._coordinator_pids.pop(0) if self.num_left > 1 else self._coordinator_pids[0]
+
+    def keeper_pid(self, node_id: str) -> int:
+        self.asked.append(node_id)
+        return os.getpid()
+
+
+def test_a_keeper_whose_process_is_there_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    """One that stands still would keep all else from being seen."""
+    monkeypatch.setattr(run_view, "_NOTE_EVERY_S", 0.0)
+    run = Located(*[os.getpid()] * 4)
+    with seeing(run) as view:
+        wait_for(lambda: run.num_left == 1)
+    assert (view.gone, run.asked) == (None, ["n"])
+
+
+def test_a_coordinator_whose_process_is_gone_is_another_by_now(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_view, "_NOTE_EVERY_S", float("inf"))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with seeing(Located(ended.pid, os.getpid())) as view:
+        wait_for(lambda: view.coordinator_pid == os.getpid() or view.is_over)
+    assert view.gone is None
