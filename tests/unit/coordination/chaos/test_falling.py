@@ -25,7 +25,8 @@ class Stage:
 
     def __init__(self, *faults: dict[str, Any]):
         self.clock = FakeClock()
-        self.view = RunView(SimpleNamespace(job_id="job-1"), self.clock)  # type: ignore[arg-type]
+        no_run: Any = None
+        self.view = RunView(no_run, self.clock)
         self.scene: Any = SimpleNamespace(view=self.view, undone={}, attempt=lambda _, do: do())
         self.noted: list[FallenFault] = []
         planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))

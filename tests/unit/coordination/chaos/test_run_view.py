@@ -35,7 +35,7 @@ class FakeRun:
         return [{"worker_id": "a", "state": "member", "pid": None, "node_id": "n"}]
 
     def coordinator_pid(self) -> int:
-        return 11
+        return os.getpid()
 
     def keeper_pid(self, node_id: str) -> int:
         raise UnreachableError(node_id)
@@ -74,7 +74,7 @@ def test_a_silence_is_borne_and_the_answer_after_it_counts():
     with watching(UnreachableError("restarting"), {"step": 7}) as view:
         wait_for(lambda: view.status.get("step") == 7)
         assert not view.is_over
-        assert view.coordinator_pid == 11
+        assert view.coordinator_pid == os.getpid()
         assert view.keeper_pids == {}
 
 
@@ -236,7 +236,7 @@ def test_a_process_that_lives_for_two_looks_is_noted(monkeypatch: pytest.MonkeyP
         wait_for(lambda: run.num_asked > 4)
     finally:
         view.close()
-    assert noted == [{11, 12, 21}, {11, 12, 21, 22}]
+    assert noted == [{os.getpid(), 12, 21}, {os.getpid(), 12, 21, 22}]
 
 
 def test_a_run_is_warm_once_it_trains_with_all_its_spares():
