@@ -14,7 +14,7 @@ from trainflow.coordination.chaos.fallen import FallenFault
 from trainflow.coordination.chaos.faults import FAULTS
 from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene, Victim
-from trainflow.coordination.chaos.schedule import PlannedFault
+from trainflow.coordination.chaos.schedule import PlannedFault, choose_worker
 from trainflow.coordination.run_state import RunState
 
 # Who has which rank is known later: to a new coordinator, or once those that are lost are given.
@@ -96,6 +96,7 @@ class Falling:
     def _try(self, planned: PlannedFault, scene: Scene) -> None:
         """Have a fault fall, unless it isn't known yet on whom."""
         now_s, seen = self._clock.monotonic_s(), scene.view.status
+        asked_at_s = scene.view.asked_at_s
         told = replace(FallenFault.of(planned), at_s=self._clock.unix_s(), after_step=seen["step"])
         victim = None
         if seen["state"] != RunState.PENDING or not _is_on_worker(planned):
@@ -104,7 +105,8 @@ class Falling:
         fallen = replace(_on(told, victim), undone=scene.undone.get(planned.number))
         is_done = victim is not None or fallen.undone is not None
         sought = self._sought.setdefault(planned.number, _Sought(planned, now_s, fallen))
-        if is_done or _is_known(sought, scene.view, seen["state"]):
+        is_asked = asked_at_s > sought.since_s
+        if is_done or (is_asked and _is_known(planned, scene.view, seen["state"])):
             del self._sought[planned.number]
             self._waiting.remove(planned)
             self._note(planned, fallen)
@@ -116,10 +118,12 @@ def _is_on_worker(planned: PlannedFault) -> bool:
     return fault.target != "coordinator" and fault.kind not in _ON_NO_PROCESS
 
 
-def _is_known(sought: _Sought, view: RunView, state_before: str) -> bool:
-    """Whether the run was asked since then, and knew who is there."""
-    is_settled = {state_before, view.status["state"]}.isdisjoint(_UNSETTLED)
-    return is_settled and view.asked_at_s > sought.since_s
+def _is_known(planned: PlannedFault, view: RunView, state_before: str) -> bool:
+    """Whether the run knows who is there; not while it has yet to find that somebody has died."""
+    is_on_worker = _is_on_worker(planned) and planned.fault.kind != "flip"
+    if is_on_worker and choose_worker(planned, view.workers) is not None:
+        return False
+    return {state_before, view.status["state"]}.isdisjoint(_UNSETTLED)
 
 
 def _on(told: FallenFault, victim: Victim | None) -> FallenFault:

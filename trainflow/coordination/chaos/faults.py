@@ -47,8 +47,8 @@ class _OnProcess:
         return None
 
 
-def _kill(_planned: PlannedFault, victim: Victim, _scene: Scene) -> None:
-    victim.process.kill()
+def _kill(_planned: PlannedFault, victim: Victim, scene: Scene) -> None:
+    scene.kill(victim.process)
 
 
 def _stop(planned: PlannedFault, victim: Victim, scene: Scene) -> None:

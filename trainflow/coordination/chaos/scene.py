@@ -98,6 +98,7 @@ class Scene:
     _later: list[tuple[float, int, int, Callable[[], None]]] = field(default_factory=list)
     _for_good: set[int] = field(default_factory=set[int])
     _felt: dict[int, Callable[[], bool]] = field(default_factory=dict[int, Callable[[], bool]])
+    _killed: set[psutil.Process] = field(default_factory=set[psutil.Process])
     _coming: dict[int, _Coming] = field(default_factory=dict[int, _Coming])
     _serial: "count[int]" = field(default_factory=count)
     _stopped: dict[int, tuple[int, psutil.Process]] = field(
@@ -124,7 +125,8 @@ class Scene:
         with suppress(psutil.NoSuchProcess):
             process = self.view.traces.find(pid) or psutil.Process(pid)
             # A pid that was told a while ago may be somebody else's by now.
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            is_there = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            if is_there and process not in self._killed:
                 return Victim(process, f"{name}, pid {pid}", worker)
         return None
 
@@ -157,6 +159,11 @@ class Scene:
         while self._later and self._later[0][0] <= self.clock.monotonic_s():
             _, _, number, action = heapq.heappop(self._later)
             self.attempt(number, action)
+
+    def kill(self, process: psutil.Process) -> None:
+        """Kill a process, which may be seen for a moment yet; nothing else falls on it."""
+        process.kill()
+        self._killed.add(process)
 
     def stop(self, number: int, process: psutil.Process, *, for_good: bool = False) -> Hold:
         """Have a process stand still, for a fault, until `resume`.

@@ -51,12 +51,13 @@ class FakeRun:
         self.stopped = False
         self.retired = False
         self.num_spares = 2
+        self.state = "running"
         self._step = 0
 
     def status(self, since_event: int | None = 0, since_step: int = 0) -> dict[str, Any]:
         if self._step != self.hangs_at:
             self._step = min(MAX_STEPS, self._step + 1)
-        state, ending = "running", None
+        state, ending = self.state, None
         if self.stopped or self._step == MAX_STEPS:
             state = "stopped" if self.stopped else "succeeded"
             ending = {"reason": f"it {state}", "exit_code": 0}
@@ -199,6 +200,13 @@ def test_a_campaign_whose_faults_find_nobody_has_proved_nothing(
     assert report.faults[0].outcome is Outcome.NOBODY
     assert holds(report, "its faults fall") is False
     assert holds(report, "it ends")
+
+
+def test_who_was_sought_until_the_end_was_not_there(tmp_path: Path, run: FakeRun, fault: FakeFault):
+    fault.is_there, run.state = False, "recovering"
+    report = carry_out(tmp_path, run, {"kind": "kill", "at_step": 4})
+    assert len(fault.fallen) > 1
+    assert [each.outcome for each in report.faults] == [Outcome.NOBODY]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from trainflow.coordination.chaos.scene import Victim
 from trainflow.coordination.chaos.schedule import PlannedFault, draw_faults
 
 STEP = 7
-MEMBER = {"worker_id": "slot1-1.1", "host": "127.0.0.3", "state": "member"}
-SPARE = MEMBER | {"state": "spare"}
+MEMBER: dict[str, Any] = {"worker_id": "slot1-1.1", "host": "127.0.0.3", "state": "member"}
+MEMBER |= {"rank": 1, "pid": 7, "node_id": "n"}
+SPARE = MEMBER | {"state": "spare", "rank": None}
 
 
 class Stage:
@@ -29,13 +30,17 @@ class Stage:
         self.view = RunView(no_run, self.clock)
         self.scene: Any = SimpleNamespace(view=self.view, undone={}, attempt=lambda _, do: do())
         self.noted: list[FallenFault] = []
+        self.is_dead = False
+        self.meanwhile: Any = lambda: None
         planned = draw_faults(ChaosPlan.model_validate({"schedule": list(faults)}))
         self.falling = Falling(planned, 0, self.clock, lambda _, fallen: self.noted.append(fallen))
 
     def fall(self, planned: PlannedFault, scene: Any) -> Victim | None:
         wanted = planned.fault.target
         there = [row for row in scene.view.workers if wanted in {row["state"], "coordinator"}]
-        return Victim(psutil.Process(), wanted, there[0]) if there else None
+        self.meanwhile()
+        is_there = there and not self.is_dead
+        return Victim(psutil.Process(), wanted, there[0]) if is_there else None
 
     def answer(self, state: str, *workers: dict[str, Any]) -> None:
         """The run is asked, and answers."""
@@ -85,6 +90,28 @@ def test_it_falls_on_nobody_once_the_run_was_asked_since_and_trains(stage: Any):
     assert scene.look() == scene.look() == [], "the answer may be older than a death"
     scene.answer("running")
     assert scene.look() == [Outcome.NOBODY]
+
+
+@pytest.mark.parametrize("state", ["running", "recovering"])
+def test_an_answer_that_comes_while_it_is_tried_is_tried_too(stage: Any, state: str):
+    scene = stage()
+    scene.answer("running")
+    assert scene.look() == []
+    scene.meanwhile = lambda: scene.answer(state)
+    assert scene.look() == [], "by the answer before"
+    scene.meanwhile = lambda: None
+    scene.answer("running", MEMBER)
+    assert scene.look() == [Outcome.FELL]
+
+
+def test_who_is_listed_and_was_not_found_has_died_unnoticed(stage: Any):
+    scene = stage(rank=1)
+    scene.is_dead = True
+    for _ in range(3):
+        scene.answer("running", MEMBER)
+        assert scene.look() == []
+    scene.is_dead = False
+    assert scene.look() == [Outcome.FELL]
 
 
 def test_what_a_restarted_coordinator_takes_for_a_spare_is_none(stage: Any):

@@ -114,6 +114,15 @@ def test_a_dead_process_is_not_hit_again(scene: Scene, process: subprocess.Popen
         assert FAULTS[kind].fall(planned(kind=kind), scene) is None
 
 
+def test_who_was_killed_is_not_hit_again_while_it_dies(
+    scene: Scene, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(psutil.Process, "kill", lambda _: None)  # it takes a moment
+    assert FAULTS["kill"].fall(planned(kind="kill"), scene) is not None
+    assert FAULTS["kill"].fall(planned(kind="kill"), scene) is None
+    assert process.poll() is None
+
+
 def test_who_has_the_pid_of_a_dead_process_by_now_is_not_hit(
     scene: Scene, process: subprocess.Popen[bytes]
 ):
