@@ -108,10 +108,9 @@ def _check_preload(config: JobConfig) -> None:
     absent = {name: why for name in config.workers.preload if (why := _find_absence(name))}
     if not absent:
         return
-    which = "a module" if len(absent) == 1 else "modules"
     reasons = "; ".join(dict.fromkeys(absent.values()))
     raise ConfigError(
-        f"workers.preload: got {', '.join(absent)}, expected {which} that can be imported "
+        f"workers.preload: got {', '.join(absent)}, expected modules that can be imported "
         f"({reasons}); install what is missing, here and on the workers' nodes, or leave it out"
     )
 
