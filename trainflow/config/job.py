@@ -341,7 +341,8 @@ def _variable_conflicts(runtime_env: dict[str, Any]) -> list[Problem]:
     if not isinstance(variables, dict):
         expected, change = "variables by name", "write NAME: value, a line each"
         return [Problem(where, f"a {type(variables).__name__}", expected, change)]  # no secret
-    names = [str(name) for name in cast("dict[object, object]", variables)]
+    by_name = cast("dict[object, object]", variables)
+    names = [str(name) for name in by_name]
     beginnings = [name[: name.find("=") + 1] or name for name in names]  # a secret may follow
     expected = "a name that is not empty and has neither = nor NUL"
     change = "choose another name, and give the value after a colon"
@@ -349,6 +350,10 @@ def _variable_conflicts(runtime_env: dict[str, Any]) -> list[Problem]:
         Problem(where, f"the name {show(shown)}", expected, change)
         for name, shown in zip(names, beginnings, strict=True)
         if not name or "=" in name or "\0" in name
+    ] + [
+        Problem(f"{where}.{name}", "a value with NUL", "text without NUL", "leave NUL out")
+        for name, value in by_name.items()
+        if "\0" in str(value) and "=" not in str(name)  # a secret may follow
     ]
 
 

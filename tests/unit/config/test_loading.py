@@ -195,6 +195,13 @@ def test_a_variable_that_no_environment_can_have_is_refused(
     assert "s3cret" not in message
 
 
+def test_a_value_that_no_environment_can_have_is_refused_and_not_shown(write_job: WriteJob):
+    job = yaml.safe_load(YAML) | {"runtime_env": {"env_vars": {"KEY": "s3cret\0", "FINE": "1"}}}
+    message = refusal_of(write_job(yaml.safe_dump(job)))
+    assert "runtime_env.env_vars.KEY: got a value with NUL; expected text without NUL" in message
+    assert "s3cret" not in message
+
+
 def test_variables_are_told_by_name(write_job: WriteJob):
     job = yaml.safe_load(YAML) | {"runtime_env": {"env_vars": ["KEY=s3cret"]}}
     message = refusal_of(write_job(yaml.safe_dump(job)))
