@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -216,14 +215,6 @@ class Keeper:
             if incarnation < self._promised:
                 return False
         return self._workers.kill(worker_id)
-
-    @ray.method(concurrency_group="control")
-    def end_workers(self, worker_ids: Collection[str]) -> None:
-        """Kill those of these workers that are left on this node; what they have left stays.
-
-        This may come late, when others are there that aren't meant.
-        """
-        self._workers.kill_these(worker_ids)
 
     @ray.method(concurrency_group="control")
     def clean_up(self) -> None:

@@ -127,11 +127,10 @@ class NodeWatch:
         is_alive = node_id in (self.alive or self._keepers)
         keeper = self._keepers.pop(node_id, None)
         self._starting.discard(node_id)
-        there = tuple(self._progress.pop(node_id, ()))
+        self._progress.pop(node_id, None)
         self._deaths.forget(node_id)
         self.answers.forget(node_id)
         if keeper is not None:
-            keeper.end_workers.remote(there)
             self._dismissed[node_id] = keeper
             self._everybody = None
             self._introduce(self._keepers)

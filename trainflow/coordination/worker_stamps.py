@@ -7,7 +7,7 @@ Fails: one stamp that can't be read costs nobody else's; its worker is still kno
 import logging
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainflow.clock import Clock
@@ -77,15 +77,10 @@ class WorkerStamps:
     def kill_all(self) -> tuple[str, ...]:
         """End all workers; returns those that lived. What can't be ended is told, and left."""
         self.read()
-        return tuple(self._kill_each(list(self._pids)))
+        return tuple(self._kill_each())
 
-    def kill_these(self, worker_ids: Collection[str]) -> tuple[str, ...]:
-        """End those of these workers that are there, as `kill_all` does."""
-        self.read()
-        return tuple(self._kill_each([each for each in self._pids if each in worker_ids]))
-
-    def _kill_each(self, worker_ids: list[str]) -> Iterator[str]:
-        for worker_id in worker_ids:
+    def _kill_each(self) -> Iterator[str]:
+        for worker_id in list(self._pids):
             try:
                 if self.kill(worker_id):
                     yield worker_id

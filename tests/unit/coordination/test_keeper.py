@@ -372,7 +372,7 @@ def test_a_worker_that_has_yet_to_stamp_keeps_its_file_and_is_found_by_it(
     assert not killed
     assert path.exists()
     with closing(StampWriter(path)):
-        keeper.end_workers(("slot0-1.0",))
+        assert keeper.fence(5, "slot0-1.0")
         assert killed == [os.getpid()]
 
 

@@ -343,7 +343,6 @@ def test_of_a_thousand_keepers_a_thousand_handles_are_written_and_not_a_million(
     def make_keeper(_: NodeWatch, node_id: str) -> Any:
         return SimpleNamespace(
             introduce=SimpleNamespace(remote=told.append),
-            end_workers=SimpleNamespace(remote=nothing),
             forget_node=SimpleNamespace(remote=nothing),
         )
 
@@ -372,10 +371,7 @@ def test_the_dead_are_forgotten_as_of_when_it_was_last_looked_and_nobody_before(
     monkeypatch.setattr("ray.nodes", refuse)
     monkeypatch.setattr("ray.put", lambda value: value)
     keeper = SimpleNamespace(
-        **{
-            name: SimpleNamespace(remote=nothing)
-            for name in ("introduce", "end_workers", "forget_node")
-        }
+        introduce=SimpleNamespace(remote=nothing), forget_node=SimpleNamespace(remote=nothing)
     )
     monkeypatch.setattr(NodeWatch, "_make_keeper", lambda *_: keeper)
     monkeypatch.setattr(KeeperDeaths, "follow", nothing)
@@ -394,18 +390,13 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     fenced: list[tuple[str, int, str]] = []
-    ended: list[tuple[str, ...]] = []
 
     def make_keeper(_: NodeWatch, node_id: str) -> Any:
-        ignore = SimpleNamespace(remote=nothing)
-
         def fence(incarnation: int, worker_id: str) -> None:
             fenced.append((node_id, incarnation, worker_id))
 
         return SimpleNamespace(
-            introduce=ignore,
-            end_workers=SimpleNamespace(remote=ended.append),
-            fence=SimpleNamespace(remote=fence),
+            introduce=SimpleNamespace(remote=nothing), fence=SimpleNamespace(remote=fence)
         )
 
     monkeypatch.setattr(NodeWatch, "_make_keeper", make_keeper)
@@ -413,10 +404,7 @@ def test_a_node_counts_until_it_is_given_up_and_its_workers_are_ended_also_after
     nodes = NodeWatch("job-1", make_job(), FakeClock())
     assert nodes.counts("a"), "a new coordinator has yet to look for it"
     asyncio.run(nodes.ensure({"a", "b"}))
-    there: Any = {"slot1-1.1": None, "slot2-1.2": None}
-    nodes.hear("b", there, knows_peers=True)
     nodes.forget("b")
-    assert ended == [("slot1-1.1", "slot2-1.2")], "and not those that come later"
     assert [nodes.counts(each) for each in "ab"] == [True, False]
     for node_id in ("a", "b", "never seen"):
         nodes.fence(3, node_id, "slot0-1.0")

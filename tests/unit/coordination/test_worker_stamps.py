@@ -56,13 +56,6 @@ def test_one_stamp_that_can_not_be_read_hides_nobody_else(
     assert killed == [os.getpid()] * 2
 
 
-def test_of_those_that_are_to_end_the_others_stay(workers: WorkerStamps, killed: list[int]):
-    """An order that comes late doesn't name those that have come since."""
-    assert workers.kill_these(["slot7-1.7", FIRST]) == (FIRST,)
-    assert killed == [os.getpid()]
-    assert workers.read().keys() == {SECOND}
-
-
 def test_a_later_process_with_the_pid_of_one_that_died_is_left_alone(
     tmp_path: Path, killed: list[int]
 ):
