@@ -62,6 +62,7 @@ class CheckpointControl:
         # Versions of which a share is missing that nobody has, and since when.
         self._stalled_since_s: dict[Version, float] = {}
         self._committing: set[Version] = set()
+        self._collecting: asyncio.Task[None] | None = None
         self._goes_back_to = math.inf  # a step; none beyond is made until the next epoch begins
         self._monitor = monitor
         self.skipped = SkippedCheckpoints(record, monitor)
@@ -163,7 +164,7 @@ class CheckpointControl:
                 self._committing.discard(version)
                 self._changes.tell()
             self._upkeep.is_due = True
-            await self.collect_due()
+            self._collecting = asyncio.create_task(self.collect_due())  # no Keeper waits for it
         return self.look(version, permit)
 
     def look(self, version: Version, permit: str) -> bool | None:

@@ -295,10 +295,11 @@ class MemoryTier:
         self._tell_shortage(wanted - min(map(len, self._targets_of.values()), default=0))
 
     async def _ask_whom_to_send(self, *, any_others: bool) -> list[Holding] | None:
-        """Return who answers; None if copies were directed anew meanwhile, which is what counts."""
+        """Return who answers; None if copies were directed anew meanwhile, or the run is over."""
         number = self._num_directed
         answers = await self._nodes.ask_holdings(_ANSWER_WITHIN_S) if any_others else []
-        return answers if number == self._num_directed else None
+        is_due = number == self._num_directed and not self._nodes.is_closing
+        return answers if is_due else None
 
     async def look_after(self) -> None:
         """Direct copies anew where one of those that take part is gone or new."""

@@ -43,7 +43,8 @@ class SilentNodes:
         self._guard = guard
         self._ended: set[str] = set()  # nodes whose Keepers were, since they were heard last
         self._unattended: set[str] = set()
-        self._given_up: frozenset[str] = frozenset()
+        self._given_up = _find_given_up(record)  # by an earlier coordinator
+        nodes.unfit.unheard |= self._given_up
 
     def hear(self, beat: Heartbeat) -> None:
         """Take a heartbeat, by which a node that was given up may take workers again.
@@ -85,8 +86,9 @@ class SilentNodes:
                 self._nodes.restart_keeper(node_id)
 
     def _tell_unattended(self) -> None:
-        """Tell of nodes whose Keepers take long to come back, and that they are."""
-        unattended = set(self._nodes.unattended_nodes())
+        """Tell of nodes whose Keepers take long to come back while workers live there, and do."""
+        away = set(self._nodes.unattended_nodes())
+        unattended = {each for each in away if each in self._unattended or self._workers_on(each)}
         for node_id in sorted(unattended - self._unattended):
             is_hung = node_id in self._ended
             what = (
@@ -126,3 +128,14 @@ class SilentNodes:
         host = self._nodes.host_of(node_id)
         text = f"the Keeper of node {host} {what}"
         self._record.add_event(kind, text, node=node_id, host=host, **more)
+
+
+def _find_given_up(record: RunRecord) -> frozenset[str]:
+    """Return the nodes that took no workers any more when the coordinator before died."""
+    given_up: set[str] = set()
+    for event in record.events_since(0):
+        if event["kind"] == "node_unheard":
+            given_up.add(event["data"]["node"])
+        elif event["kind"] == "node_heard":
+            given_up.discard(event["data"]["node"])
+    return frozenset(given_up)

@@ -7,6 +7,7 @@ class FakeCluster:
     """A test puts its own nodes, as Ray tells of them, in the place of these."""
 
     cluster: ClassVar[list[dict[str, Any]]] = []
+    is_closing = False
 
     @property
     def alive(self) -> dict[str, str]:

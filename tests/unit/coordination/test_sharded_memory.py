@@ -431,3 +431,18 @@ def test_what_nodes_hold_is_looked_at_less_often_than_they_tell_it(
     scene.clock.now_s += 1.0
     assert {hear("b", s0=(2, 3), s1=(2, 3)) for _ in range(100)} == {at(3)}
     assert len(looks) == 2
+
+
+def test_once_the_run_is_over_nobody_is_said_to_hold_too_few_copies(
+    tmp_path: Path, cluster: list[dict[str, Any]]
+):
+    """Its Keepers are gone by then, and its nodes are not."""
+    del cluster[2:]
+    scene = Scene(tmp_path, holding("n00"), holding("n01"))
+    asyncio.run(scene.memory.direct(["n00", "n01"], {}))
+    copies = dict(scene.nodes.copies)
+    scene.nodes.holdings.clear()
+    scene.nodes.is_closing = True
+    scene.pass_time(6.0)
+    assert scene.events("copies_short") == []
+    assert scene.nodes.copies == copies

@@ -43,16 +43,20 @@ class Scene:
         self.pool = FakePool([*self.workers.values()])
         for node, worker in self.workers.items():
             self.place(worker.worker_id, node)
-        self.nodes = NodeWatch("job-1", make_job(failures={"lease_s": LEASE_S}), self.clock)
         self.alive = {node: LivingNode(f"10.0.0.{node}") for node in "abc"}
-        self.nodes.note_alive(self.alive)
         self.superior = FakeSuperior(self.pool)
         self.given_up: list[str] = []
-        guard = guard_of(self.record)
-        any_parts: Any = (self.pool, self.nodes, self.record, self, self.superior, guard)
-        self.watch = SilentNodes(*any_parts)
+        self._guard = guard_of(self.record)
+        self.begin()
         self.silent = {"b"}
         self.ended: list[str] = []
+
+    def begin(self) -> None:
+        """A coordinator begins."""
+        self.nodes = NodeWatch("job-1", make_job(failures={"lease_s": LEASE_S}), self.clock)
+        parts: Any = (self.pool, self.nodes, self.record, self, self.superior, self._guard)
+        self.watch = SilentNodes(*parts)
+        self.nodes.note_alive(self.alive)
 
     def place(self, worker_id: str, node_id: str) -> None:
         entry = self.pool.entries[worker_id]
@@ -95,7 +99,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def make_keeper(_: NodeWatch, node_id: str) -> Any:
         keeper: Any = FakeWorker(node_id, None)
-        for name in ("introduce", "end_workers", "forget_node"):
+        for name in ("introduce", "forget_node"):
             setattr(keeper, name, Method(lambda *_: None))
         keeper.wait_exit = Method(asyncio.Event().wait)
         return keeper
@@ -325,3 +329,33 @@ def test_a_keeper_that_takes_long_to_come_back_is_told_as_dead_where_it_has_died
     assert away["text"].startswith("the Keeper of node 10.0.0.b has died, and is being started")
     assert scene.given_up == ["b"]
     assert unheard["kind"] == "node_unheard", "it is not back: the node is lost"
+
+
+def test_a_keeper_is_missed_only_where_workers_live(play: Play):
+    """Its node has lost them all: it may be that it is gone, which Ray has yet to find."""
+
+    async def act(scene: Scene) -> None:
+        del scene.pool.entries["slot1-1.1"]
+        scene.nodes._deaths._died_at_s["b"] = scene.clock.now_s
+        await scene.pass_time(BACK_WITHIN_S - 1.0)
+        assert scene.given_up == []
+
+    assert play(act).events() == []
+
+
+def test_a_new_coordinator_knows_who_was_given_up_and_tells_when_he_is_heard(play: Play):
+    async def act(scene: Scene) -> None:
+        scene.cut_off("b")
+        await scene.pass_time(GIVEN_UP_AFTER_S)
+        assert scene.events()[-1] == ("node_unheard", "b")
+        scene.begin()
+        assert "b" in scene.nodes.unfit
+        await scene.pass_time(GIVEN_UP_AFTER_S)
+        assert scene.events()[-1] == ("node_unheard", "b"), "which is told already"
+        scene.hear("b")
+        await scene.pass_time(1.0)
+        assert scene.events()[-1] == ("node_heard", "b")
+        scene.begin()
+        assert "b" not in scene.nodes.unfit
+
+    play(act)

@@ -1,18 +1,22 @@
 """What is no longer kept goes: at once, or as soon as nothing is in its way, or at the end."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from tests.unit.checkpointing.test_sharing import make_snapshot, upload
+from tests.unit.coordination.fakes import until
 from tests.unit.coordination.test_checkpoint_control import (
+    STEP,
     WITHIN_S,
     at_step,
     bring,
     control_for,
-    hold_removal,
     kinds,
+    make_checkpoint,
+    permit_for,
 )
 from trainflow.checkpointing.store import CheckpointStore
 from trainflow.checkpointing.verification import verify
@@ -29,6 +33,19 @@ async def make(control: CheckpointControl, store: CheckpointStore, *steps: int) 
     for step in steps:
         for report in upload(make_snapshot(35, 7, step), store, 2):
             await bring(control, at_step(report, step))
+
+
+def hold_removal(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have the next removal say that it has begun, and wait until it may go on."""
+    begun, go_on, collect = threading.Event(), threading.Event(), store_upkeep.collect
+
+    def collect_slowly(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(WITHIN_S)
+        return collect(*arguments)
+
+    monkeypatch.setattr(store_upkeep, "collect", collect_slowly)
+    return begun, go_on
 
 
 def test_only_what_is_read_stays_and_goes_when_it_is_read_no_more(
@@ -142,3 +159,47 @@ def test_a_new_coordinator_removes_what_the_one_before_had_yet_to(
 
     asyncio.run(act())
     assert store.committed_steps() == [5]
+
+
+def test_nothing_is_permitted_while_either_of_two_removes(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    control = make_checkpoint(store, record)
+    begun, go_on = hold_removal(monkeypatch)
+
+    async def act() -> None:
+        version = Version(STEP + 1, EPOCH)
+        control._upkeep.is_due = True
+        collecting = asyncio.create_task(control.collect_due())
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        await control.quarantine(99)
+        assert control.ask("node0", version, 1).permit is None
+        go_on.set()
+        await collecting
+        assert control.ask("node0", version, 1).permit is not None
+
+    asyncio.run(act())
+
+
+def test_no_keeper_waits_for_a_removal(
+    store: CheckpointStore, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+):
+    """What it has brought is in the store: its memory is free for the next."""
+    begun, go_on = hold_removal(monkeypatch)
+
+    async def act() -> None:
+        go_on.set()
+        control = control_for(store, record, keep_last=1)
+        await make(control, store, 4)
+        begun.clear()
+        go_on.clear()
+        (report,) = upload(make_snapshot(35, 7, 5), store, 1)
+        report = at_step(report, 5)
+        permit = permit_for(control, report)
+        assert await asyncio.wait_for(control.on_share(report, permit, 3), WITHIN_S) is True
+        assert await asyncio.to_thread(begun.wait, WITHIN_S)
+        assert store.committed_steps() == [4, 5]
+        go_on.set()
+        await until(lambda: store.committed_steps() == [5])
+
+    asyncio.run(act())
