@@ -27,11 +27,13 @@ from trainflow.coordination.chaos.run_view import RunView
 from trainflow.coordination.chaos.scene import Scene
 from trainflow.coordination.chaos.schedule import PlannedFault
 from trainflow.coordination.driver import Run
+from trainflow.epochs import Phase
 from trainflow.errors import CoordinationError
 
 _LOOK_EVERY_S = 0.02
 _STOPS_WITHIN_S = 30.0
 _CLEAN_WITHIN_S = 30.0
+_AFTER_THE_COMMIT = {Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.USER}
 _STEPS_UNDER_WAY = 3  # may still be committed while a fault falls
 
 Tell = Callable[[str], None]
@@ -196,6 +198,7 @@ class _OneRun:
             left.append(f"what faults did {scene.undone[None]}, as it was to be ended")
         flips = [each.number for each in self._faults if each.fault.kind == "flip"]
         evidence = gather(self._status_at_end(run, view), folder, flips, left)
+        evidence = replace(evidence, strays=view.traces.find_new_shared())
         self._conclude(folder, evidence, scene.unfelt)
         return evidence
 
@@ -313,7 +316,8 @@ def _done_by_itself(planned: PlannedFault, made: Claim | None, last_step: int) -
         at_step = planned.at_step
         is_missed = planned.is_ordered and at_step is not None and at_step <= last_step
         return replace(told, is_missed=is_missed)
-    told = replace(told, at_s=made.at_s, after_step=made.step - 1)
+    is_committed = planned.phase in _AFTER_THE_COMMIT
+    told = replace(told, at_s=made.at_s, after_step=made.step - (not is_committed))
     if made.rank is None:
         victim = f"the Keeper of {made.worker_id}, pid {made.pid}"
         return replace(told, victim=victim, host=made.worker_id)

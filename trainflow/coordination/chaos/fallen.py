@@ -64,7 +64,8 @@ class FallenFault:
         worker_id: of the member or spare that it fell on, or that is on the node that it fell on.
         at_s: CLOCK_REALTIME when it fell, or was found to have nobody to fall on; None: it was
             never due, or nobody came to its place.
-        after_step: the newest step that was known to be committed.
+        after_step: the newest step that was known to be committed; by who did it to itself, if one
+            did.
         recovered_s: from then until all ranks had committed a step after it, if it was a loss; not
             known where clocks were wrong by which that is measured.
         undone: what of it could not be done, and why.

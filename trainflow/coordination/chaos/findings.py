@@ -96,6 +96,7 @@ class RunEvidence:
         num_samples: in a pass over the data.
         flips: bits that were flipped.
         left: what is still there though the run is over.
+        strays: what is new in shared memory, and may be anybody's.
         deaths: of its coordinator and Keepers.
     """
 
@@ -110,6 +111,7 @@ class RunEvidence:
     num_samples: int = 0
     flips: Sequence[Flip] = ()
     left: Sequence[str] = ()
+    strays: Sequence[str] = ()
     deaths: Sequence[ServiceDeath] = ()
 
     @property

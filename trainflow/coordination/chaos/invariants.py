@@ -306,7 +306,9 @@ def judge_remains(found: Findings) -> Verdict:
     """Nothing of a run is left: no process, actor, placement group, shared memory or socket."""
     runs = [each for each in (found.undisturbed, found.disturbed) if each is not None]
     left = [f"{run.job_id}: {each}" for run in runs for each in run.left]
-    return _judge("nothing is left behind", left, f"{len(runs)} runs")
+    strays = sorted({each for run in runs for each in run.strays})
+    told = f"; new, and may be anybody's: {', '.join(_cut(strays))}" if strays else ""
+    return _judge("nothing is left behind", left, f"{len(runs)} runs{told}")
 
 
 def _list(values: Iterable[object]) -> str:

@@ -5,6 +5,7 @@ Process: driver, connected to the run's cluster, on its machine.  Blocks: for a 
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ _LISTENS, _BOUND = "0A", "07"  # of TCP and of UDP
 _OWN_TABLES = {"tcp": _LISTENS, "tcp6": _LISTENS, "udp": _BOUND, "udp6": _BOUND}
 _WORDS_WITH_A_NAME, _ACCEPTS, _DATAGRAMS = 8, 0x10000, "0002"  # of /proc/net/unix
 _SHARED_MEMORY = "/dev/shm/"
+_COMMAND_SHOWN = 100  # characters
 _REMOVED = " (deleted)"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
@@ -30,7 +32,7 @@ class Traces:
         self._processes: dict[int, psutil.Process] = {}
         self._sockets: dict[int, str] = {}
         self._shared: dict[str, int] = {}  # inodes by path
-        self._others = {_inode_of(str(each)) for each in Path(_SHARED_MEMORY).rglob("*")}
+        self._others = set(_list_shared().values())
 
     def note(self, pids: Iterable[int]) -> None:
         """See processes of the run, and what they have started; of known ones sockets once more."""
@@ -66,7 +68,7 @@ class Traces:
     def find_left(self, job_id: str) -> list[str]:
         """Return what is left of a run, each in words."""
         alive = {pid for pid, each in self._processes.items() if _is_alive(each)}
-        left = [f"process {pid}" for pid in sorted(alive | self._find_grouped())]
+        left = [_describe(pid) for pid in sorted(alive | self._find_grouped())]
         left += [f"socket at {place}" for place in sorted(self._find_open())]
         left += [
             path
@@ -86,6 +88,14 @@ class Traces:
         memory = names.stamp_directory(job_id, "any").parent
         left += [str(path) for path in (memory, *memory.glob("**/*")) if path.exists()]
         return list(dict.fromkeys(left))
+
+    def find_new_shared(self) -> list[str]:
+        """Return what is new in shared memory and that nobody was seen to have mapped.
+
+        It may be the run's, or of whoever else uses this machine.
+        """
+        known = self._others.union(self._shared.values())
+        return sorted(path for path, inode in _list_shared().items() if inode not in known)
 
     def _find_grouped(self) -> set[int]:
         """Return the processes of groups and sessions that processes of the run have led.
@@ -147,6 +157,21 @@ def _find_shared(pid: int) -> dict[str, int]:
                 *_, inode, path = line.split(maxsplit=5)
                 found[path] = int(inode)
     return found
+
+
+def _list_shared() -> dict[str, int]:
+    """Return all files in shared memory with their inodes."""
+    found = (Path(folder, name) for folder, _, files in os.walk(_SHARED_MEMORY) for name in files)
+    inodes = {str(path): _inode_of(str(path)) for path in found}
+    return {path: inode for path, inode in inodes.items() if inode is not None}
+
+
+def _describe(pid: int) -> str:
+    """Return a process in words that still say what it was when it is gone."""
+    with suppress(psutil.Error):
+        command = " ".join(shlex.join(psutil.Process(pid).cmdline()).split())
+        return f"process {pid} ({command[:_COMMAND_SHOWN]})" if command else f"process {pid}"
+    return f"process {pid}"
 
 
 def _read_lines(path: str) -> list[str]:

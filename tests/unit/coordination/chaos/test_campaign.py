@@ -256,6 +256,20 @@ def test_an_order_is_given_before_the_run_and_reported_if_it_was_carried_out(
     assert undone.outcome is Outcome.NOT_DUE, "the record has no step"
 
 
+@pytest.mark.parametrize(
+    ("phase", "after_step"), [("commit", 4), ("optimizer", 5), ("snapshot", 5), ("user", 5)]
+)
+def test_after_which_step_a_rank_did_it_depends_on_whether_it_was_in_the_commit_s_past(
+    tmp_path: Path, run: FakeRun, fault: FakeFault, phase: str, after_step: int
+):
+    folder = tmp_path / "campaign" / run.job_id
+    folder.mkdir(parents=True)
+    assert claim(folder, Claim(1, "slot2-1.2", 7, 2, 5, (1, 1), 9.0, 3))
+    order = {"kind": "kill", "rank": 2, "at_step": 5, "phase": phase}
+    (told,) = carry_out(tmp_path, run, order).faults
+    assert told.after_step == after_step
+
+
 def write_steps(run: FakeRun, *steps: int) -> None:
     """Record that these were committed."""
     lines = (json.dumps({"step": step, "committed_at_s": 1e9 + step}) + "\n" for step in steps)

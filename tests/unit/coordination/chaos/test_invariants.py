@@ -374,6 +374,12 @@ def test_where_no_step_was_committed_nothing_is_said_of_samples():
     assert (found.holds, found.evidence) == (None, ("no step was committed",))
 
 
+def test_what_is_new_and_may_be_anybody_s_is_told_and_breaks_nothing():
+    found = verdict(make_findings(strays=["/dev/shm/b", "/dev/shm/a"]), "nothing is left behind")
+    assert found.holds
+    assert found.evidence[0].endswith("; new, and may be anybody's: /dev/shm/a, /dev/shm/b")
+
+
 def test_of_many_faults_the_first_are_shown():
     found = verdict(
         make_findings(left=[f"process {n}" for n in range(9)]), "nothing is left behind"

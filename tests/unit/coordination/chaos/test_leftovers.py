@@ -61,6 +61,10 @@ def wait_until_gone(pid: int) -> None:
         SYSTEM_CLOCK.sleep(0.01)
 
 
+def without_commands(left: list[str]) -> list[str]:
+    return [each.partition(" (")[0] for each in left]
+
+
 def test_what_a_process_of_the_run_has_started_is_left_too(listener: subprocess.Popen[str]):
     lines = read_lines(listener)
     (child,) = {pid for _, pid in lines} - {listener.pid}
@@ -68,15 +72,17 @@ def test_what_a_process_of_the_run_has_started_is_left_too(listener: subprocess.
     traces.note([listener.pid])
     listener.send_signal(signal.SIGKILL)
     left = traces.find_left(JOB_ID)
-    assert f"process {child}" in left
+    assert f"process {child}" in without_commands(left)
 
 
 def test_a_process_that_lives_is_left(listener: subprocess.Popen[str]):
     read_lines(listener)
     traces = Traces()
     traces.note([listener.pid])
-    left = traces.find_left(JOB_ID)
-    assert f"process {listener.pid}" in left
+    (process,) = [each for each in traces.find_left(JOB_ID) if str(listener.pid) in each.split()]
+    command = f"process {listener.pid} ({sys.executable} -c 'import os, socket, sys s = "
+    assert process.startswith(command), "what it was is told, in one line"
+    assert "\n" not in process
 
 
 def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
@@ -90,7 +96,8 @@ def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
     listener.kill()
     listener.wait()
     sockets = [f"socket at @of-{listener.pid}", f"socket at port {port}"]
-    assert traces.find_left(JOB_ID) == [f"process {child}", *sockets]
+    left = without_commands(traces.find_left(JOB_ID))
+    assert left == [f"process {child}", *sockets]
     assert listener.stdin is not None
     listener.stdin.close()  # the child ends
     listener.stdin = None
@@ -101,6 +108,20 @@ def test_a_socket_that_a_child_has_kept_is_left_and_one_that_is_closed_is_not(
 
 def test_a_run_that_left_nothing_has_left_nothing():
     assert Traces().find_left(JOB_ID) == []
+
+
+def test_what_is_new_in_shared_memory_and_maybe_anybody_s_is_found():
+    folder = Path(f"/dev/shm/{JOB_ID}-of-somebody")
+    folder.mkdir()
+    try:
+        (folder / "before").write_text("")
+        traces = Traces()
+        (folder / "new").write_text("")
+        assert str(folder / "new") in traces.find_new_shared()
+        assert str(folder / "before") not in traces.find_new_shared()
+        assert traces.find_left(JOB_ID) == []
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_shared_memory_is_left():
@@ -140,7 +161,8 @@ def test_what_was_started_unseen_is_left_and_so_is_memory_of_the_job_s_own():
         process.stdin.flush()
         child = int(process.stdout.readline())
         process.wait()
-        assert traces.find_left(JOB_ID) == [f"process {child}", str(path)]
+        left = without_commands(traces.find_left(JOB_ID))
+        assert left == [f"process {child}", str(path)]
         process.stdin.close()
         process.stdin = None
         wait_until_gone(child)
@@ -181,7 +203,7 @@ def test_names_of_others_need_not_be_text(listener: subprocess.Popen[str]):
         odd.listen()
         traces = Traces()
         traces.note([listener.pid])
-        assert f"process {listener.pid}" in traces.find_left(JOB_ID)
+        assert f"process {listener.pid}" in without_commands(traces.find_left(JOB_ID))
 
 
 def test_an_empty_folder_in_shared_memory_is_left():
