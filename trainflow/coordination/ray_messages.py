@@ -13,7 +13,9 @@ import re
 from ray._private import ray_logging
 
 _ON_DEATHS = re.compile(
-    r"^A worker died or was killed while executing a task|^The node with node id: .* marked dead"
+    r"^A worker died or was killed while executing a task"
+    r"|^The node with node id: .* marked dead"
+    r"|^Raylet is terminated\. Termination is unexpected"  # with 20 lines of its log
 )
 
 

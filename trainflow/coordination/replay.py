@@ -155,7 +155,7 @@ def plan_replay(run: PastRun, step: int, begin: int | None = None) -> ReplayPlan
     _require_beginning(run, beginning, step)
     _require_no_jump(run, beginning, step)
     steps = range(beginning.step + 1, step + 1)
-    return ReplayPlan(run, base, tuple(steps), _require_one_world(run, steps))
+    return ReplayPlan(run, base, tuple(steps), _require_one_world(run, steps, beginning))
 
 
 def parse_settings(record: JobRecord) -> JobConfig:
@@ -212,16 +212,17 @@ def _span(steps: Iterable[int]) -> str:
     return f"steps {known[0]} to {known[-1]}" if known else "none"
 
 
-def _require_one_world(run: PastRun, steps: Sequence[int]) -> int:
+def _require_one_world(run: PastRun, steps: Sequence[int], beginning: _Beginning) -> int:
     """Return how many ranks the steps had; sums of another world have other bits."""
     worlds = {step: run.steps[step].world_size for step in steps if step in run.steps}
     (first, before), *_ = worlds.items()
     for step, world_size in worlds.items():
         if world_size != before:
+            later = f", or --from one at step {step - 1} or after, if there is one"
             raise ConfigError(
                 f"--step: got {steps[-1]}, for which step {first} had {before} ranks and step "
                 f"{step} had {world_size}, expected one world from the checkpoint on; choose a "
-                f"step before {step}, or --from one at step {step - 1} or after"
+                f"step before {step}{later if beginning.is_chosen else ''}"
             )
     return before
 

@@ -17,6 +17,10 @@ OF_A_NODE = (
     "dead because the detector has missed too many heartbeats from it. This can happen when a \t(1)"
     " raylet crashes unexpectedly (OOM, etc.) \n\t(2) raylet has lagging heartbeats"
 )
+OF_A_RAYLET = (
+    "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the "
+    "user or system OOM killer, Last 20 lines of the Raylet logs:\n    [2026-11-29] (raylet) started"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +32,7 @@ def print_as_ray_does(text: str) -> None:
     print_to_stdstream({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
 
 
-@pytest.mark.parametrize("text", [OF_A_WORKER, OF_A_NODE])
+@pytest.mark.parametrize("text", [OF_A_WORKER, OF_A_NODE, OF_A_RAYLET])
 def test_deaths_are_left_out(text: str, capsys: pytest.CaptureFixture[str]):
     print_as_ray_does(text)
     assert text[:20] in capsys.readouterr().out, "Ray prints it by itself"
