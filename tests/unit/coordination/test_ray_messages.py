@@ -19,7 +19,7 @@ OF_A_NODE = (
 )
 OF_A_RAYLET = (
     "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the "
-    "user or system OOM killer, Last 20 lines of the Raylet logs:\n    [2026-11-29] (raylet) started"
+    "user or system OOM killer, Last 20 lines of the Raylet logs:\n    [2026-11-29] (raylet) begins"
 )
 
 
