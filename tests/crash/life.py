@@ -173,6 +173,17 @@ class OwnDesk:
         return self.control.ask("node", version, self._incarnation, share_index)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+        taken = self.take(report, permit)
+        self.collect()
+        return taken
+
+    def collect(self) -> None:
+        """Remove what is due, which nobody waits for."""
+        if self.control._collecting is not None:
+            self._loop.run_until_complete(self.control._collecting)
+
+    def take(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
+        """Take what a Keeper says of its share."""
         if isinstance(report, ShareFailed):
             self._loop.run_until_complete(self.control.on_share_failed(report, permit))
             return True

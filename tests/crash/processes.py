@@ -112,6 +112,7 @@ def run_coordinator(place: Place, incarnation: int, fatal: int) -> None:
             with listener.accept() as line, suppress(OSError, EOFError):  # the Keeper died
                 call, *arguments = line.recv()
                 line.send(getattr(desk, call)(*arguments))
+            desk.collect()
 
 
 def run_quarantine(place: Place, step: int, fatal: int) -> None:
@@ -138,7 +139,7 @@ class _DistantDesk:
         return self._call("ask", version, share_index)
 
     def tell(self, report: ShareReport | ShareFailed, permit: str) -> bool | None:
-        return self._call("tell", report, permit)
+        return self._call("take", report, permit)
 
     def look(self, version: Version, permit: str) -> bool | None:
         return self._call("look", version, permit)
