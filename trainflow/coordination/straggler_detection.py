@@ -2,15 +2,17 @@
 
 Every window of steps each rank has its median time, and a score: by how many times the usual spread
 that is beyond the median of all (a robust z: median and MAD, as in Iglewicz and Hoaglin, "How to
-Detect and Handle Outliers", 1993, without their power for few values). What most ranks take is the
-norm, so at most half of them straggle. The median of an even number is the lower of the middle two:
-of two nodes with equally many ranks the slow one can be told, and of two ranks the slower one is
-compared with the other. A straggler is one for several windows, and is none after several.
+Detect and Handle Outliers", 1993, without their power for few values). The usual spread is the
+median of the newest windows': few ranks tell too little in one, where that of three is but the
+difference of two. What most ranks take is the norm, so at most half of them straggle. The median of
+an even number is the lower of the middle two: of two nodes with equally many ranks the slow one can
+be told, and of two ranks the slower one is compared with the other. A straggler is one for several
+windows, and is none after several.
 """
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainflow.coordination.step_window import StepWindow
@@ -18,12 +20,15 @@ from trainflow.coordination.step_window import StepWindow
 BEGIN_AFTER, END_AFTER = 3, 3
 """Windows in a row after which a rank straggles, and after which it keeps up again."""
 
-BEGIN_SCORE, END_SCORE = 5.0, 2.5
-SPREAD_FLOOR = 0.05
+BEGIN_SCORE, END_SCORE = 4.0, 2.0
+SPREAD_WINDOWS = 7
+"""Of so many windows, the newest, the median spread is the usual one."""
+
+SPREAD_FLOOR = 0.0625
 """The least spread, over the median: ranks that are equally fast don't differ by nothing. So one
 begins to straggle a quarter above the median, at the earliest."""
 
-PAIR_SPREAD_FLOOR = 0.1
+PAIR_SPREAD_FLOOR = 0.125
 """The same for two ranks, where nothing tells what spread is usual: half above the other."""
 
 LEAST_S = 0.005
@@ -115,22 +120,43 @@ class StragglerVerdict:
     slow_nodes: frozenset[str] = frozenset()
 
 
-def rate_ranks(times_s: Sequence[float], loads: Sequence[Load]) -> list[Rating]:
+def find_typical(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, float]:
+    """Return what is typical of each rank's load, in seconds, by rank.
+
+    Args:
+        times_s: that each computes, by rank.
+        loads: with what; ranks without any are left out.
+    """
+    busy = [rank for rank, load in enumerate(loads) if load.num_samples]
+    typical_s = {
+        load: statistics.median_low([times_s[rank] * load.times(loads[rank]) for rank in busy])
+        for load in {loads[rank] for rank in busy}
+    }
+    return {rank: typical_s[loads[rank]] for rank in busy}
+
+
+def measure_spread(times_s: Sequence[float], typical_s: Mapping[int, float]) -> float:
+    """Return by what part of what is typical ranks differ from it: 1.4826 MAD, as a ratio."""
+    ratios = [times_s[rank] / each for rank, each in typical_s.items() if each]
+    return _MAD_TO_SIGMA * statistics.median_low([abs(each - 1.0) for each in ratios] or [0.0])
+
+
+def rate_ranks(
+    times_s: Sequence[float], typical_s: Mapping[int, float], spread: float
+) -> list[Rating]:
     """Compare what ranks take.
 
     Args:
         times_s: that each computes, by rank.
-        loads: with what; ranks without any are compared with nobody.
+        typical_s: from `find_typical`; others are compared with nobody.
+        spread: the usual one, as from `measure_spread`.
     """
-    busy = [(at_s, load) for at_s, load in zip(times_s, loads, strict=True) if load.num_samples]
-    floor = PAIR_SPREAD_FLOOR if len(busy) <= _PAIR else SPREAD_FLOOR
-    norms: dict[Load, tuple[float, float]] = {}
-    for load in {load for _, load in busy}:
-        scaled = [at_s * load.times(other) for at_s, other in busy]
-        median = statistics.median_low(scaled)
-        mad = statistics.median_low([abs(at_s - median) for at_s in scaled])
-        norms[load] = median, max(_MAD_TO_SIGMA * mad, floor * median, _LEAST_SPREAD_S)
-    return [_rate(at_s, norms.get(load)) for at_s, load in zip(times_s, loads, strict=True)]
+    spread = max(spread, PAIR_SPREAD_FLOOR if len(typical_s) <= _PAIR else SPREAD_FLOOR)
+    ratings = [Rating(at_s, 0.0) for at_s in times_s]
+    for rank, each in typical_s.items():
+        score = (times_s[rank] - each) / max(spread * each, _LEAST_SPREAD_S)
+        ratings[rank] = Rating(each, score)
+    return ratings
 
 
 def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, float]:
@@ -139,18 +165,9 @@ def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, fl
     Each takes then what is typical of that load, as many times as it takes of its own typical time.
     So ranks that are equally fast don't differ by what they are dealt.
     """
-    ratings = rate_ranks(times_s, loads)
-    busy = [rank for rank, load in enumerate(loads) if load.num_samples]
-    typical_s = max((ratings[rank].typical_s for rank in busy), default=0.0)
-    levels = {rank: ratings[rank].typical_s for rank in busy}
-    return {k: times_s[k] * (typical_s / each if each else 1.0) for k, each in levels.items()}
-
-
-def _rate(at_s: float, norm: tuple[float, float] | None) -> Rating:
-    if norm is None:
-        return Rating(at_s, 0.0)
-    median, spread = norm
-    return Rating(median, (at_s - median) / spread)
+    typical_s = find_typical(times_s, loads)
+    most_s = max(typical_s.values(), default=0.0)
+    return {k: times_s[k] * (most_s / each if each else 1.0) for k, each in typical_s.items()}
 
 
 class StragglerDetector:
@@ -165,6 +182,7 @@ class StragglerDetector:
         self.current = {each.worker_id: each for each in told}
         self._members: tuple[Member, ...] = ()
         self._window = StepWindow[Sequence[float]]()
+        self._spreads = deque[float](maxlen=SPREAD_WINDOWS)
         self._num_slow = Counter[str]()  # windows in a row
         self._num_fine = Counter[str]()
 
@@ -190,7 +208,10 @@ class StragglerDetector:
         if not window:
             return StragglerVerdict()
         medians_s = [statistics.median(each) for each in zip(*window, strict=True)]
-        return self._judge(medians_s, rate_ranks(medians_s, loads))
+        typical_s = find_typical(medians_s, loads)
+        self._spreads.append(measure_spread(medians_s, typical_s))
+        spread = statistics.median(self._spreads)
+        return self._judge(medians_s, rate_ranks(medians_s, typical_s, spread))
 
     def _begin(self, members: tuple[Member, ...], at_s: float) -> tuple[str, ...]:
         """Begin with another world; returns the stragglers that aren't in it."""
@@ -203,6 +224,7 @@ class StragglerDetector:
             for worker_id, each in self.current.items()
             if worker_id in ranks
         }
+        self._spreads.clear()
         self._num_slow.clear()
         self._num_fine.clear()
         return gone
