@@ -2,18 +2,18 @@
 
 Every window of steps each rank has its median time, and a score: by how many times the usual spread
 that is beyond the median of all (a robust z: median and MAD, as in Iglewicz and Hoaglin, "How to
-Detect and Handle Outliers", 1993, without their power for few values). The usual spread is the
-median of the newest windows': few ranks tell too little in one, where that of three is but the
-difference of two. What most ranks take is the norm, so at most half of them straggle. The median of
-an even number is the lower of the middle two: of two nodes with equally many ranks the slow one can
-be told, and of two ranks the slower one is compared with the other. A straggler is one for several
-windows, and is none after several.
+Detect and Handle Outliers", 1993, without their power for few values). Of three ranks one window
+tells too little, as its spread is but the difference of two: theirs is the median of the newest
+windows', and that of more is at least as large. What most ranks take is the norm, so at most half
+of them straggle. The median of an even number is the lower of the middle two: of two nodes with
+equally many ranks the slow one can be told, and of two ranks the slower one is compared with the
+other. A straggler is one for several windows, and is none after several.
 """
 
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from trainflow.coordination.step_window import StepWindow
 
@@ -22,7 +22,7 @@ BEGIN_AFTER, END_AFTER = 3, 3
 
 BEGIN_SCORE, END_SCORE = 4.0, 2.0
 SPREAD_WINDOWS = 7
-"""Of so many windows, the newest, the median spread is the usual one."""
+"""Of so many windows, the newest, the median spread is compared with."""
 
 SPREAD_FLOOR = 0.0625
 """The least spread, over the median: ranks that are equally fast don't differ by nothing. So one
@@ -37,7 +37,7 @@ milliseconds rank 0, which also tells of them, is always the slowest."""
 
 _MAD_TO_SIGMA = 1.4826
 _LEAST_SPREAD_S = LEAST_S / BEGIN_SCORE
-_PAIR = 2
+_PAIR, _FEW = 2, 3
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,20 @@ def find_typical(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, f
     return {rank: typical_s[loads[rank]] for rank in busy}
 
 
-def measure_spread(times_s: Sequence[float], typical_s: Mapping[int, float]) -> float:
-    """Return by what part of what is typical ranks differ from it: 1.4826 MAD, as a ratio."""
-    ratios = [times_s[rank] / each for rank, each in typical_s.items() if each]
-    return _MAD_TO_SIGMA * statistics.median_low([abs(each - 1.0) for each in ratios] or [0.0])
+def measure_spread(times_s: Sequence[float], loads: Sequence[Load]) -> float:
+    """Return by what part of their median ranks differ: 1.4826 MAD, as a ratio to it.
+
+    Times count as they would be with the load of who has most: what is typical of a smaller one is
+    but a bound, below which ranks are no sign of noise.
+    """
+    busy = [(at_s, load) for at_s, load in zip(times_s, loads, strict=True) if load.num_samples]
+    most = max((load for _, load in busy), key=astuple, default=None)
+    if most is None:
+        return 0.0
+    scaled = [at_s * most.times(load) for at_s, load in busy]
+    median = statistics.median_low(scaled)
+    mad = statistics.median_low([abs(at_s - median) for at_s in scaled])
+    return _MAD_TO_SIGMA * mad / median if median else 0.0
 
 
 def rate_ranks(
@@ -209,9 +219,14 @@ class StragglerDetector:
             return StragglerVerdict()
         medians_s = [statistics.median(each) for each in zip(*window, strict=True)]
         typical_s = find_typical(medians_s, loads)
-        self._spreads.append(measure_spread(medians_s, typical_s))
-        spread = statistics.median(self._spreads)
+        spread = self._compare_spread(measure_spread(medians_s, loads), len(typical_s))
         return self._judge(medians_s, rate_ranks(medians_s, typical_s, spread))
+
+    def _compare_spread(self, newest: float, num_busy: int) -> float:
+        """Return what to compare with, where ranks differ by ``newest`` in the newest window."""
+        self._spreads.append(newest)
+        usual = statistics.median(self._spreads)
+        return usual if num_busy <= _FEW else max(usual, newest)
 
     def _begin(self, members: tuple[Member, ...], at_s: float) -> tuple[str, ...]:
         """Begin with another world; returns the stragglers that aren't in it."""

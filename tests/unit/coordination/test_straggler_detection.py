@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from trainflow.coordination.step_window import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS
 from trainflow.coordination.straggler_detection import (
     BEGIN_AFTER,
+    BEGIN_SCORE,
     END_AFTER,
+    END_SCORE,
     SPREAD_WINDOWS,
     Load,
     Member,
@@ -30,8 +32,8 @@ STEPS_A_WINDOW = max(WINDOW_STEPS, round(WINDOW_S / STEP_S))
 
 
 def scores(times_s: Sequence[float], loads: Sequence[Load] | None = None) -> list[float]:
-    typical_s = find_typical(times_s, loads or [EQUAL] * len(times_s))
-    rated = rate_ranks(times_s, typical_s, measure_spread(times_s, typical_s))
+    loads = loads or [EQUAL] * len(times_s)
+    rated = rate_ranks(times_s, find_typical(times_s, loads), measure_spread(times_s, loads))
     return [round(rating.score, 1) for rating in rated]
 
 
@@ -81,6 +83,28 @@ def test_who_has_less_to_compute_straggles_only_if_the_others_wait_for_it():
     loads = [Load(2, 8), Load(2, 8), Load(1, 4)]
     assert scores([0.2, 0.2, 0.19], loads)[2] < 0.0
     assert scores([0.2, 0.2, 0.3], loads)[2] > 4.0
+
+
+HEAVY, MIDDLE, LIGHT = Load(3, 12), Load(2, 8), Load(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("loads", "slow"),
+    [
+        ([MIDDLE, MIDDLE, LIGHT], 0),
+        ([MIDDLE, MIDDLE, MIDDLE, LIGHT, LIGHT], 0),
+        ([HEAVY, HEAVY, MIDDLE], 0),
+        ([HEAVY, HEAVY, HEAVY, HEAVY, MIDDLE, MIDDLE, MIDDLE], 0),
+        ([HEAVY, MIDDLE, MIDDLE], 1),
+    ],
+)
+def test_who_has_less_to_compute_hides_no_straggler(loads: list[Load], slow: int):
+    times_s = [0.1 * load.num_microbatches for load in loads]
+    assert max(scores(times_s, loads)) == 0.0
+    times_s[slow] *= 2.0
+    found = scores(times_s, loads)
+    assert found[slow] >= BEGIN_SCORE
+    assert all(score < END_SCORE for rank, score in enumerate(found) if rank != slow)
 
 
 def test_who_has_nothing_to_compute_is_left_out():
@@ -170,6 +194,16 @@ def test_two_others_that_happen_to_agree_make_no_straggler_of_the_third():
     begun = change_and_agree(World(3))
     assert begun[:BEGIN_AFTER] == [[]] * BEGIN_AFTER
     assert begun.index(["w2"]) < SPREAD_WINDOWS, "it is one if they keep agreeing"
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8, 16])
+def test_noise_after_quiet_makes_no_straggler(num_ranks: int):
+    """Ranks that differ at once are compared by that, of more than three."""
+    world = World(num_ranks)
+    for _ in range(SPREAD_WINDOWS):
+        world.window()
+    spread = {f"w{rank}": 1.0 + 0.2 * rank for rank in range(num_ranks)}
+    assert not any(world.window(**spread).begun for _ in range(SPREAD_WINDOWS))
 
 
 def test_what_ranks_differed_by_in_another_world_is_forgotten():
