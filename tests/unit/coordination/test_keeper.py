@@ -110,11 +110,16 @@ def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Coordinator:
     return coordinator
 
 
-@pytest.fixture
-def keeper(clock: StillClock, coordinator: Coordinator) -> Keeper:
-    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig()))
+def start_keeper(clock: StillClock, **more: Any) -> Keeper:
+    """Return one whose loop sleeps: under way it could outlive what stands in for Ray."""
+    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), **more))
     clock.rounds.get(timeout=WITHIN_S)
     return keeper
+
+
+@pytest.fixture
+def keeper(clock: StillClock, coordinator: Coordinator) -> Keeper:
+    return start_keeper(clock)
 
 
 @pytest.fixture
@@ -456,8 +461,7 @@ def test_what_a_dead_worker_stamped_last_is_removed(
     keeper: Keeper, clock: StillClock, tmp_path: Path
 ):
     """Nobody may have noted its death: it counts as no worker, and its memory as a dead one's."""
-    stamps = tmp_path / "job-1" / "node-1"
-    path = stamps / "slot0-1.0.stamp"
+    path = tmp_path / "job-1" / "node-1" / "slot0-1.0.stamp"
     process = multiprocessing.get_context("fork").Process(
         target=lambda: StampWriter(path) and os._exit(0)
     )
@@ -512,15 +516,14 @@ def test_it_asks_what_the_job_names_whether_its_machine_stays(
         "source": {"notice_source": "notices:Spot", "import_paths": ("/jobs",)},
         "nothing": {},
     }
-    Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), **named[how]))
-    clock.rounds.get(timeout=WITHIN_S)
+    start_keeper(clock, **named[how])
     expected = {"file": ("/run/preempted", "10.0.0.7"), "source": ("notices:Spot", ("/jobs",))}
     assert asked == ([expected[how]] if how in expected else [])
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_workers_are_forked_until_the_job_is_over(
-    keeper: Keeper, request, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
+    keeper: Keeper, clock, request, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
 ):
     assert keeper.fork_command() is None, "the job wants none"
     calls: list[str] = []
@@ -528,15 +531,13 @@ def test_workers_are_forked_until_the_job_is_over(
 
     def open_fork_server(given: ForkServerSettings, _clock: Any) -> Any:
         assert given == settings
-        names = ("prepare", "close")
-        return SimpleNamespace(
-            command=lambda: "by this", **{each: partial(calls.append, each) for each in names}
-        )
+        noted = {each: partial(calls.append, each) for each in ("prepare", "close")}
+        return SimpleNamespace(command=lambda: "by this", **noted)
 
     monkeypatch.setattr(keeper_module, "open_fork_server", open_fork_server)
     if is_restarted:
         request.getfixturevalue("stamps")
-    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), forks=settings))
+    keeper = start_keeper(clock, forks=settings)
     monkeypatch.setattr(keeper._workers, "kill_all", lambda: calls.append("kill"))
     assert keeper.fork_command() == "by this"
     keeper.clean_up()
@@ -594,7 +595,6 @@ def test_what_workers_print_is_followed_until_they_are_gone(
             calls.append("finish")
 
     monkeypatch.setattr(keeper_module, "OutputKeeping", Keeping)
-    keeper = Keeper("job-1", KeeperSettings(10.0, None, SnapshotConfig(), directory="/runs/job-1"))
-    clock.rounds.get(timeout=WITHIN_S)
+    keeper = start_keeper(clock, directory="/runs/job-1")
     keeper.clean_up()
     assert calls == ["of node-1 in /runs/job-1", "start", "look", "finish"]
