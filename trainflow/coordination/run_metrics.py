@@ -254,7 +254,7 @@ class RunMetrics:
         """Show how fast ranks compute, whatever they are dealt; there is one that is dealt some."""
         if len(self._loads) != len(times_s):
             self._loads = deal_loads(self._job, len(times_s))
-        level_s = level_times(times_s, self._loads)
+        level_s = level_times(times_s, self._loads).times_s
         for statistic, value in spread(list(level_s.values())).items():
             self._export.show(metrics.RANK_COMPUTE, value, statistic=statistic)
         if len(times_s) == len(self._nodes):

@@ -8,6 +8,10 @@ windows', and that of more is at least as large. What most ranks take is the nor
 of them straggle. The median of an even number is the lower of the middle two: of two nodes with
 equally many ranks the slow one can be told, and of two ranks the slower one is compared with the
 other. A straggler is one for several windows, and is none after several.
+
+Ranks with unequal loads are compared as if each had most to compute. How much longer that takes
+than a smaller load is told by their own medians, between not at all and in proportion. A load whose
+ranks tell that has one rank less to tell what spread is usual.
 """
 
 import statistics
@@ -69,12 +73,50 @@ class Rating:
     """How a rank's time compares.
 
     Attributes:
-        typical_s: the median of what ranks would take at most with its load.
+        typical_s: what the others would wait for anyway, the median of what ranks take as if each
+            had most to compute.
         score: by how many times the spread its time is beyond that.
     """
 
     typical_s: float
     score: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """What ranks take as if each had most to compute.
+
+    Attributes:
+        times_s: in seconds, by rank; without ranks that compute nothing.
+        num_fitted: loads whose ranks tell by themselves how much longer most takes than theirs.
+    """
+
+    times_s: Mapping[int, float]
+    num_fitted: int
+
+    @property
+    def typical_s(self) -> float:
+        """Their median, the lower of the middle two."""
+        return statistics.median_low(self.times_s.values()) if self.times_s else 0.0
+
+    @property
+    def num_compared(self) -> int:
+        """How many ranks tell what spread is usual."""
+        return len(self.times_s) - self.num_fitted
+
+    @property
+    def spread(self) -> float:
+        """By what part of their median ranks differ: 1.4826 MAD, as a ratio to it.
+
+        Of each load that was fitted one rank differs by nothing, whatever the noise, and is left
+        out. Two ranks tell nothing: that is `PAIR_SPREAD_FLOOR`.
+        """
+        typical_s = self.typical_s
+        if self.num_compared <= _PAIR:
+            return PAIR_SPREAD_FLOOR
+        beyond = sorted(abs(at_s - typical_s) for at_s in self.times_s.values())
+        mad = statistics.median_low(beyond[self.num_fitted :])
+        return _MAD_TO_SIGMA * mad / typical_s if typical_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -120,64 +162,66 @@ class StragglerVerdict:
     slow_nodes: frozenset[str] = frozenset()
 
 
-def find_typical(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, float]:
-    """Return what is typical of each rank's load, in seconds, by rank.
+def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> Level:
+    """Return what ranks take as if each had most to compute.
+
+    So ranks that are equally fast don't differ by what they are dealt.
 
     Args:
         times_s: that each computes, by rank.
-        loads: with what; ranks without any are left out.
+        loads: with what.
     """
-    busy = [rank for rank, load in enumerate(loads) if load.num_samples]
-    typical_s = {
-        load: statistics.median_low([times_s[rank] * load.times(loads[rank]) for rank in busy])
-        for load in {loads[rank] for rank in busy}
+    by_load: dict[Load, list[float]] = {}
+    for at_s, load in zip(times_s, loads, strict=True):
+        if load.num_samples:
+            by_load.setdefault(load, []).append(at_s)
+    if not by_load:
+        return Level({}, 0)
+    usual_s = {load: statistics.median_low(each) for load, each in by_load.items()}
+    most = max(by_load, key=astuple)
+    ratios = {each: _fit_ratio(usual_s, most, each) for each in by_load}
+    levelled = {
+        rank: at_s * ratios[load]
+        for rank, (at_s, load) in enumerate(zip(times_s, loads, strict=True))
+        if load in ratios
     }
-    return {rank: typical_s[loads[rank]] for rank in busy}
+    num_fitted = sum(1.0 < ratio < most.times(load) for load, ratio in ratios.items())
+    return Level(levelled, num_fitted)
 
 
-def measure_spread(times_s: Sequence[float], loads: Sequence[Load]) -> float:
-    """Return by what part of their median ranks differ: 1.4826 MAD, as a ratio to it.
-
-    Times count as they would be with the load of who has most: what is typical of a smaller one is
-    but a bound, below which ranks are no sign of noise.
-    """
-    busy = [(at_s, load) for at_s, load in zip(times_s, loads, strict=True) if load.num_samples]
-    most = max((load for _, load in busy), key=astuple, default=None)
-    if most is None:
-        return 0.0
-    scaled = [at_s * most.times(load) for at_s, load in busy]
-    median = statistics.median_low(scaled)
-    mad = statistics.median_low([abs(at_s - median) for at_s in scaled])
-    return _MAD_TO_SIGMA * mad / median if median else 0.0
+def _fit_ratio(usual_s: Mapping[Load, float], most: Load, load: Load) -> float:
+    """Return how many times as long as ``load`` the load ``most`` takes, within what can be."""
+    longest = most.times(load)
+    ratio = usual_s[most] / usual_s[load] if usual_s[load] else longest
+    return min(max(1.0, ratio), longest)
 
 
-def rate_ranks(
-    times_s: Sequence[float], typical_s: Mapping[int, float], spread: float
-) -> list[Rating]:
+def rate_ranks(times_s: Sequence[float], level: Level, spread: float) -> list[Rating]:
     """Compare what ranks take.
 
+    One with less to compute than others must be slow for its load, and take longer than who has
+    most: before that nobody waits for it.
+
     Args:
         times_s: that each computes, by rank.
-        typical_s: from `find_typical`; others are compared with nobody.
-        spread: the usual one, as from `measure_spread`.
+        level: the same as from `level_times`.
+        spread: the usual one.
     """
-    spread = max(spread, PAIR_SPREAD_FLOOR if len(typical_s) <= _PAIR else SPREAD_FLOOR)
-    ratings = [Rating(at_s, 0.0) for at_s in times_s]
-    for rank, each in typical_s.items():
-        score = (times_s[rank] - each) / max(spread * each, _LEAST_SPREAD_S)
-        ratings[rank] = Rating(each, score)
-    return ratings
-
-
-def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> dict[int, float]:
-    """Return what ranks take as if each had most to compute, by rank; without those that have none.
-
-    Each takes then what is typical of that load, as many times as it takes of its own typical time.
-    So ranks that are equally fast don't differ by what they are dealt.
-    """
-    typical_s = find_typical(times_s, loads)
-    most_s = max(typical_s.values(), default=0.0)
-    return {k: times_s[k] * (most_s / each if each else 1.0) for k, each in typical_s.items()}
+    typical_s = level.typical_s
+    if not level.times_s:
+        return [Rating(at_s, 0.0) for at_s in times_s]
+    least_s = max(SPREAD_FLOOR * typical_s, _LEAST_SPREAD_S)
+    spread_s = max(spread * typical_s, least_s)
+    return [
+        Rating(
+            typical_s,
+            min(
+                (level.times_s.get(rank, at_s) - typical_s) / spread_s,
+                (at_s - typical_s) / least_s,
+            ),
+        )
+        for rank, at_s in enumerate(times_s)
+    ]
 
 
 class StragglerDetector:
@@ -218,15 +262,14 @@ class StragglerDetector:
         if not window:
             return StragglerVerdict()
         medians_s = [statistics.median(each) for each in zip(*window, strict=True)]
-        typical_s = find_typical(medians_s, loads)
-        spread = self._compare_spread(measure_spread(medians_s, loads), len(typical_s))
-        return self._judge(medians_s, rate_ranks(medians_s, typical_s, spread))
+        level = level_times(medians_s, loads)
+        return self._judge(medians_s, rate_ranks(medians_s, level, self._compare_spread(level)))
 
-    def _compare_spread(self, newest: float, num_busy: int) -> float:
-        """Return what to compare with, where ranks differ by ``newest`` in the newest window."""
-        self._spreads.append(newest)
+    def _compare_spread(self, newest: Level) -> float:
+        """Return what to compare the ranks of the newest window with."""
+        self._spreads.append(newest.spread)
         usual = statistics.median(self._spreads)
-        return usual if num_busy <= _FEW else max(usual, newest)
+        return usual if newest.num_compared <= _FEW else max(usual, newest.spread)
 
     def _begin(self, members: tuple[Member, ...], at_s: float) -> tuple[str, ...]:
         """Begin with another world; returns the stragglers that aren't in it."""

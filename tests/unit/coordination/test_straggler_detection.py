@@ -14,15 +14,14 @@ from trainflow.coordination.straggler_detection import (
     BEGIN_SCORE,
     END_AFTER,
     END_SCORE,
+    PAIR_SPREAD_FLOOR,
     SPREAD_WINDOWS,
     Load,
     Member,
     Straggler,
     StragglerDetector,
     StragglerVerdict,
-    find_typical,
     level_times,
-    measure_spread,
     rate_ranks,
 )
 
@@ -33,12 +32,12 @@ STEPS_A_WINDOW = max(WINDOW_STEPS, round(WINDOW_S / STEP_S))
 
 def scores(times_s: Sequence[float], loads: Sequence[Load] | None = None) -> list[float]:
     loads = loads or [EQUAL] * len(times_s)
-    rated = rate_ranks(times_s, find_typical(times_s, loads), measure_spread(times_s, loads))
-    return [round(rating.score, 1) for rating in rated]
+    level = level_times(times_s, loads)
+    return [round(rating.score, 1) for rating in rate_ranks(times_s, level, level.spread)]
 
 
 def test_a_rank_is_compared_with_the_median_by_the_usual_spread():
-    assert scores([1.0, 1.1, 0.9, 1.0, 2.0]) == [0.0, 0.7, -0.7, 0.0, 6.7]
+    assert scores([1.0, 1.1, 0.9, 1.0, 2.0]) == [0.0, 0.7, -1.6, 0.0, 6.7]
 
 
 def test_ranks_that_hardly_differ_are_compared_by_the_least_spread():
@@ -76,13 +75,22 @@ def test_who_has_more_to_compute_may_take_longer():
     loads = [Load(2, 6), Load(1, 3), Load(1, 1)]
     assert max(scores([0.2, 0.1, 0.05], loads)) <= 0.0
     even = [Load(2, 6), Load(1, 3), Load(1, 3)]
-    assert scores([0.4, 0.1, 0.1], even) == [16.0, 0.0, 0.0]
+    assert scores([0.4, 0.1, 0.1], even) == [16.0, -8.0, -8.0]
 
 
-def test_who_has_less_to_compute_straggles_only_if_the_others_wait_for_it():
-    loads = [Load(2, 8), Load(2, 8), Load(1, 4)]
-    assert scores([0.2, 0.2, 0.19], loads)[2] < 0.0
-    assert scores([0.2, 0.2, 0.3], loads)[2] == 8.0
+@pytest.mark.parametrize("num_others", [1, 2, 6])
+@pytest.mark.parametrize("num_light", [1, 2, 3])
+def test_who_has_less_to_compute_straggles_only_if_the_others_wait_for_it(
+    num_others: int, num_light: int
+):
+    """Also where most have less."""
+    loads = [Load(2, 8)] * num_others + [Load(1, 4)] * num_light
+    times_s = [0.2] * num_others + [0.1] * (num_light - 1)
+    assert max(scores([*times_s, 0.19], loads)) <= 0.0
+    assert max(scores([*times_s, 0.24], loads)) < BEGIN_SCORE
+    found = scores([*times_s, 0.3], loads)
+    assert found[-1] >= BEGIN_SCORE
+    assert max(found[:-1]) <= 0.0
 
 
 HEAVY, MIDDLE, LIGHT = Load(3, 12), Load(2, 8), Load(1, 4)
@@ -107,16 +115,70 @@ def test_who_has_less_to_compute_hides_no_straggler(loads: list[Load], slow: int
     assert all(score < END_SCORE for rank, score in enumerate(found) if rank != slow)
 
 
-def test_who_has_nothing_to_compute_is_left_out():
-    assert scores([0.1, 0.1, 0.001], [EQUAL, EQUAL, Load(0, 0)]) == [0.0, 0.0, 0.0]
+@pytest.mark.parametrize(
+    ("loads", "times_s"),
+    [
+        ([MIDDLE, MIDDLE, LIGHT], [0.14, 0.14, 0.12]),
+        ([MIDDLE, MIDDLE, LIGHT], [0.1, 0.1, 0.1]),
+        ([HEAVY, HEAVY, MIDDLE, LIGHT], [0.16, 0.16, 0.14, 0.12]),
+        ([MIDDLE, MIDDLE, LIGHT, LIGHT], [0.14, 0.14, 0.12, 0.12]),
+        ([Load(1, 4), Load(1, 4), Load(1, 1)], [0.1, 0.1, 0.1]),
+        ([Load(1, 4), Load(1, 4), Load(1, 1)], [0.1, 0.1, 0.025]),
+    ],
+)
+def test_a_time_that_grows_less_than_what_is_computed_hides_no_straggler(
+    loads: list[Load], times_s: list[float]
+):
+    """Part of a step takes as long with little to compute as with much."""
+    assert max(scores(times_s, loads)) <= 0.0
+    times_s = [2.0 * times_s[0], *times_s[1:]]
+    found = scores(times_s, loads)
+    assert found[0] >= BEGIN_SCORE
+    assert max(found[1:]) <= 0.0
+
+
+def test_who_alone_has_most_may_take_as_much_longer_as_it_has_more():
+    few = [MIDDLE, LIGHT, LIGHT]
+    assert max(scores([0.2, 0.1, 0.1], few)) <= 0.0
+    assert scores([0.3, 0.1, 0.1], few)[0] == 8.0
+    assert max(scores([0.19, 0.14, 0.14], few)) <= 0.0, "nothing tells that it is too long"
+    by_samples = [Load(1, 4), Load(1, 1), Load(1, 1)]
+    assert max(scores([0.39, 0.1, 0.1], by_samples)) <= 0.0
+    assert scores([0.6, 0.1, 0.1], by_samples)[0] == 8.0
+
+
+def test_who_has_nothing_to_compute_straggles_if_the_others_wait_for_it():
+    loads = [EQUAL, EQUAL, Load(0, 0)]
+    assert max(scores([0.1, 0.1, 0.001], loads)) == 0.0
+    assert scores([0.1, 0.1, 0.2], loads) == [0.0, 0.0, 8.0]
+    assert scores([0.1, 0.15, 0.15], loads)[1:] == [4.0, 4.0], "it is no norm, nor noise"
+    assert scores([0.1, 0.2], [Load(0, 0)] * 2) == [0.0, 0.0], "there is none to compare with"
+
+
+def test_two_ranks_or_two_that_are_compared_tell_no_spread():
+    """Where one tells how its load compares, it can't tell of noise as well."""
+    assert level_times([1.0, 1.2], [EQUAL] * 2).spread == PAIR_SPREAD_FLOOR
+    assert level_times([0.2, 0.24, 0.15], [MIDDLE, MIDDLE, LIGHT]).spread == PAIR_SPREAD_FLOOR
+    assert level_times([0.2, 0.24, 0.2], [MIDDLE, MIDDLE, MIDDLE]).spread < PAIR_SPREAD_FLOOR
+    four = level_times([0.2, 0.22, 0.15, 0.18], [MIDDLE, MIDDLE, LIGHT, LIGHT])
+    assert four.num_compared == 3
+    assert four.spread == pytest.approx(1.4826 * 0.1), "two of them differ by nothing, one counts"
+    assert level_times([], []).spread == PAIR_SPREAD_FLOOR
 
 
 def test_times_are_levelled_to_those_of_who_has_most():
+    def level(times_s: list[float], loads: list[Load]) -> dict[int, float]:
+        return {k: round(each, 6) for k, each in level_times(times_s, loads).times_s.items()}
+
     loads = [Load(2, 6), Load(1, 3), Load(1, 3), Load(0, 0)]
-    assert level_times([0.2, 0.1, 0.1, 0.001], loads) == {0: 0.2, 1: 0.2, 2: 0.2}
-    assert level_times([0.2, 0.1, 0.3, 0.001], loads) == pytest.approx({0: 0.2, 1: 0.1, 2: 0.3})
-    assert level_times([0.1, 0.3, 0.2], [EQUAL] * 3) == {0: 0.1, 1: 0.3, 2: 0.2}
-    assert level_times([0.0, 0.0], [EQUAL] * 2) == {0: 0.0, 1: 0.0}
+    assert level([0.2, 0.1, 0.1, 0.001], loads) == {0: 0.2, 1: 0.2, 2: 0.2}
+    assert level([0.2, 0.1, 0.3, 0.001], loads) == {0: 0.2, 1: 0.2, 2: 0.6}
+    assert level([0.2, 0.16, 0.16, 0.001], loads) == {0: 0.2, 1: 0.2, 2: 0.2}
+    assert level([0.2, 0.05, 0.05, 0.001], loads) == {0: 0.2, 1: 0.1, 2: 0.1}
+    assert level([0.2, 0.3, 0.3, 0.001], loads) == {0: 0.2, 1: 0.3, 2: 0.3}
+    assert level([0.1, 0.3, 0.2], [EQUAL] * 3) == {0: 0.1, 1: 0.3, 2: 0.2}
+    assert level([0.0, 0.0], [EQUAL] * 2) == {0: 0.0, 1: 0.0}
+    assert level([0.1, 0.0], [MIDDLE, LIGHT]) == {0: 0.1, 1: 0.0}
 
 
 @dataclass
@@ -125,6 +187,7 @@ class World:
 
     num_ranks: int
     ranks_a_node: int = 1
+    loads: Sequence[Load] = ()
     detector: StragglerDetector = field(default_factory=StragglerDetector)
     at_s: float = 1000.0
     verdicts: list[StragglerVerdict] = field(default_factory=list[StragglerVerdict])
@@ -133,12 +196,12 @@ class World:
         self.members = [
             Member(f"w{rank}", f"n{rank // self.ranks_a_node}") for rank in range(self.num_ranks)
         ]
+        self.loads = self.loads or [EQUAL] * self.num_ranks
         self.step([STEP_S] * self.num_ranks)  # with which it begins
 
     def step(self, times_s: Sequence[float]) -> StragglerVerdict:
         self.at_s += max(times_s)
-        loads = [EQUAL] * len(self.members)
-        self.verdicts.append(self.detector.observe(self.members, loads, times_s, self.at_s))
+        self.verdicts.append(self.detector.observe(self.members, self.loads, times_s, self.at_s))
         return self.verdicts[-1]
 
     def window(self, **slow: float) -> StragglerVerdict:
@@ -180,6 +243,14 @@ def test_two_others_that_differ_now_and_then_hide_no_straggler():
     world = World(3)
     begun = [ids(world.window(w1=1.2 if k % 3 == 2 else 1.0, w2=1.6).begun) for k in range(12)]
     assert begun.index(["w2"]) == BEGIN_AFTER - 1
+    assert sum(map(len, begun)) == 1
+
+
+def test_nor_do_two_of_four_if_no_more_than_three_tell_what_is_usual():
+    world = World(4, loads=[MIDDLE, MIDDLE, LIGHT, LIGHT])
+    slow = [{"w1": 1.6, "w2": 0.7, "w3": 0.84 if k % 3 == 2 else 0.7} for k in range(12)]
+    begun = [ids(world.window(**each).begun) for each in slow]
+    assert begun.index(["w1"]) == BEGIN_AFTER - 1
     assert sum(map(len, begun)) == 1
 
 
@@ -262,6 +333,18 @@ def test_a_node_is_named_if_all_of_its_ranks_straggle():
     for _ in range(BEGIN_AFTER):
         verdict = other.window(w3=2.0)
     assert (ids(verdict.begun), verdict.slow_nodes) == (["w3"], frozenset())
+
+
+def test_no_node_is_named_if_none_is_known_or_all_ranks_are_on_it():
+    world = World(4, ranks_a_node=2)
+    world.members = [*world.members[:2], Member("w2", ""), Member("w3", "")]
+    told = {f"w{rank}": Straggler(rank, f"w{rank}", "n0", 0.15, 0.1, 10.0) for rank in range(2)}
+    alone = World(2, ranks_a_node=2, detector=StragglerDetector(told.values()))
+    for _ in range(BEGIN_AFTER + 1):
+        verdict = world.window(w2=1.5, w3=2.0)
+    assert (list(world.detector.current), verdict.slow_nodes) == (["w2", "w3"], frozenset())
+    assert list(alone.detector.current) == ["w0", "w1"]
+    assert alone.window(w1=1.2).slow_nodes == frozenset()
 
 
 def test_a_node_of_one_rank_is_that_rank():
@@ -356,3 +439,56 @@ def test_a_slow_rank_is_found_in_the_same_noise_and_no_other(
     for times_s in noisy_steps(random, num_steps, num_ranks, {1: ratio}).tolist():
         world.step(times_s)
     assert list(world.detector.current) == ["w1"]
+
+
+def deal(*num_microbatches: int) -> list[Load]:
+    return [Load(each, 4 * each) for each in num_microbatches]
+
+
+def name(loads: Sequence[Load]) -> str:
+    return "-".join(str(each.num_microbatches) for each in loads)
+
+
+UNEQUAL = [
+    deal(2, 1),
+    deal(1, 2, 1),
+    deal(1, 2, 2),
+    deal(2, 2, 1, 1),
+    deal(1, 2, 1, 1, 1),
+    deal(1, 1, 0),
+]
+FIXED = [0.0, 0.1, 0.3]
+"""What part of a step with most to compute takes as long with less."""
+
+
+def scale(times_s: NDArray[np.float64], loads: Sequence[Load], fixed: float) -> list[list[float]]:
+    """Return times of equal ranks as they are with these loads."""
+    most = max(load.num_microbatches for load in loads)
+    shares = [fixed + (1.0 - fixed) * load.num_microbatches / most for load in loads]
+    return (times_s * np.array(shares)).tolist()
+
+
+@pytest.mark.parametrize("loads", UNEQUAL, ids=name)
+@pytest.mark.parametrize("fixed", FIXED)
+def test_healthy_ranks_with_unequal_loads_raise_no_alarm(loads: list[Load], fixed: float):
+    """It counts 0 alarms in 180,000 steps."""
+    world = World(len(loads), loads=loads)
+    times_s = noisy_steps(np.random.default_rng(1), 10_000, len(loads), {})
+    for each in scale(times_s, loads, fixed):
+        world.step(each)
+    assert sum(len(verdict.begun) for verdict in world.verdicts) == 0
+
+
+@pytest.mark.parametrize("loads", UNEQUAL, ids=name)
+@pytest.mark.parametrize("fixed", FIXED)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_slow_rank_that_has_most_is_found_and_no_other(
+    loads: list[Load], fixed: float, seed: int
+):
+    slow = max(range(len(loads)), key=lambda rank: loads[rank].num_microbatches)
+    world = World(len(loads), loads=loads)
+    num_steps = 2 * BEGIN_AFTER * STEPS_A_WINDOW
+    times_s = noisy_steps(np.random.default_rng(seed), num_steps, len(loads), {slow: 2.0})
+    for each in scale(times_s, loads, fixed):
+        world.step(each)
+    assert list(world.detector.current) == [f"w{slow}"]
