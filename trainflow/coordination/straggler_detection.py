@@ -10,8 +10,8 @@ equally many ranks the slow one can be told, and of two ranks the slower one is 
 other. A straggler is one for several windows, and is none after several.
 
 Ranks with unequal loads are compared as if each had most to compute. How much longer that takes
-than a smaller load is told by their own medians, between not at all and in proportion. A load whose
-ranks tell that has one rank less to tell what spread is usual.
+than a smaller load is told by their own medians, between not at all and in proportion. A load that
+is compared by its own has one rank less to tell what spread is usual.
 """
 
 import statistics
@@ -88,35 +88,18 @@ class Level:
 
     Attributes:
         times_s: in seconds, by rank; without ranks that compute nothing.
-        num_fitted: loads whose ranks tell by themselves how much longer most takes than theirs.
+        num_compared: how many tell what spread is usual: one of each load that is compared by its
+            own median does not.
+        typical_s: the median of all, the lower of the middle two.
+        spread: by what part of their median they differ: 1.4826 MAD, as a ratio to it. Two ranks
+            tell nothing: that is `PAIR_SPREAD_FLOOR`. More than that counts only if ranks with
+            equal loads differ by it as well, as what a load would take in proportion is a bound.
     """
 
     times_s: Mapping[int, float]
-    num_fitted: int
-
-    @property
-    def typical_s(self) -> float:
-        """Their median, the lower of the middle two."""
-        return statistics.median_low(self.times_s.values()) if self.times_s else 0.0
-
-    @property
-    def num_compared(self) -> int:
-        """How many ranks tell what spread is usual."""
-        return len(self.times_s) - self.num_fitted
-
-    @property
-    def spread(self) -> float:
-        """By what part of their median ranks differ: 1.4826 MAD, as a ratio to it.
-
-        Of each load that was fitted one rank differs by nothing, whatever the noise, and is left
-        out. Two ranks tell nothing: that is `PAIR_SPREAD_FLOOR`.
-        """
-        typical_s = self.typical_s
-        if self.num_compared <= _PAIR:
-            return PAIR_SPREAD_FLOOR
-        beyond = sorted(abs(at_s - typical_s) for at_s in self.times_s.values())
-        mad = statistics.median_low(beyond[self.num_fitted :])
-        return _MAD_TO_SIGMA * mad / typical_s if typical_s else 0.0
+    num_compared: int
+    typical_s: float
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -176,7 +159,7 @@ def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> Level:
         if load.num_samples:
             by_load.setdefault(load, []).append(at_s)
     if not by_load:
-        return Level({}, 0)
+        return Level({}, 0, 0.0, PAIR_SPREAD_FLOOR)
     usual_s = {load: statistics.median_low(each) for load, each in by_load.items()}
     most = max(by_load, key=astuple)
     ratios = {each: _fit_ratio(usual_s, most, each) for each in by_load}
@@ -186,7 +169,14 @@ def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> Level:
         if load in ratios
     }
     num_fitted = sum(1.0 < ratio < most.times(load) for load, ratio in ratios.items())
-    return Level(levelled, num_fitted)
+    typical_s = statistics.median_low(levelled.values())
+    beyond_s = [abs(at_s - typical_s) for at_s in levelled.values()]
+    equals_s = [abs(t - usual_s[each]) * ratios[each] for each in by_load for t in by_load[each]]
+    spread = min(
+        _measure_spread(beyond_s, num_fitted, typical_s),
+        max(PAIR_SPREAD_FLOOR, _measure_spread(equals_s, len(by_load) - 1, typical_s)),
+    )
+    return Level(levelled, len(levelled) - num_fitted, typical_s, spread)
 
 
 def _fit_ratio(usual_s: Mapping[Load, float], most: Load, load: Load) -> float:
@@ -194,6 +184,14 @@ def _fit_ratio(usual_s: Mapping[Load, float], most: Load, load: Load) -> float:
     longest = most.times(load)
     ratio = usual_s[most] / usual_s[load] if usual_s[load] else longest
     return min(max(1.0, ratio), longest)
+
+
+def _measure_spread(beyond_s: Sequence[float], num_fitted: int, typical_s: float) -> float:
+    """Return the spread, where so many ranks differ by nothing, whatever the noise."""
+    compared_s = sorted(beyond_s)[num_fitted:]
+    if len(compared_s) <= _PAIR:
+        return PAIR_SPREAD_FLOOR
+    return _MAD_TO_SIGMA * statistics.median_low(compared_s) / typical_s if typical_s else 0.0
 
 
 def rate_ranks(times_s: Sequence[float], level: Level, spread: float) -> list[Rating]:

@@ -142,6 +142,7 @@ def test_who_alone_has_most_may_take_as_much_longer_as_it_has_more():
     assert max(scores([0.2, 0.1, 0.1], few)) <= 0.0
     assert scores([0.3, 0.1, 0.1], few)[0] == 8.0
     assert max(scores([0.19, 0.14, 0.14], few)) <= 0.0, "nothing tells that it is too long"
+    assert scores([3.0, 0.767, 0.533], [HEAVY, MIDDLE, LIGHT])[0] == 7.0, "bounds are no noise"
     by_samples = [Load(1, 4), Load(1, 1), Load(1, 1)]
     assert max(scores([0.39, 0.1, 0.1], by_samples)) <= 0.0
     assert scores([0.6, 0.1, 0.1], by_samples)[0] == 8.0
@@ -163,6 +164,8 @@ def test_two_ranks_or_two_that_are_compared_tell_no_spread():
     four = level_times([0.2, 0.22, 0.15, 0.18], [MIDDLE, MIDDLE, LIGHT, LIGHT])
     assert four.num_compared == 3
     assert four.spread == pytest.approx(1.4826 * 0.1), "two of them differ by nothing, one counts"
+    noisy = level_times([0.4, 0.1, 0.16, 0.13], [MIDDLE, LIGHT, LIGHT, LIGHT])
+    assert noisy.spread == pytest.approx(1.4826 * 0.06 / 0.26), "so do bounds of one load"
     assert level_times([], []).spread == PAIR_SPREAD_FLOOR
 
 
