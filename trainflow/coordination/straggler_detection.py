@@ -5,9 +5,9 @@ that is beyond the median of all (a robust z: median and MAD, as in Iglewicz and
 Detect and Handle Outliers", 1993, without their power for few values). Of three ranks one window
 tells too little, as its spread is but the difference of two: theirs is the median of the newest
 windows', and that of more is at least as large. What most ranks take is the norm, so at most half
-of them straggle. The median of an even number is the lower of the middle two: of two nodes with
-equally many ranks the slow one can be told, and of two ranks the slower one is compared with the
-other. A straggler is one for several windows, and is none after several.
+of those that compute straggle. The median of an even number is the lower of the middle two: of two
+nodes with equally many ranks the slow one can be told, and of two ranks the slower one is compared
+with the other. A straggler is one for several windows, and is none after several.
 
 Ranks with unequal loads are compared as if each had most to compute. How much longer that takes
 than a smaller load is told by their own medians, between not at all and in proportion. A load that
@@ -92,8 +92,7 @@ class Level:
             own median does not.
         typical_s: the median of all, the lower of the middle two.
         spread: by what part of their median they differ: 1.4826 MAD, as a ratio to it. Two ranks
-            tell nothing: that is `PAIR_SPREAD_FLOOR`. More than that counts only if ranks with
-            equal loads differ by it as well, as what a load would take in proportion is a bound.
+            tell nothing: that is `PAIR_SPREAD_FLOOR`.
     """
 
     times_s: Mapping[int, float]
@@ -124,7 +123,7 @@ class Straggler:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as usual it takes."""
+        """How many times as long as the others would wait anyway it takes."""
         return self.compute_s / self.typical_s if self.typical_s else 1.0
 
 
@@ -170,12 +169,19 @@ def level_times(times_s: Sequence[float], loads: Sequence[Load]) -> Level:
     }
     num_fitted = sum(1.0 < ratio < most.times(load) for load, ratio in ratios.items())
     typical_s = statistics.median_low(levelled.values())
-    beyond_s = [abs(at_s - typical_s) for at_s in levelled.values()]
-    equals_s = [abs(t - usual_s[each]) * ratios[each] for each in by_load for t in by_load[each]]
+    all_beyond_s = [abs(at_s - typical_s) for at_s in levelled.values()]
+    # What a load takes in proportion is a bound: that bounds differ is noise only as far as ranks
+    # with the same load do.
+    equals_beyond_s = [
+        abs(at_s - usual_s[load]) * ratios[load] for load in by_load for at_s in by_load[load]
+    ]
     spread = min(
-        _measure_spread(beyond_s, num_fitted, typical_s),
-        max(PAIR_SPREAD_FLOOR, _measure_spread(equals_s, len(by_load) - 1, typical_s)),
+        _measure_spread(all_beyond_s, num_fitted, typical_s),
+        max(PAIR_SPREAD_FLOOR, _measure_spread(equals_beyond_s, len(by_load) - 1, typical_s)),
     )
+    if num_fitted and len(by_load[most]) == _PAIR:
+        # All others were compared by the faster of these two, so that nobody tells which is usual.
+        spread = max(spread, PAIR_SPREAD_FLOOR)
     return Level(levelled, len(levelled) - num_fitted, typical_s, spread)
 
 
@@ -203,7 +209,7 @@ def rate_ranks(times_s: Sequence[float], level: Level, spread: float) -> list[Ra
     Args:
         times_s: that each computes, by rank.
         level: the same as from `level_times`.
-        spread: the usual one.
+        spread: the usual one, over the newest windows.
     """
     typical_s = level.typical_s
     if not level.times_s:

@@ -87,7 +87,7 @@ class StragglerWatch:
             if each.node_id not in verdict.slow_nodes:
                 self._tell_begun([each], whole_node=False)
         for worker_id in verdict.over:
-            text = f"{worker_id} takes no longer than most others any more"
+            text = f"{worker_id} no longer holds the others up"
             self._record.add_event("straggler_over", text, worker=worker_id, left=False)
         for worker_id in verdict.gone:
             text = f"{worker_id} has no rank any more"

@@ -106,9 +106,9 @@ TRAINING = (
         f"{_ASK.latest(metrics.STRAGGLER, HOST_LABEL)} > {_MOST_RISE:g}",
         600,
         "{{ $labels.job }}: {{ $labels.host }} holds the others up",
-        "When it was found, its slowest rank computed {{ $value | humanize }} times as long as is "
-        "usual of what it is dealt; it does not keep up yet.",
-        "The event `straggler` names the rank, `straggler_over` says when it keeps up. "
+        "When it was found, its slowest rank computed {{ $value | humanize }} times as long as the "
+        "others would wait anyway; it still does.",
+        "The event `straggler` names the rank, `straggler_over` says when that is over. "
         "`failures.replace_stragglers` gives its rank to a spare; else look at that node's clocks, "
         "temperature and neighbours.",
     ),
