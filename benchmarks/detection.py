@@ -88,18 +88,18 @@ class Found:
 
     Attributes:
         told: by the fault's name.
-        alarms: false ones by kind, by the name of the run.
+        alarms: texts of false ones, so that each can be judged, by kind, by the name of the run.
     """
 
     told: dict[str, list[Told]] = field(default_factory=dict[str, list[Told]])
-    alarms: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    alarms: dict[str, dict[str, list[str]]] = field(default_factory=dict[str, dict[str, list[str]]])
 
     def add(self, name: str, told: Told) -> None:
         """Add one more time that a fault fell, and say so."""
         print(name, told, flush=True)
         self.told.setdefault(name, []).append(told)
 
-    def count(self, run: str, alarms: dict[str, int]) -> None:
+    def keep(self, run: str, alarms: dict[str, list[str]]) -> None:
         """Add what was told of where nothing was wrong, and say so."""
         print(run, alarms, flush=True)
         self.alarms[run] = alarms
@@ -115,9 +115,9 @@ class Found:
                     rows.append(Row(name, f"{metric}_s", median(values), "s"))
                     rows.append(Row(name, f"{metric}_at_most_s", max(values), "s"))
         return rows + [
-            Row(run, f"{kind}_alarms", number, "events")
+            Row(run, f"{kind}_alarms", len(texts), "events")
             for run, alarms in self.alarms.items()
-            for kind, number in alarms.items()
+            for kind, texts in alarms.items()
         ]
 
 
@@ -220,8 +220,8 @@ def loaded(num_processes: int) -> Generator[None]:
         yield
 
 
-def count_alarms(run: NetRun, for_s: float) -> dict[str, int]:
-    """Train on under load, and count what is told of by kind.
+def gather_alarms(run: NetRun, for_s: float) -> dict[str, list[str]]:
+    """Train on under load, and gather the texts of what is told of by kind.
 
     Raises:
         AssertionError: it stood still for longer than a fault may go untold: that isn't healthy.
@@ -236,7 +236,7 @@ def count_alarms(run: NetRun, for_s: float) -> dict[str, int]:
     ]
     longest_s = max(b - a for a, b in pairwise([since_s, *committed_s, SYSTEM_CLOCK.unix_s()]))
     assert longest_s < _TOLD_WITHIN_S, f"no step for {longest_s:.0f} s, and nothing was to be wrong"
-    return {kind: len(run.events(kind)) - before[kind] for kind in ALARMS}
+    return {kind: [each["text"] for each in run.events(kind)[before[kind] :]] for kind in ALARMS}
 
 
 @contextmanager
@@ -281,7 +281,7 @@ def measure_with_limits_set(
             for fault in faults:
                 found.add(fault.name, measure_fault(run, hosts, fault, number % NUM_RANKS))
         if healthy_s:
-            found.count("healthy", count_alarms(run, healthy_s))
+            found.keep("healthy", gather_alarms(run, healthy_s))
     return found
 
 
@@ -296,7 +296,7 @@ def measure_with_limits_derived(
             found.add(stopped.name, measure_fault(run, hosts, stopped, number % NUM_RANKS))
             found.add("flapping", measure_isolation(run, hosts, 1 + number % NUM_NODES))
         if healthy_s:
-            found.count("healthy_auto", count_alarms(run, healthy_s))
+            found.keep("healthy_auto", gather_alarms(run, healthy_s))
     return found
 
 
@@ -346,6 +346,7 @@ def main() -> None:
         "healthy_s": healthy_s,
         "burning_processes": os.cpu_count(),
         "raw": {name: [vars(told) for told in each] for name, each in found.told.items()},
+        "alarms": found.alarms,
     }
     publish("detection", conditions, found.rows(), quick=quick or arguments.only is not None)
 

@@ -67,7 +67,9 @@ def test_the_longest_of_all_times_is_told_beside_the_median():
 
 
 def test_what_loses_no_rank_has_no_recovery():
-    found = Found({"slow_rank": [Told(40.0)]}, {"healthy": {"hang": 0, "failure": 2}})
+    found = Found(
+        {"slow_rank": [Told(40.0)]}, {"healthy": {"hang": [], "failure": ["rank 0", "rank 1"]}}
+    )
     rows = {(row.system, row.metric): row.value for row in found.rows()}
     assert ("slow_rank", "recovered_s") not in rows
     assert rows["healthy", "failure_alarms"] == 2
